@@ -54,17 +54,14 @@ class EngineClient(Protocol):
     @property
     def model_fingerprint(self) -> str:
         """Identifies configuration, weights and dtype; empty: unknown."""
-        ...
 
     @property
     def limits(self) -> PromptLimits:
         """What prompts must keep to."""
-        ...
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         """Arguments of SamplingParams for requests that don't give them."""
-        ...
 
     @property
     def tokenizer(self) -> TextTokenizer: ...
@@ -72,12 +69,10 @@ class EngineClient(Protocol):
     @property
     def is_healthy(self) -> bool:
         """Whether requests are taken."""
-        ...
 
     @property
     def is_full(self) -> bool:
         """Whether the queue was full after the last step, so that a request would be refused. O(1)."""
-        ...
 
     @property
     def cache(self) -> CacheClient: ...
@@ -94,7 +89,6 @@ class EngineClient(Protocol):
         Raises:
             InvalidRequestError: the text can't be tokenised.
         """
-        ...
 
     async def render_chat(
         self,
@@ -109,7 +103,6 @@ class EngineClient(Protocol):
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
         """
-        ...
 
     async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
@@ -119,7 +112,6 @@ class EngineClient(Protocol):
         Raises:
             ContextLengthExceededError: one of them leaves no room for a single token.
         """
-        ...
 
     def stream(
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
@@ -133,22 +125,17 @@ class EngineClient(Protocol):
             RequestFailedError: the request failed; others go on.
             EngineStoppedError: the engine has been closed or has failed.
         """
-        ...
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
-        ...
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; unknown ids are ignored."""
-        ...
 
     def stats(self) -> EngineStats:
         """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
-        ...
 
     async def close(self) -> None:
         """Stop; unfinished requests get EngineStoppedError. May be called again."""
-        ...

@@ -87,11 +87,9 @@ class PromptCoding(Protocol):
         Raises:
             NoRequest: the served model's template can't render it.
         """
-        ...
 
     def unit_bytes(self, unit: int) -> bytes:
         """What a unit adds to a text."""
-        ...
 
 
 class CharacterCoding:

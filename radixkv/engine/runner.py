@@ -52,11 +52,9 @@ class Runner(Protocol):
 
     def on_failure(self, call: Callable[[], None]) -> None:
         """Call a function, on any thread, when `failure` is set; at once if it is."""
-        ...
 
     def close(self) -> None:
         """End what belongs to it besides memory, such as processes; it is not used any more."""
-        ...
 
     def warm_up(self, *, thorough: bool = True) -> None:
         """Do now what the first steps would have to wait for: compile, record, touch memory.
@@ -66,7 +64,6 @@ class Runner(Protocol):
         Args:
             thorough: for all steps that may come; else for one small one.
         """
-        ...
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy K/V between blocks, all layers: for each (source, target, n), the first n slots.
@@ -74,7 +71,6 @@ class Runner(Protocol):
         No block is the target of two of them, or target of one and source of another. `execute` makes the
         copies of its batch by this method, before anything else.
         """
-        ...
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """Copy the contents of blocks out, after the steps that were launched before.
@@ -87,7 +83,6 @@ class Runner(Protocol):
             block's id: `load` puts it back bit by bit, into any block of a runner of the same model and
             settings.
         """
-        ...
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill blocks with what was saved: after all steps launched so far, before those from now on.
@@ -101,7 +96,6 @@ class Runner(Protocol):
         Raises:
             ValueError: they are not as many or not as long as they should be; nothing was written.
         """
-        ...
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step: the batch's copies, group after group; then write its K/V and attend, layer by layer.
@@ -114,4 +108,3 @@ class Runner(Protocol):
             BaseException: whatever else went wrong. Slots that the batch names may have been written; the
                 caller rolls them back.
         """
-        ...

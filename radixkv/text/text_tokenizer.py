@@ -11,11 +11,9 @@ class TextDecoder(Protocol):
 
     def push(self, token_ids: list[int]) -> str:
         """Add ids and return the text that they complete, possibly empty."""
-        ...
 
     def finish(self) -> str:
         """No more ids come: the text that was held back, possibly empty."""
-        ...
 
 
 class TextTokenizer(Protocol):
@@ -24,17 +22,14 @@ class TextTokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Ids that the tokenizer knows."""
-        ...
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` works without a template."""
-        ...
 
     @property
     def chat_template(self) -> str | None:
         """The text of the chat template; None: there is none, or nobody can read it."""
-        ...
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -42,7 +37,6 @@ class TextTokenizer(Protocol):
 
         `bos_token`, `eos_token`, `pad_token` and `unk_token` are always there, null where there is none.
         """
-        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -54,7 +48,6 @@ class TextTokenizer(Protocol):
         Args:
             kept: spellings of special tokens that are not skipped.
         """
-        ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -64,7 +57,6 @@ class TextTokenizer(Protocol):
         """Whether a token is one of those added to the vocabulary, special or not: grammars take each as a
         symbol that no text in them matches.
         """
-        ...
 
     def apply_chat_template(
         self,

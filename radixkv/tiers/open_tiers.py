@@ -92,11 +92,7 @@ def _url(spec: TierSpec) -> str:
 
 
 def _redis_options(spec: TierSpec) -> tuple[bytes, bool, int]:
-    """The secret, whether records are encrypted, and how long they live.
-
-    Raises:
-        ConfigError: one of them does not work.
-    """
+    """The secret, whether records are encrypted, and how long they live."""
     secret, path = b"", spec.options.get("secret")
     if path is not None:
         try:

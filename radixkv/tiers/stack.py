@@ -23,11 +23,9 @@ class OpenTier(Tier, Protocol):
 
     def flush(self, timeout: float) -> None:
         """Return when what was saved is kept, or so many seconds have passed."""
-        ...
 
     def close(self) -> None:
         """Finish what was saved, and let go of files, threads and connections. May be called again."""
-        ...
 
 
 class TierStack:

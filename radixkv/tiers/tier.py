@@ -68,7 +68,6 @@ class Tier(Protocol):
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """How many leading blocks of a run it has, or will have; 0 for RETRY and MISS."""
-        ...
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
         """Fetch blocks that a lookup has just found. The future is cancelled by who gives them up.
@@ -76,14 +75,12 @@ class Tier(Protocol):
         Returns:
             The future of the blocks in their order, in as many pieces as is convenient.
         """
-        ...
 
     def wants(self, run: BlockRun) -> range:
         """Which blocks of a run that is cached it would keep: those it lacks, as many as it has time for.
 
         By their place in the run, without gaps (step 1).
         """
-        ...
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Keep these blocks.
@@ -91,4 +88,3 @@ class Tier(Protocol):
         Args:
             data: uint8 [len(run), bytes of a block], the tier's from now on; see `Runner.save`.
         """
-        ...

@@ -100,11 +100,7 @@ def fetch_gguf(model: EmbeddedModel, *, allow_download: bool = True, show_progre
 
 @contextmanager
 def _staging_folder(model: EmbeddedModel) -> Iterator[Path]:
-    """A folder for half-finished work, one process at a time; it is gone afterwards.
-
-    Raises:
-        ModelLoadError: the file system refuses; says how much is needed and where.
-    """
+    """A folder for half-finished work, one process at a time; it is gone afterwards."""
     prefix = f".{model.name}.staging-"
     try:
         models_folder().mkdir(parents=True, exist_ok=True)

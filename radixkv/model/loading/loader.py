@@ -230,11 +230,7 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def _end_tokens(name: str, model: Any) -> list[int]:
-    """Ids that end an output, by `generation_config.json` or else `config.json`; negative ones mean none.
-
-    Raises:
-        ModelLoadError: they are not integers.
-    """
+    """Ids that end an output, by `generation_config.json` or else `config.json`; negative ones mean none."""
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = getattr(model.config, "eos_token_id", None)

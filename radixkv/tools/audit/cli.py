@@ -185,11 +185,7 @@ def _counted(tokenizer: str | None, observer: Rules) -> str:
 
 
 def _write_json(path: Path, result: Json, rows: RequestRows) -> None:
-    """The report with all its requests.
-
-    Raises:
-        ConfigError: it can't be written.
-    """
+    """The report with all its requests."""
     rest = {name: value for name, value in result.items() if name != "requests"}
     try:
         with path.open("w", encoding="utf-8") as file:

@@ -40,19 +40,15 @@ class ClusterRouter(Protocol):
 
     def route(self, prompt: ArrivingPrompt, now: float) -> int:
         """The replica that gets this request."""
-        ...
 
     def on_changes(self, replica: int, changes: BlockChanges, now: float) -> None:
         """What is in a replica's cache has changed."""
-        ...
 
     def on_first_token(self, number: int, now: float) -> None:
         """A request's prompt is computed."""
-        ...
 
     def on_end(self, number: int, now: float) -> None:
         """A request has left its replica."""
-        ...
 
 
 class RoundRobin:

@@ -74,11 +74,7 @@ def explain(
 
 
 def _explain_remotely(url: str, key: str | None, path: Path, prompt: dict[str, Any]) -> dict[str, Any]:
-    """What the server says to a prompt; see docs/cache_api.md.
-
-    Raises:
-        ConfigError: the server does not answer, or refuses.
-    """
+    """What the server says to a prompt; see docs/cache_api.md."""
     address = api_root(url) + "/v1/cache/explain"
     try:
         answer = httpx.post(address, json=prompt, headers=authorization(key), timeout=60, trust_env=False)

@@ -140,11 +140,7 @@ def _rules_of(host: str) -> str:
 
 
 def _check_port(host: str, port: int) -> None:
-    """The observer, which opens it, is a process of its own and can't tell.
-
-    Raises:
-        ConfigError: it can't be had.
-    """
+    """The observer, which opens it, is a process of its own and can't tell."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass

@@ -35,22 +35,18 @@ class Allocator(Protocol):
 
     def ever_fits(self, final: int) -> bool:
         """Whether a sequence of that final length fits into the empty memory."""
-        ...
 
     def admit(self, sequence: Sequence, taken: int) -> bool:
         """Try to take slots for a new sequence; `taken`: slots that growing sequences
         hold after their next token."""
-        ...
 
     def release(self, index: int) -> None: ...
 
     def reserved_slots(self) -> int:
         """Slots held by sequences (contiguous schemes), or saved by sharing as a negative number."""
-        ...
 
     def external_slots(self, waiting: Sequence | None) -> int:
         """Free slots that can't serve `waiting` because of where they lie, not because they are too few."""
-        ...
 
 
 class SlabAllocator:

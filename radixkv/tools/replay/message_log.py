@@ -52,11 +52,7 @@ def _bytes_of(messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint
 
 
 def _load_pretrained(name: str) -> Any:
-    """A transformers tokenizer from a folder, a file or the hub.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """A transformers tokenizer from a folder, a file or the hub."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -182,11 +178,7 @@ class MessageLog:
 
 
 def _amount(where: str, record: dict[str, Any], name: str) -> float:
-    """The field's number; 0 where it is missing or null.
-
-    Raises:
-        TraceError: it is no number, or below 0.
-    """
+    """The field's number; 0 where it is missing or null."""
     value = record.get(name)
     if value is None:
         return 0.0

@@ -278,11 +278,7 @@ class StrictModel(BaseModel):
 
 
 def _check_field(owner: dict[str, Any], name: str, rule: Rule, given: Any, ignored: Ignored) -> bool:
-    """Whether a known field is to be left out: its value asks for nothing, in no form that its type knows.
-
-    Raises:
-        FieldError: it asks for what is refused.
-    """
+    """Whether a known field is to be left out: its value asks for nothing, in no form that its type knows."""
     marker = rule.marker
     if marker is None:
         return type(given) in rule.drops and asks_for_nothing(given)

@@ -95,11 +95,7 @@ def _is_id(response_id: str) -> bool:
 
 
 def _decode(data: bytes) -> StoredResponse:
-    """What `encode` gave.
-
-    Raises:
-        StoreError: it did not: the store's file is damaged.
-    """
+    """What `encode` gave."""
     try:
         return StoredResponse(**json.loads(data))
     except (ValueError, TypeError):
