@@ -296,6 +296,21 @@ async def test_pins_are_set_with_the_request(streamed):
         await engine.close()
 
 
+async def test_no_choice_of_tenant_and_salt_finds_what_anothers_cached(engine):
+    """Parts are framed: they can't run together, whatever characters are in them."""
+    names = ("", "a", "ab", "bc", "\0", "a\0", "('a',)", "None", "\u00e9", "e\u0301", "\ud800", "x" * 3000)
+    pairs = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), *zip(names, reversed(names), strict=True)]
+    for tenant, salt in pairs:
+        assert await engine.cache.match(CACHED[:16], tenant=tenant, salt=salt) == 0, (tenant, salt)
+        await fill(engine, CACHED[:16], tenant, salt)
+        assert await engine.cache.match(CACHED[:16], tenant=tenant, salt=salt) == 16
+    for wrong in ({"tenant": None}, {"salt": None}, {"salt": b"a"}, {"tenant": ("a", "b")}):
+        with pytest.raises(InvalidRequestError, match="namespace"):
+            await engine.cache.match(CACHED, **wrong)
+        with pytest.raises(InvalidRequestError, match="namespace"):
+            await engine.generate(CACHED, PARAMS, **wrong)
+
+
 async def test_published_prefixes_are_shared(engine):
     assert await engine.cache.publish(CACHED[:32]) == 32
     await fill(engine, CACHED, tenant="a")
