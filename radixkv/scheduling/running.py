@@ -86,10 +86,12 @@ class RunningRequests:
         """How many of a tenant's requests run. O(1)."""
         return self._num_by_tenant[tenant]
 
-    def rows_by_tenant(self) -> Counter[str]:
-        """How many rows each tenant has. O(tenants + those that are no rows)."""
-        others = Counter([tenant_of(request.namespace) for request in self._others.values()])
-        return self._num_by_tenant - others
+    def rows_by_tenant(self) -> dict[str, int]:
+        """How many rows each tenant has that has requests. O(tenants + those that are no rows)."""
+        counts = dict(self._num_by_tenant)
+        for request in self._others.values():
+            counts[tenant_of(request.namespace)] -= 1
+        return counts
 
     def add(self, request: SequenceState) -> None:
         """A request that has been given a lease. O(1)."""
