@@ -127,7 +127,7 @@ def test_strided_queries_and_two_dimensional_tables() -> None:
 
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8_e4m3"])
 def test_write_rows_and_slots(quantization: str | None) -> None:
-    spec = KVSpec(2, 4, 8, 2, 16, torch.float32, torch.device("cpu"), quantization)
+    spec = KVSpec(2, 2, 16, 2, 16, torch.float32, torch.device("cpu"), quantization)
     kv = PagedKV(spec)
     fill_nan(kv)
     backend = make_backend(
@@ -144,23 +144,23 @@ def test_write_rows_and_slots(quantization: str | None) -> None:
     slots = torch.tensor([3, 17, -1, 30, 9])
     rows = torch.tensor([0, 0, 2, 3, 1])
     backend.write(kv, 1, key, value, slots, rows)
-    k, v = kv.read(1, np.arange(4, dtype=np.int32), 32, torch.float32)
+    k, v = kv.read(1, np.arange(2, dtype=np.int32), 32, torch.float32)
     tolerance = {None: 0.0, "int8": 0.02, "fp8_e4m3": 0.15}[quantization]
     for slot, row in ((3, 0), (17, 0), (30, 3), (9, 1)):
         assert (k[slot] - key[row]).abs().max() <= tolerance
         assert (v[slot] - value[row]).abs().max() <= tolerance
     untouched = [s for s in range(32) if s not in (3, 17, 30, 9)]
     assert k[untouched].isnan().all()
-    assert kv.read(0, np.arange(4, dtype=np.int32), 32)[0].isnan().all()
+    assert kv.read(0, np.arange(2, dtype=np.int32), 32)[0].isnan().all()
     # The same through fused projections, whose rows are strided views.
     fused = torch.randn(4, 3, 2, 16)
     backend.write(kv, 0, fused[:, 1], fused[:, 2], torch.tensor([0, 1, 2, 3]))
-    assert (kv.read(0, np.arange(4, dtype=np.int32), 4, torch.float32)[0] - fused[:, 1]).abs().max() <= 0.2
+    assert (kv.read(0, np.arange(2, dtype=np.int32), 4, torch.float32)[0] - fused[:, 1]).abs().max() <= 0.2
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8_e5m2"])
 def test_copy_blocks(quantization: str | None) -> None:
-    batch = make_batch("cpu", [(1, 64), (1, 64)], quantization=quantization)
+    batch = make_batch("cpu", [(1, 64), (1, 64)], head_size=16, quantization=quantization)
     first, second = batch.block_tables
     before = [t.clone() for t in batch.kv.tensors()]
     # A swap must read both sources first; a partial copy leaves the other slots.
@@ -177,7 +177,7 @@ def test_copy_blocks(quantization: str | None) -> None:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_what_was_saved_can_be_loaded_into_other_blocks(quantization: str | None) -> None:
-    batch = make_batch("cpu", [(1, 64), (1, 64)], quantization=quantization)
+    batch = make_batch("cpu", [(1, 64), (1, 64)], head_size=16, quantization=quantization)
     first, second = (table.tolist() for table in batch.block_tables)
     batch.kv.load_blocks(second, batch.kv.save_blocks(first))
     batch.query[1] = batch.query[0]

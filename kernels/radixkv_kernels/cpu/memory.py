@@ -9,6 +9,9 @@ launch costs no boxing of arrays and runs on threads that Python does not know.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -100,8 +103,21 @@ def compile_kernel(function: Any, *, fast: bool = False) -> Any:
     `fast` lets the compiler reorder sums.
     """
     options: dict[str, Any] = {"fastmath": FAST} if fast else {}
+    with _without_garbage_collection():
+        try:
+            return cfunc("void(voidptr)", cache=True, **options)(function)
+        except RuntimeError:
+            # No folder to cache in: every process compiles anew.
+            return cfunc("void(voidptr)", **options)(function)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A compiler makes so many objects that looking for garbage among them takes a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        return cfunc("void(voidptr)", cache=True, **options)(function)
-    except RuntimeError:
-        # No folder to cache in: every process compiles anew.
-        return cfunc("void(voidptr)", **options)(function)
+        yield
+    finally:
+        if enabled:
+            gc.enable()
