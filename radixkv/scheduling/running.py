@@ -1,7 +1,6 @@
 """RunningRequests: who has a lease, and which of them are decodes that need nothing from the cache.
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
-Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
 already and nobody else's. Such a request is a row: its entry is kept from step to step, and only its numbers
 change. Its lease gets the tokens all together (`flush_tokens`) when the block is full and the row goes on in
 a new one, when the request is no row any more, or when somebody else's prompt goes on with just these tokens
