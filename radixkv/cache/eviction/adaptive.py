@@ -90,10 +90,6 @@ class _Run:
         """Blocks."""
         return self.parts[-1][0] if self.parts else 0
 
-    def tail_class(self) -> int:
-        """The class of the last block."""
-        return _class_of(self.uses - self.parts[-1][1], self.rhythm)
-
     def tail_length(self) -> int:
         """How many blocks at the end share that class's number of uses."""
         parts = self.parts
@@ -302,7 +298,7 @@ class Adaptive(EvictionPolicy):
         run = node.data
         if run is None or not run.parts:
             return (-1, 0)
-        return (run.tail_class(), run.request)
+        return (_class_of(run.uses - run.parts[-1][1], run.rhythm), run.request)  # of the last block
 
     def trim_limit(self, node: CachedRun) -> int:
         """Blocks at the node's end that are worth the same."""

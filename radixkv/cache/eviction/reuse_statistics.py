@@ -39,12 +39,8 @@ _PRIOR = 100.0  # blocks' worth of exposure at the average hazard that every cla
 _DECAY = 0.98  # of the sums, per refresh
 
 
-def _edges() -> FloatArray:
-    """Bin i holds ages in [edges[i], edges[i + 1]): half-octaves from 1 on, 0 alone."""
-    return np.concatenate(([0.0], 2.0 ** (np.arange(NUM_BINS) / 2)))
-
-
-EDGES = _edges()
+# Bin i holds ages in [EDGES[i], EDGES[i + 1]): half-octaves from 1 on, 0 alone.
+EDGES: FloatArray = np.concatenate(([0.0], 2.0 ** (np.arange(NUM_BINS) / 2)))
 _WIDTHS = np.diff(EDGES)
 _SMALL_BINS = [0] + [int(2 * math.log2(age) + 1 + 1e-9) for age in range(1, 4096)]
 
