@@ -44,9 +44,7 @@ _RESERVED_ARGUMENTS = frozenset(
 )
 
 
-_NAMED_TOKENS = (
-    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
-)
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOLD_OPTIONS = (
     *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces"),
     *("padding_side", "truncation_side"),
@@ -103,7 +101,10 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process as what it was made of."""
-        return _rebuilt, (self._hf, self._chat_template, self.eos_token_ids)
+        make = functools.partial(
+            Tokenizer, chat_template=self._chat_template, eos_token_ids=self.eos_token_ids
+        )
+        return make, (self._hf,)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} ids, decoder {'+'.join(self._decoders.types) or 'none'})"
@@ -151,7 +152,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the text holds half of a surrogate pair, which no encoding can represent.
         """
-        _require_encodable(text, "prompt")
+        _encodable(text, "prompt")
         if allow_special:
             return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._controls.encode_plain(text, add_special_tokens=add_special_tokens)
@@ -189,7 +190,7 @@ class Tokenizer:
                 f"chat_template_kwargs must not set {', '.join(reserved)}", param="chat_template_kwargs"
             )
         data = {"messages": list(messages), "tools": tools, "kwargs": template_kwargs}
-        data = _map_strings(data, _checked)
+        data = _map_strings(data, _encodable)
         if not self._template_takes_lists(template):
             data["messages"] = [_with_joined_parts(message) for message in data["messages"]]
 
@@ -200,7 +201,7 @@ class Tokenizer:
             )
 
         rendered = render(data)
-        _require_encodable(rendered, "messages")
+        _encodable(rendered)
         if not _any_string(data, self._controls.needs_mark):
             return encode_ids(self._backend, rendered, add_special_tokens=False)
         marked = render(_map_strings(data, self._controls.mark))
@@ -322,11 +323,8 @@ class Tokenizer:
         return token.replace("\u2581", " ").encode("utf-8")
 
 
-def _rebuilt(hf_tokenizer: Any, chat_template: str | None, eos_token_ids: tuple[int, ...]) -> Tokenizer:
-    return Tokenizer(hf_tokenizer, chat_template=chat_template, eos_token_ids=eos_token_ids)
-
-
-def _require_encodable(text: str, param: str) -> None:
+def _encodable(text: str, param: str = "messages") -> str:
+    """The text, if an encoding can represent it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -334,10 +332,6 @@ def _require_encodable(text: str, param: str) -> None:
             f"{param} holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not a character",
             param=param,
         ) from None
-
-
-def _checked(text: str) -> str:
-    _require_encodable(text, "messages")
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -178,11 +178,8 @@ class ExpectedTtft:
         self._router.ended(self._routes.pop(number), now)
 
 
-class MakeRouter(Protocol):
-    """Makes a router of so many replicas, of what their steps cost, and of the tokens of their blocks."""
-
-    def __call__(self, num_replicas: int, cost: StepCost, block_size: int) -> ClusterRouter: ...
-
+#: Makes a router of so many replicas, of what their steps cost, and of the tokens of their blocks.
+MakeRouter = Callable[[int, StepCost, int], ClusterRouter]
 
 ROUTERS: dict[str, MakeRouter] = {
     "round-robin": RoundRobin,

@@ -92,32 +92,29 @@ class _Member:
         )
 
 
+@dataclass(eq=False, slots=True)
 class Sent:
     """A request on its way: where it goes, and the books that are kept of it."""
 
-    def __init__(
-        self, fleet: Fleet, member: _Member, prompt: RoutedPrompt, route: Route, choice: Choice
-    ) -> None:
-        self.upstream = member.upstream
-        self.member = member
-        self.choice = choice
-        self._fleet = fleet
-        self._prompt = prompt
-        self._route = route
+    fleet: Fleet
+    member: _Member
+    prompt: RoutedPrompt
+    route: Route
+    choice: Choice
 
     def is_elsewhere(self, status: int) -> bool:
         """Whether an answer's status says that another upstream may answer better."""
-        return status == 503 or (status == 404 and bool(self._prompt.goes_on_from))
+        return status == 503 or (status == 404 and bool(self.prompt.goes_on_from))
 
     def keeps(self, name: str) -> None:
         """The answer is called so: what goes on from it is for the same upstream."""
-        self._fleet.remember(name, self.member.address)
+        self.fleet.remember(name, self.member.address)
 
     def begun(self) -> None:
         """The first byte of its answer's body has come: its prompt is computed."""
-        Router.computed(self._route, time.monotonic())
-        if self.member.learned is not None and self._prompt.num_units:
-            self.member.learned.computed(self._prompt.blocks)
+        Router.computed(self.route, time.monotonic())
+        if self.member.learned is not None and self.prompt.num_units:
+            self.member.learned.computed(self.prompt.blocks)
 
     def ended(self, share: float | None = None) -> None:
         """Its answer has ended. Once.
@@ -125,10 +122,10 @@ class Sent:
         Args:
             share: of its prompt that was cached, as the answer says; None: it does not.
         """
-        Router.ended(self._route, time.monotonic())
-        learned, blocks = self.member.learned, self._prompt.blocks
-        if share is not None and learned is not None and self._prompt.num_units:
-            learned.reported(blocks, self._route.found.resident, share)
+        Router.ended(self.route, time.monotonic())
+        learned, blocks = self.member.learned, self.prompt.blocks
+        if share is not None and learned is not None and self.prompt.num_units:
+            learned.reported(blocks, self.route.found.resident, share)
 
 
 class Fleet:

@@ -163,10 +163,10 @@ class RoutedRelay:
                     passage.answered(status, [])
                     await self._refuse(status)
                     return False
-                passage.upstream, passage.choice = str(sent.upstream), sent.choice
+                passage.upstream, passage.choice = str(sent.member.upstream), sent.choice
                 if not failed:
                     self._settings.on_begin(passage)
-                tried.add(str(sent.upstream))
+                tried.add(str(sent.member.upstream))
                 may_go_elsewhere = self._fleet.has_others(tried)
                 answer = RoutedAnswer(head, asked.body, passage, sent, may_go_elsewhere=may_go_elsewhere)
                 try:
@@ -176,7 +176,7 @@ class RoutedRelay:
                 except _NoAnswer:
                     self._fleet.failed(sent)
                 finally:
-                    failed.append(str(sent.upstream))
+                    failed.append(str(sent.member.upstream))
                     answer.finish()
         finally:
             passage.end()
@@ -192,7 +192,7 @@ class RoutedRelay:
 
     async def _ask(self, asked: _Asked, answer: RoutedAnswer) -> bool:
         """Ask the chosen upstream, on the connection that is kept to it, if there is one."""
-        upstream = answer.sent.upstream
+        upstream = answer.sent.member.upstream
         kept = self._kept.pop(upstream, None)
         if kept is not None and kept.is_idle:
             try:
@@ -229,7 +229,7 @@ class RoutedRelay:
         leaving = asyncio.create_task(self._client.read())
         leaving.add_done_callback(lambda task: conclude() if _has_left(task) else None)
         for piece in _pieces(
-            answer.sent.upstream.addressed(_EXPECT.sub(b"", asked.head.raw)), asked.sent_body
+            answer.sent.member.upstream.addressed(_EXPECT.sub(b"", asked.head.raw)), asked.sent_body
         ):
             side.transport.write(piece)
         keeps = False
@@ -253,7 +253,7 @@ class RoutedRelay:
             side.ended.remove_done_callback(conclude)
             side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
             if keeps and side.is_idle:
-                self._kept[answer.sent.upstream] = side
+                self._kept[answer.sent.member.upstream] = side
             else:
                 side.close(is_faulty=not (answer.is_whole or answer.is_switched))
             if leaving.done() and not _has_left(leaving):
