@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
@@ -28,7 +28,6 @@ from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_pa
 from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
-from radixkv.scheduling.policy import make_policy
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
@@ -61,8 +60,7 @@ def build_engine(
     """
     phases = StartupPhases.since_process_start("imports")
     # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
-    make_eviction_policy(config.eviction_policy)
-    make_policy(config.scheduling_policy, weights=config.namespace_weights)
+    check_policies(config)
     check_instruction_set()
     check_tiers(parse_tiers(config.kv_tier))
     if tier is not None and config.kv_tier:

@@ -15,10 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.config import EMBEDDED_MODEL, EngineConfig, parse_size
+from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
-from radixkv.scheduling.policy import make_policy
 
 # Settings that are not options under their own name.
 _NOT_OPTIONS = ("model",)
@@ -213,9 +212,9 @@ def _make_config(**settings: Any) -> EngineConfig:
     settings["kv_tier"] = tuple(settings["kv_tier"] or ())
     if settings["chat_template"] is not None:
         settings["chat_template"] = _read_template(settings["chat_template"])
-    make_policy(settings["scheduling_policy"])  # here, and not in a replica's process, it fails
-    make_eviction_policy(settings["eviction_policy"])
-    return EngineConfig(**settings)
+    config = EngineConfig(**settings)
+    check_policies(config)
+    return config
 
 
 def _read_template(value: str) -> str:

@@ -95,6 +95,7 @@ ENGINE = {
     "radixkv.events.spec",
     "radixkv.events.subscriber",
     "radixkv.routing.learned_blocks",
+    "radixkv.engine.policy_names",  # that a setting is wrong, before replicas start
     "radixkv.routing.prompt_blocks",
     "radixkv.routing.replica",
     "radixkv.routing.router",

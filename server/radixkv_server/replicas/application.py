@@ -21,6 +21,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
 from radixkv_server.app import with_tenants
 from radixkv_server.replicas.autoscaling import queue_policy
@@ -46,8 +47,9 @@ def application(config: EngineConfig, settings: ServerSettings, replicas: Replic
     """What `serve.run` runs.
 
     Raises:
-        ConfigError: see `with_tenants`.
+        ConfigError: see `with_tenants`; or there is no policy of a name.
     """
+    check_policies(config)  # here, not in a replica that would be started again and again
     number = replicas.replicas or 1
     config = with_tenants(config, settings)
     autoscaling = None

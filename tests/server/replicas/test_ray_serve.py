@@ -136,6 +136,10 @@ def test_a_wrong_name_in_a_config_file_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="num_blobs is not known"):
         build({"num_blobs": 3})
+    with pytest.raises(ConfigError, match="unknown scheduling policy 'roundrobin'"):
+        build({"scheduling_policy": "roundrobin"})
+    with pytest.raises(ConfigError, match="unknown eviction policy 'mru'"):
+        build({"eviction_policy": "mru"})
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "no-such-host.invalid:6379"])
