@@ -202,12 +202,11 @@ class RunningRequests:
                 request.lease.commit(request.num_computed)  # it has the first token of a new block before
         return row is not None
 
-    def refresh_rows(self, *, dissolve: bool, may_grow: bool) -> None:
+    def refresh_rows(self, *, dissolve: bool) -> None:
         """Make no rows of those for which the coming step is no plain decode. O(rows).
 
         Args:
             dissolve: of none: not everybody can have a token.
-            may_grow: nobody has to go for the blocks of those that are full.
         """
         full, others = [], []
         starts = [row.request.num_computed for row in self._rows.values()]
@@ -217,7 +216,7 @@ class RunningRequests:
                 others.append(row.request)
             elif start >= row.block_end:
                 full.append(row)
-        others += [row.request for row in full if not (may_grow and self._next_block(row))]
+        others += [row.request for row in full if not self._next_block(row)]
         for request in others:
             self.drop_row(request, flush=dissolve)
 

@@ -190,10 +190,7 @@ class Scheduler:
         if self._tier_waits is not None:
             self._tier_waits.begin_step()
         running = self._running
-        running.refresh_rows(
-            dissolve=only is not None or len(running) > self.max_num_batched_tokens,
-            may_grow=self.cache.available_blocks() > len(running),
-        )
+        running.refresh_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
         plan = StepPlan(
             number=self.stats.num_steps,
