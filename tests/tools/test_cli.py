@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,35 @@ from radixkv.tools.cli_options import setting_helps
 COMMANDS = ("serve", "keys", "chat", "pull", "explain", "cache", "bench", "replay", "simulate", "proxy")
 
 
-def run(*arguments: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "radixkv", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+@dataclass
+class Ended:
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def assert_one_paragraph(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: to start one takes longer than most commands."""
+    monkeypatch.setattr("radixkv.tools.serve.cli.configure_logging", lambda *_: None)
+
+    def run(*arguments: str) -> Ended:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["radixkv", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return Ended(code if isinstance(code, int) else int(code is not None), *capfd.readouterr())
+
+    return run
+
+
+def assert_one_paragraph(done: Ended | subprocess.CompletedProcess[str], *parts: str) -> None:
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     message = done.stderr[done.stderr.rindex("radixkv: ") :]
@@ -75,15 +96,17 @@ def test_bad_sizes(text):
         parse_size(text)
 
 
-def test_mistakes_end_in_one_paragraph(tmp_path: Path):
-    assert_one_paragraph(run("serve", "--block-size", "12"), "block_size", "power of two", "--block-size")
+def test_mistakes_end_in_one_paragraph(tmp_path: Path, run: Run):
+    command = [sys.executable, "-m", "radixkv", "serve", "--block-size", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert_one_paragraph(done, "block_size", "power of two", "--block-size")
     assert_one_paragraph(run("serve", "--num-blocks", "4", "--kv-cache-memory", "1g"), "--num-blocks")
     missing = str(tmp_path / "no-such-model")
     assert_one_paragraph(run("serve", missing, "--no-download"), "no-such-model")
     assert_one_paragraph(run("explain", "--prompt", str(tmp_path / "none.txt")), "none.txt")
 
 
-def test_too_little_memory_gives_the_numbers_and_the_flags(tmp_path: Path):
+def test_too_little_memory_gives_the_numbers_and_the_flags(tmp_path: Path, run: Run):
     model = str(save_tiny_model(tmp_path / "llama", "llama"))
     done = run("serve", model, "--num-blocks", "10", "--max-model-len", "256", "--port", "0")
     assert_one_paragraph(done, "16 blocks", "--max-model-len", "--num-blocks", "GiB")
@@ -91,7 +114,7 @@ def test_too_little_memory_gives_the_numbers_and_the_flags(tmp_path: Path):
     assert_one_paragraph(done, "--num-blocks 1000000000", "GiB", "free")
 
 
-def test_explain_says_where_prompts_part(tmp_path: Path):
+def test_explain_says_where_prompts_part(tmp_path: Path, run: Run):
     first, second = tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("The harbour master counts the ships every evening and writes their number down. " * 3)
     second.write_text("The harbour master counts the ships every evening and paints their number red. " * 3)
