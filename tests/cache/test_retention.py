@@ -258,6 +258,25 @@ def test_pins_give_way_in_the_order_in_which_they_would_expire() -> None:
     assert cache.stats.pins_given_way == 4
 
 
+def test_no_pin_ends_for_a_request_that_would_not_fit_without_any() -> None:
+    cache = PrefixCache(12, 4, quotas={"ada": (0, 6)}, pin_budget=1.0)
+    for i in range(2):
+        store(cache, [i] * 8, "ada")
+        cache.pin([i] * 8, "ada")
+    held = cache.acquire([9] * 32)
+    for _ in range(2):
+        with pytest.raises(OutOfBlocks):  # 4 blocks are pinned, all others held
+            cache.acquire([7] * 20, "ada")
+        assert (cache.stats.num_pins, cache.stats.pinned_blocks, cache.stats.pins_given_way) == (2, 4, 0)
+        cache.check()
+    held.release(discard=True)
+    flood(cache, 3)
+    assert [cache.match([i] * 8, "ada").num_tokens for i in range(2)] == [8, 8]
+    cache.acquire([7] * 20, "ada").release()
+    assert cache.stats.num_pins == 0
+    cache.check()
+
+
 def give_way_work(num_pins: int) -> float:
     """Instructions per pin when many give way to one request."""
 
