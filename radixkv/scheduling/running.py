@@ -148,13 +148,13 @@ class RunningRequests:
     def _next_block(self, row: Row) -> bool:
         """Let a row whose block is full go on in a new one; False: its lease gets none."""
         request, start = row.request, row.start
+        flush_tokens(request)
         lease = request.lease
         assert lease is not None
         try:
-            lease.append(row.tokens.encoded_part(lease.num_tokens, start + 1))
+            lease.reserve(start + 1)
         except OutOfBlocks:
             return False
-        lease.commit(start)
         row.block_table = table = lease.block_table
         row.slot_offset = int(table[-1]) * self._block_size - start
         row.block_end = start + self._block_size
@@ -198,8 +198,6 @@ class RunningRequests:
             self._forget_committed(row)
         if flush:
             flush_tokens(request)
-            if row is not None and request.lease is not None:
-                request.lease.commit(request.num_computed)  # it has the first token of a new block before
         return row is not None
 
     def refresh_rows(self, *, dissolve: bool) -> None:

@@ -100,6 +100,18 @@ def test_tokens_copied_from_a_failed_step_are_not_kept(first, second):
         assert outputs[request_id].outputs[0].token_ids == greedy_reference(prompt[:n], 4)
 
 
+@pytest.mark.parametrize("first", range(13, 19, 2))
+@pytest.mark.parametrize("bad_step", [1, 2])
+def test_nothing_of_a_failed_step_is_cached_where_one_prompt_copies_from_another(first, bad_step):
+    for second in range(first, first + 4):
+        count = iter(range(10**6))
+        model = PagedHashModel(24, 8, fail_if=lambda batch, count=count: next(count) == bad_step)
+        engine, _ = make_engine(model=model, num_blocks=24, budget=24, max_tokens_per_request=16)
+        ids = [engine.add_request(PROMPT[:n], SamplingParams(max_tokens=1)) for n in (first, second)]
+        outputs = run_all(engine)
+        assert [outputs[i].error for i in ids] == [None, None]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 30), st.integers(0, 25)), min_size=1, max_size=8),
     st.sampled_from([16, 20, 30, 100]),
