@@ -86,7 +86,7 @@ class RunningRequests:
         return self._num_by_tenant[tenant]
 
     def rows_by_tenant(self) -> dict[str, int]:
-        """How many rows each tenant has that has requests. O(tenants + those that are no rows)."""
+        """How many rows each running tenant has, 0 included. O(tenants + those that are no rows)."""
         counts = dict(self._num_by_tenant)
         for request in self._others.values():
             counts[tenant_of(request.namespace)] -= 1
@@ -201,10 +201,13 @@ class RunningRequests:
         return row is not None
 
     def refresh_rows(self, *, dissolve: bool) -> None:
-        """Make no rows of those for which the coming step is no plain decode. O(rows).
+        """Before a step: rows whose block is full go on in a new one. O(rows).
+
+        Those for which the step is no plain decode, or that get no block, are no rows any more: who goes for
+        blocks is decided among all that are none.
 
         Args:
-            dissolve: of none: not everybody can have a token.
+            dissolve: leave no row at all: not everybody can have a token.
         """
         full, others = [], []
         starts = [row.request.num_computed for row in self._rows.values()]
