@@ -215,6 +215,7 @@ def make_record(
         answer=answers[0] if answers else (),
         other_answers=tuple(answers[1:]),
         is_cut=not has_ended(whole, dialect),
+        skips_cache=_wants_prompt_logprobs(body),
         response_id=str(whole.get("id") or ""),
         output=tuple(whole.get("output") or ()) if dialect == "responses" else (),
         usage=usage_of(whole),
@@ -236,6 +237,14 @@ def make_record(
 def _without_echo(answer: tuple[Block, ...], prompt: str) -> tuple[Block, ...]:
     """An answer that begins with its prompt, as `echo` asks, without that."""
     return tuple(block._replace(text=block.text.removeprefix(prompt)) for block in answer)
+
+
+def _wants_prompt_logprobs(body: Json) -> bool:
+    """Return whether the request asks for logprobs of its prompt: by name, or of an answer that echoes it."""
+    if body.get("prompt_logprobs") is not None:
+        return True
+    told = body.get("top_logprobs" if "messages" in body else "logprobs")
+    return bool(body.get("echo")) and told is not None
 
 
 def _option_ttl(options: Mapping[str, Any]) -> float:

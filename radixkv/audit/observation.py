@@ -16,6 +16,7 @@ Reason = Literal[
     "too_short",  # for these rules to cache it
     "no_breakpoint",  # nothing says that it is to be cached, or too far from what was
     "concurrent",  # what it shares was being computed for another request
+    "skipped",  # it asks for logprobs of its prompt, so that all of it was computed
 ]
 Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown"]
 

@@ -72,6 +72,7 @@ class Record:
         explicit_only: it asks that nothing but its own breakpoints be cached.
         answer, other_answers: what the assistant said; further samples of it.
         is_cut: the model did not end its answer itself.
+        skips_cache: it asks for logprobs of its prompt, which no cache has: every token is computed.
         place: where it stands, as `log.jsonl:17`.
         order: the number of its file, and its own in that.
         failed: the answer was an error.
@@ -86,6 +87,7 @@ class Record:
     answer: tuple[Block, ...] = ()
     other_answers: tuple[tuple[Block, ...], ...] = ()
     is_cut: bool = False
+    skips_cache: bool = False
     response_id: str = ""
     output: tuple[Any, ...] = ()
     usage: ReportedUsage = field(default_factory=ReportedUsage)

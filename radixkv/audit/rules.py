@@ -97,6 +97,7 @@ class Rules:
         self.coding = coding if coding is not None else CharacterCoding()
         self.num_forgotten = 0
         self._now = 0.0  # of the log
+        self._default_model = ""  # that requests without `model` get, by the answers so far
         block = _BLOCK_CHARS
         if self.coding.is_exact:
             block = rule_set.block_tokens if rule_set.block_tokens > 1 else _BLOCK_TOKENS
@@ -147,7 +148,11 @@ class Rules:
         What it could find was decided when it began; the answer tells of how many tokens that was.
         """
         looked, prompt = begun.looked, begun.looked.prompt
-        whole = replace(record, blocks=looked.record.blocks)
+        whole = self._with_model(replace(record, blocks=looked.record.blocks))
+        if whole.model != prompt.model:  # known by its answer: later prompts find it under that name
+            self._earlier.drop(prompt)
+            prompt.model = whole.model
+            self._earlier.add(prompt, keys_of(whole), ())
         units = self.coding.encode(whole)
         _, evicted = self._grow(whole, units)
         looked = replace(looked, record=whole, units=units, evicted=evicted)
@@ -173,6 +178,7 @@ class Rules:
         """
         if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
+        record = self._with_model(record)
         units = self.coding.encode(record)
         keys = keys_of(record)
         now = self._now if record.time is None else record.time
@@ -194,13 +200,23 @@ class Rules:
             record, units, keys, now, prompt, earlier, is_running, in_tree, evicted, steady, place, found
         )
 
+    def _with_model(self, record: Record) -> Record:
+        """Return a record that names its model: where its body does not, the one that answers do."""
+        if not record.model:
+            return replace(record, model=self._default_model)
+        if not record.body.get("model"):
+            self._default_model = record.model
+        return record
+
     def _observation(self, looked: Looked) -> Observation:
         """What is made of it. Changes nothing."""
         record, units, found, earlier = looked.record, looked.units, looked.found, looked.earlier
         reported = record.usage.prompt
         total = reported if reported and not units.is_exact else units.num_tokens
         rate = units.tokens_per_unit
-        if found is None:
+        if record.skips_cache:
+            cached = 0
+        elif found is None:
             cached = self._in_blocks(looked.in_tree * rate, total)
         else:
             end = units.block_ends[found.block] if found.block >= 0 else 0
@@ -306,6 +322,8 @@ class Rules:
         record, units, earlier, found = looked.record, looked.units, looked.earlier, looked.found
         steady, place = looked.steady, looked.place
         rate, none = units.tokens_per_unit, ("", "", "")
+        if record.skips_cache:
+            return "skipped", None, 0, none
         if earlier is not None and parts_from(earlier, units, steady):
             best = tokens_in_best_order(earlier, units, steady, place)
             lost = (min(round(best), total) if found is not None else self._in_blocks(best, total)) - cached

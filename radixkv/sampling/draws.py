@@ -232,12 +232,13 @@ def _draw_on_host(
 _Candidates = tuple[slice | torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
-def _host_width(count: int) -> int:
-    """Candidates that rows with so many of their own may be padded to.
+def _size_class(count: int) -> int:
+    """Return the class of rows with `count` candidates; rows of one class are padded to their widest.
 
-    Padding adds zeros to a row's sums, and whether these have one level or two depends on the row alone.
+    Padding adds zeros to a row's sums. Rows of at most `_CHUNK` candidates are a class, since their sums have
+    one level, others two; the third class keeps many candidates away from rows with few.
     """
-    return _CHUNK if count <= _CHUNK else max(CANDIDATES, count)
+    return (count > _CHUNK) + (count > CANDIDATES)
 
 
 def _padded(largest: torch.return_types.topk, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -251,11 +252,11 @@ def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candi
     """The k largest logits of rows that are in the order of their k."""
     counts = np.minimum(table[:, _TOP_K], scaled.shape[1]).astype(np.int64).tolist()
     start = 0
-    for width, members in itertools.groupby(counts, _host_width):
+    for _, members in itertools.groupby(counts, _size_class):
         first, parts = start, []
         sizes = Counter(members)
-        # Alone, they need no padding but for the sums of very few, which would be made in another order.
-        width = max(*sizes, _MIN_WIDTH) if len(sizes) == 1 else width
+        # The sums of very few numbers would be made in another order.
+        width = max(*sizes, _MIN_WIDTH)
         for count, number in sizes.items():
             parts.append(_padded(torch.topk(scaled[start : start + number], count), width))
             start += number
@@ -272,9 +273,9 @@ def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candid
     row, token = np.divmod(np.flatnonzero(shares.numpy() > rare[:, None]), vocabulary)
     counts = np.bincount(row, minlength=len(scaled))
     starts = counts.cumsum() - counts
-    widths = np.array([_host_width(count) for count in counts.tolist()])
-    for width in sorted(set(widths.tolist())):
-        chosen = (widths == width).nonzero()[0]
+    classes = np.array([_size_class(count) for count in counts.tolist()])
+    for one in sorted(set(classes.tolist())):
+        chosen = (classes == one).nonzero()[0]
         sizes = counts[chosen][:, None]
         place = np.arange(max(int(sizes.max()), _MIN_WIDTH))
         ids = (

@@ -314,9 +314,21 @@ def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -
     own = logprobs.gather(1, tokens[:, None])
     columns = [own, (logprobs > own).sum(dim=1)]
     if num_top:
-        best = torch.topk(logprobs, min(num_top, logprobs.shape[1]), dim=1)
-        columns += [best.indices, best.values]
+        columns += _likeliest(logprobs, min(num_top, logprobs.shape[1]))
     return columns
+
+
+def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and logprobs of the `count` likeliest tokens of each row [R, V]; equal ones in id order.
+
+    `topk` alone returns any of the tokens that tie for the last places, in any order.
+    """
+    least = torch.topk(logprobs, count, dim=1).values[:, -1:]
+    by_id = -torch.arange(logprobs.shape[1], dtype=torch.float32, device=logprobs.device)
+    keys = torch.where(logprobs == least, by_id, -torch.inf).masked_fill_(logprobs > least, 1.0)
+    ids = torch.topk(keys, count, dim=1).indices.sort(dim=1).values
+    values, order = logprobs.gather(1, ids).sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), values
 
 
 def _read_columns(tokens: Sequence[int], columns: Sequence[list[float]]) -> list[RawLogprobs]:

@@ -328,3 +328,37 @@ def test_a_provider_that_reads_nothing_is_named_though_the_prompts_end_changed()
     seen = rules.observe(make_record(changed, told(1, 16500, 0), time=5.0, seconds=1.0))
     assert seen.cached_tokens > 15000
     assert seen.fault == "provider"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expects_hit"),
+    [
+        ({}, True),
+        ({"echo": True}, True),
+        ({"logprobs": 1}, True),
+        ({"echo": True, "logprobs": 0}, False),
+        ({"prompt_logprobs": 0}, False),
+    ],
+)
+def test_logprobs_of_a_prompt_are_computed_whatever_is_cached(
+    asked: dict[str, Any], expects_hit: bool
+) -> None:
+    rules = Rules(rule_set("radixkv"), byte_coding())
+    seen = [
+        rules.observe(make_record({"model": "m", "prompt": SYSTEM, **more}, {})) for more in ({}, asked, {})
+    ]
+    assert (seen[1].reason, seen[1].fault) == ("hit" if expects_hit else "skipped", "none")
+    assert bool(seen[1].cached_tokens) is expects_hit
+    assert seen[1].lost_tokens == 0
+    assert seen[2].reason == "hit"
+
+
+def test_requests_without_a_model_find_what_the_served_one_left() -> None:
+    """Those that name the model that answers the others share their prefixes, running or ended."""
+    rules = Rules(rule_set("radixkv"), byte_coding())
+    told = {"object": "text_completion", "model": "served", "choices": [{"index": 0, "text": "yes"}]}
+    for number, body in enumerate([{}, {}, {"model": "served"}, {"model": "other"}]):
+        sent = {"prompt": SYSTEM, **body}
+        begun = rules.begin(make_record(sent))
+        assert bool(begun.observation.cached_tokens) is (number in (1, 2))
+        assert rules.end(begun, make_record(sent, told)).reason == ("first", "hit", "hit", "first")[number]

@@ -187,7 +187,7 @@ def test_a_step_waits_once_and_its_operations_do_not_grow_with_its_rows(
         assert len(waits) == 1
         counts.append(operations.count)
     assert counts[1] <= counts[0] + 5
-    assert counts[1] <= (220 if kind == "mixed" else 80)
+    assert counts[1] <= (230 if kind == "mixed" else 90)
 
 
 def test_draws_whose_candidates_hold_too_little_wait_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +198,26 @@ def test_draws_whose_candidates_hold_too_little_wait_once_more(monkeypatch: pyte
     chosen = sample(logits, [0, 1, 2], requests)  # type: ignore[arg-type]
     monkeypatch.undo()
     assert chosen == sample(logits, [0, 1, 2], requests)  # type: ignore[arg-type]
+
+
+def test_wide_rows_are_sorted_together() -> None:
+    """Rows whose candidates are most of the vocabulary, on a CPU: one sort, however many rows."""
+    flat = SamplingParams(temperature=5.0, top_p=0.95)
+    counts = []
+    for size in (2, 8):
+        logits = many_rows(size, 5000, ["spread"], 1)
+        with Operations() as operations:
+            draw(logits, [flat] * size, [0.3] * size)
+        counts.append(operations.count)
+    assert counts[1] <= counts[0] + 5
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 64])
+def test_top_logprobs_of_equal_tokens_are_those_of_the_lowest_ids(count: int) -> None:
+    """In id order and whatever the row's batch mates: `topk` alone chooses among equal ones as it likes."""
+    rows = many_rows(6, 1000, ["sixteen bits", "equal", "masked"], 3)
+    rows[4] = 0.0
+    for logits in (rows, rows[[1]], rows[[4]], rows.flip(0)):
+        for row, found in zip(logits, sampler.gather_logprobs(logits, [0] * len(logits), count), strict=True):
+            order = np.argsort(-torch.log_softmax(row, 0).numpy(), kind="stable")
+            assert [token for token, _ in found.top] == order[:count].tolist()

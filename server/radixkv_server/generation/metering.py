@@ -38,7 +38,7 @@ class Meter:
             for prompt_request in request.prompt_requests
         ]
         hints = [prompt_request.hint for prompt_request in request.prompt_requests]
-        self.usage = Usage(self._prompts, hints)
+        self.usage = Usage(self._prompts, hints, request.written_ends)
         self._metrics = metrics
         self._record = record
         self._activity = activity

@@ -83,6 +83,7 @@ class GenerationRequest:
         operation: what it is to traces: `chat` or `text_completion`.
         fingerprint: by which later requests are compared with it; None: they can't be.
         comparison: what it is compared with itself; None: nothing.
+        writes_to_pins: its usage counts as written the tokens up to the last pin, as Messages does.
 
     Raises:
         ApiError: the salt is empty, too long, or has characters other than letters, digits and
@@ -99,6 +100,17 @@ class GenerationRequest:
     operation: str = "chat"
     fingerprint: Fingerprint | None = None
     comparison: Comparison | None = None
+    writes_to_pins: bool = False
+
+    @property
+    def written_ends(self) -> list[int | None]:
+        """Return of each prompt the number of leading tokens that can count as written; None: all."""
+        if not self.writes_to_pins:
+            return [None] * len(self.prompt_requests)
+        return [
+            max((pin.num_tokens for pin in prompt_request.pins), default=0)
+            for prompt_request in self.prompt_requests
+        ]
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,10 +25,12 @@ class Usage:
     Attributes:
         prompts: what they are read from.
         hints: what finds a hint for each prompt's report.
+        written_ends: how many leading tokens of each prompt can count as written; None: all.
     """
 
     prompts: Sequence[PromptProgress] = ()
     hints: Sequence[Hint | None] = ()
+    written_ends: Sequence[int | None] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,10 +61,11 @@ class Usage:
     def cache_write_tokens(self) -> int:
         """Prompt tokens that the cache holds because of this request, and did not before.
 
-        0 where prefix caching is off. With `cached_tokens` it adds up to `prompt_tokens`, but for tokens that
-        had to be computed again although they are cached.
+        0 where prefix caching is off; on Messages, those up to the last breakpoint. Elsewhere, with
+        `cached_tokens`, it adds up to `prompt_tokens`, but for tokens that had to be computed again although
+        they are cached.
         """
-        return sum(prompt.outcome.num_cache_write_tokens for prompt in self.prompts if prompt.outcome)
+        return sum(itertools.starmap(_written, zip(self.prompts, self.written_ends, strict=True)))
 
     @property
     def completion_tokens(self) -> int:
@@ -101,3 +105,8 @@ class Usage:
             for prompt, hint in zip(self.prompts, self.hints, strict=True)
             if prompt.report is not None
         ]
+
+
+def _written(prompt: PromptProgress, end: int | None) -> int:
+    written = 0 if prompt.outcome is None else prompt.outcome.num_cache_write_tokens
+    return written if end is None else max(0, min(written, end - prompt.num_cached_tokens))

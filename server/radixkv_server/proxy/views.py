@@ -26,6 +26,7 @@ _ADVICE = {
     "no_breakpoint": "Nothing says that this is to be cached: set a breakpoint where it ends.",
     "concurrent": "What it shares was being computed for another request: let one begin before the others.",
     "evicted": "What was cached had to make room.",
+    "skipped": "The request asks for logprobs of its prompt, so that every token of it is computed.",
 }
 
 

@@ -92,6 +92,22 @@ def test_counters_are_the_sums_over_all_usages(server: LiveServer) -> None:
     assert total(values, "radixkv_request_prompt_tokens_count") == 9
 
 
+def test_tokens_written_are_those_that_messages_tells(server: LiveServer) -> None:
+    """On Messages, what is written is what lies before the last breakpoint."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    told = 0
+    with server.http() as client:
+        for part in ({}, mark):
+            ships = {"type": "text", "text": "count the ships " * 9, **part}
+            content = [ships, {"type": "text", "text": "x"}]
+            body = {"model": "scripted", "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
+            answer = client.post("/v1/messages", json=body)
+            assert answer.status_code == 200
+            told += answer.json()["usage"]["cache_creation_input_tokens"]
+    assert told > 0
+    assert total(scrape(server), "radixkv_cache_write_tokens_total") == told
+
+
 def test_the_first_token_is_timed_once_a_request(server: LiveServer) -> None:
     with server.http() as client:
         for stream in (True, False):

@@ -53,7 +53,7 @@ async def parse_messages(
     request, told = await diagnosed(
         context,
         caller,
-        body.generation_request(new_id("msg_"), [prompt_request], "messages"),
+        replace(body.generation_request(new_id("msg_"), [prompt_request], "messages"), writes_to_pins=True),
         functools.partial(diagnostics.parts_of, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,
