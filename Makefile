@@ -92,7 +92,7 @@ test-ray: install-test
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	> "$$($(RAY_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/serving.pth" && \
 	$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt 'ray[serve]' 'protobuf<7'; }
-	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/server $(RAY_VENV)/bin/python -m pytest tests/server/replicas $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/server $(RAY_VENV)/bin/python -m pytest tests/server/ray_serve $(ARGS)
 
 lint: install-lint
 	$(BIN)/ruff check .
@@ -142,7 +142,7 @@ fuzz: install-test
 	RADIXKV_FUZZ=20 $(BIN)/python -m pytest tests/engine/test_samples_and_beams.py tests/kernels/test_attention_contract.py \
 		tests/kernels/test_float_product.py
 	RADIXKV_FUZZ=20 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -k random
-	RADIXKV_ALL_CELLS=1 $(BIN)/python -m pytest tests/tools/test_replay_recorded.py
+	RADIXKV_ALL_CELLS=1 $(BIN)/python -m pytest tests/cli/test_replay_recorded.py
 
 soak: install-test
 	$(BIN)/python -m pytest tests/engine/test_engine_semantics.py -k any_workload --hypothesis-profile=soak $(ARGS)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from radixkv.tools.bench.server_process import machine
+from radixkv.cli.bench.server_process import machine
 
 
 def write_figures(path: Path | str | None, benchmark: str, figures: dict[str, Any]) -> None:

@@ -18,9 +18,9 @@ from typing import Any, get_args, get_origin
 
 from typer.models import ArgumentInfo
 
+from radixkv.cli.main import command_tree
+from radixkv.cli.options import ENGINE_PANEL, setting_helps
 from radixkv.config import EngineConfig
-from radixkv.tools.cli import command_tree
-from radixkv.tools.cli_options import ENGINE_PANEL, setting_helps
 from radixkv_server.app import APIS
 from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from radixkv.async_engine import AsyncEngine
     from radixkv.cache.prefix_cache import Lease, PrefixCache
     from radixkv.config import EngineConfig
+    from radixkv.engine.async_engine import AsyncEngine
     from radixkv.engine.engine import Engine
+    from radixkv.engine.llm import LLM
     from radixkv.errors import (
         ConfigError,
         ContextLengthExceededError,
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
         OutOfBlocks,
         RadixKVError,
     )
-    from radixkv.llm import LLM
     from radixkv.request import CompletionOutput, RequestOutput, SamplingParams
     from radixkv.sampling.beam_search import BeamSearchParams
 
 _HOMES = {
-    "AsyncEngine": "radixkv.async_engine",
+    "AsyncEngine": "radixkv.engine.async_engine",
     "BeamSearchParams": "radixkv.sampling.beam_search",
     "CompletionOutput": "radixkv.request",
     "ConfigError": "radixkv.errors",
@@ -38,7 +38,7 @@ _HOMES = {
     "Engine": "radixkv.engine.engine",
     "EngineConfig": "radixkv.config",
     "InvalidRequestError": "radixkv.errors",
-    "LLM": "radixkv.llm",
+    "LLM": "radixkv.engine.llm",
     "Lease": "radixkv.cache.prefix_cache",
     "LeaseError": "radixkv.errors",
     "ModelLoadError": "radixkv.errors",

@@ -15,7 +15,7 @@ from radixkv.errors import InvalidRequestError
 from radixkv.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.reporting.explain import MissReport
     from radixkv.tiers.tier_hit import TierHit
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -1,4 +1,4 @@
-"""StructuredOutputs: what an answer must look like, as plain data; `radixkv.sampling.grammar` enforces it."""
+"""StructuredOutputs: what an answer must look like, as plain data; `radixkv.grammar` enforces it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class StructuredOutputs:
             allowed, which is what models are quickest at.
         disable_any_whitespace: False: any whitespace is allowed between the tokens of JSON.
         disable_additional_properties: objects of the JSON Schema have the properties that are listed, and no
-            others, unless it says something of others (see `radixkv.text.closed_objects`). None: as where it
-            is used has it; by itself, False.
+            others, unless it says something of others (see `radixkv.text.closed_objects`). None: as where
+            it is used has it; by itself, False.
 
     Raises:
         InvalidRequestError: none or several of the five, or a value of the wrong type; names the field.

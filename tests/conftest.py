@@ -45,16 +45,16 @@ LONGEST = (
     "console/test_console.py",
     "console/test_tree.py",
     "server/test_serve.py",
-    "tools/test_cli.py",
+    "cli/test_cli.py",
     "kernels/test_instruction_sets.py",
     "proxy/test_recording.py",
     "tests/test_light_base.py",
     "model/test_model_shards.py",
     "proxy/test_routing.py",
     "model/test_packed_linear.py",
-    "tools/test_bench.py",
+    "cli/test_bench.py",
     "console/test_playground_model.py",
-    "tools/test_replay_recorded.py",
+    "cli/test_replay_recorded.py",
     "server/test_openapi.py",
     "server/test_soak.py",
     "server/test_real_model.py",
@@ -110,7 +110,7 @@ def trial_processes() -> list[object]:
 def trial_processes_are_kept(trial_processes: list[object]) -> Iterator[None]:
     """Until the last test, where the next one would only start the same again."""
     yield
-    module = sys.modules.get("radixkv.sampling.grammar.trial_process")
+    module = sys.modules.get("radixkv.grammar.trial_process")
     if module is not None:
         trial_processes += [one for one in module.SHARED.values() if one not in trial_processes]
 

@@ -75,7 +75,7 @@ def test_the_cache_is_a_library_without_numpy() -> None:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"sys.argv = ['radixkv', *{arguments!r}]\nfrom radixkv.tools.cli import main\nmain()"
+    code = f"sys.argv = ['radixkv', *{arguments!r}]\nfrom radixkv.cli.main import main\nmain()"
     return run(sys.executable, "-c", without_extras(code))
 
 

@@ -28,10 +28,10 @@ import numpy as np
 
 from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
-from radixkv.tools.replay.bounds import offline_optimum
-from radixkv.tools.replay.driver import replay
-from radixkv.tools.replay.readers import read_trace
-from radixkv.tools.replay.trace import Trace, TraceBuilder
+from radixkv.cli.replay.bounds import offline_optimum
+from radixkv.cli.replay.driver import replay
+from radixkv.cli.replay.readers import read_trace
+from radixkv.cli.replay.trace import Trace, TraceBuilder
 
 CONTENDED = 0.995
 TARGETS = {"share of opt-pin": 0.77, "loss to lru": 0.3, "gain when thrashing": 1.2}

@@ -35,14 +35,14 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.pool_usage import PoolUsage, measure_pool
 from benchmarks.traces import traces_folder
+from radixkv.cli.replay.simulate import simulate
+from radixkv.cli.replay.token_prompts import scaled as scaled_trace
+from radixkv.cli.replay.token_prompts import token_prompts
+from radixkv.cli.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
-from radixkv.tools.replay.simulate import simulate
-from radixkv.tools.replay.token_prompts import scaled as scaled_trace
-from radixkv.tools.replay.token_prompts import token_prompts
-from radixkv.tools.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
 
 TARGET = 0.04
 VOCABULARY = 320

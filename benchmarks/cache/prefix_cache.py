@@ -45,7 +45,7 @@ from benchmarks.peers.sglang_tree import TreePeer
 from radixkv import PrefixCache
 from radixkv.cache.keys import EncodedTokens
 from radixkv.cache.prefix_cache import Lease, Match
-from radixkv.insight.advisor import Advisor
+from radixkv.observe.advisor import Advisor
 
 PAGE = 16
 SHARED, PROMPTS, OWN = 2048, 50, 512

@@ -44,8 +44,8 @@ from benchmarks.peers.environment import PeerUnavailable
 from benchmarks.peers.process import RunningServer
 from benchmarks.speculation_workloads import SCHEMA, WORKLOADS, prompts
 from radixkv import EngineConfig
+from radixkv.cli.bench.workloads import served_model
 from radixkv.model.loading.loader import load_tokenizer
-from radixkv.tools.bench.workloads import served_model
 
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"
 _SPECULATION: dict[str, dict[str, Any] | None] = {

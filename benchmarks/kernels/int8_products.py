@@ -23,9 +23,9 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.figures import write_figures
-from radixkv.model.cpu.packed_linear import PackedLinear
-from radixkv.model.cpu.quantized_linear import quantize_weight
-from radixkv.model.cpu.rewrite import has_int8_products
+from radixkv.model.cpu_layers.packed_linear import PackedLinear
+from radixkv.model.cpu_layers.quantized_linear import quantize_weight
+from radixkv.model.cpu_layers.rewrite import has_int8_products
 
 # (inputs, outputs, layers): q, k and v together; output; gate and up together; down; lm_head.
 SHAPES = ((576, 960, 30), (576, 576, 30), (576, 3072, 30), (1536, 576, 30), (576, 49152, 1))

@@ -36,8 +36,8 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from radixkv import LLM, RadixKVError, SamplingParams
+from radixkv.cli.bench.server_process import WORDS
 from radixkv.model.runner import ModelRunner
-from radixkv.tools.bench.server_process import WORDS
 
 TEXT = Path(__file__).resolve().parents[1] / "data" / "text.txt"
 BASELINE = "float32"

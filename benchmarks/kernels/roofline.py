@@ -35,12 +35,12 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.figures import write_figures
+from radixkv.cli.bench.server_process import machine
 from radixkv.config import EngineConfig
-from radixkv.model.cpu.packed_linear import PackedLinear
+from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv.tools.bench.server_process import machine
 from radixkv_kernels import KVSpec
 
 ROWS = (1, 8, 64, 512)

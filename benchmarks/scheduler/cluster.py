@@ -26,14 +26,14 @@ from rich.console import Console
 
 from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
-from radixkv.tools.cluster.cluster_command import figures_table
-from radixkv.tools.cluster.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
-from radixkv.tools.cluster.routers import ROUTERS
-from radixkv.tools.cluster.simulated_replica import ReplicaConfig
-from radixkv.tools.cluster.simulation import ClusterConfig
-from radixkv.tools.cluster.step_cost import StepCost
-from radixkv.tools.replay.readers import read_trace
-from radixkv.tools.replay.trace import Trace
+from radixkv.cli.cluster_simulator.cluster_command import figures_table
+from radixkv.cli.cluster_simulator.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
+from radixkv.cli.cluster_simulator.routers import ROUTERS
+from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig
+from radixkv.cli.cluster_simulator.simulation import ClusterConfig
+from radixkv.cli.cluster_simulator.step_cost import StepCost
+from radixkv.cli.replay.readers import read_trace
+from radixkv.cli.replay.trace import Trace
 
 POLICIES = ("round-robin", "expected-ttft")
 LATE_S = 10.0

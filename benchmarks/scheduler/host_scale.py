@@ -43,7 +43,7 @@ from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.insight.advisor import Advisor
+from radixkv.observe.advisor import Advisor
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
-from radixkv.tools.bench.server_process import WORDS, started_server
+from radixkv.cli.bench.server_process import WORDS, started_server
 
 TARGET_GAP, TARGET_LAG_MS = 0.05, 50.0
 COUNTERS = ("model_seconds", "step_gap_seconds", "engine_steps", "generated_tokens")

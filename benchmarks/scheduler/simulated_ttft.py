@@ -19,12 +19,12 @@ from rich.console import Console
 
 from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
+from radixkv.cli.cluster_simulator.fit_command import fit_and_check
+from radixkv.cli.cluster_simulator.reference_step import WallClock
+from radixkv.cli.replay.readers import ReadOptions, read_trace
+from radixkv.cli.replay.token_prompts import scaled
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.builder import build_engine
-from radixkv.tools.cluster.fit_command import fit_and_check
-from radixkv.tools.cluster.reference_step import WallClock
-from radixkv.tools.replay.readers import ReadOptions, read_trace
-from radixkv.tools.replay.token_prompts import scaled
 
 TARGET = 0.2
 MAX_MODEL_LEN, NUM_BLOCKS, MAX_ANSWER = 4096, 2000, 64

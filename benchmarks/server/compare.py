@@ -36,8 +36,8 @@ from benchmarks.peers import hf_transformers, llama_cpp, vllm_cpu
 from benchmarks.peers.engines import Peer, Places, Setting, radixkv_settings, threads
 from benchmarks.peers.environment import PeerUnavailable
 from benchmarks.peers.process import RunningServer
-from radixkv.tools.bench.server_process import machine
-from radixkv.tools.bench.workloads import WORKLOADS, Result, run_workloads, served_model
+from radixkv.cli.bench.server_process import machine
+from radixkv.cli.bench.workloads import WORKLOADS, Result, run_workloads, served_model
 
 PEERS: dict[str, Callable[[Places], Peer]] = {
     "vllm": vllm_cpu.prepare,

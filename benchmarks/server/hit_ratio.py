@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import write_figures
-from radixkv.tools.bench.server_process import started_server, words
-from radixkv.tools.bench.workloads import OUTPUT_TOKENS, Client, served_model
+from radixkv.cli.bench.server_process import started_server, words
+from radixkv.cli.bench.workloads import OUTPUT_TOKENS, Client, served_model
 
 HIT_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)

@@ -2,7 +2,7 @@
 
 import sys
 
-from radixkv.tools.cli import main
+from radixkv.cli.main import main
 
 if __name__ == "__main__":
     sys.argv = ["radixkv", "bench", *sys.argv[1:]]

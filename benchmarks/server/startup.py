@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
-from radixkv.tools.bench.server_process import started_process
-from radixkv.tools.bench.workloads import served_model
+from radixkv.cli.bench.server_process import started_process
+from radixkv.cli.bench.workloads import served_model
 
 TARGET_S = 15.0
 

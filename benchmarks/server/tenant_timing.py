@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import write_figures
+from radixkv.cli.bench.server_process import machine
 from radixkv.config import EngineConfig
 from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
-from radixkv.tools.bench.server_process import machine
 
 PROMPT_TOKENS = 24
 WARM_UP = 10

@@ -39,8 +39,8 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.tier_contestants import BLOCK_COUNTS, Contestant, contestants
 from benchmarks.traces import traces_folder
+from radixkv.cli.replay.readers import read_trace
 from radixkv.config import EMBEDDED_MODEL
-from radixkv.tools.replay.readers import read_trace
 
 TRACE = "chat_bytes64.jsonl.gz"
 # Prompts that follow each other without a pause where nothing is shared.

@@ -31,7 +31,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import write_figures
-from radixkv.tools.bench.server_process import WORDS, started_server
+from radixkv.cli.bench.server_process import WORDS, started_server
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-OUTPUT = Path(__file__).resolve().parents[2] / "radixkv" / "audit" / "example_log.jsonl.gz"
+OUTPUT = Path(__file__).resolve().parents[2] / "radixkv" / "observe" / "audit" / "example_log.jsonl.gz"
 Json = dict[str, Any]
 
 RULES = " ".join(

@@ -83,7 +83,7 @@ def server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "radixkv.tools.cli", "serve", "--port", str(port), "--no-access-log"]
+    command = [sys.executable, "-m", "radixkv.cli.main", "serve", "--port", str(port), "--no-access-log"]
     running = subprocess.Popen([*command, "--kv-cache-memory", "64MiB"])
     url = f"http://127.0.0.1:{port}"
     try:

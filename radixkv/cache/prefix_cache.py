@@ -27,11 +27,6 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.insight.ages import UseTimes
-from radixkv.cache.insight.events import ChangeLog, Listener
-from radixkv.cache.insight.explain import CACHE_IS_OFF, MissReport, due_report, report_of
-from radixkv.cache.insight.ghost import GhostIndex
-from radixkv.cache.insight.tree_view import TreeView
 from radixkv.cache.integrity import check
 from radixkv.cache.invalidation import invalidate_all
 from radixkv.cache.keys import (
@@ -47,6 +42,11 @@ from radixkv.cache.leasing import DivergenceObserver, Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.reporting.ages import UseTimes
+from radixkv.cache.reporting.events import ChangeLog, Listener
+from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
+from radixkv.cache.reporting.ghost import GhostIndex
+from radixkv.cache.reporting.tree_view import TreeView
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import Pin, PinBoard, PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups, QuotaUsage, framed_quotas
@@ -485,7 +485,7 @@ class PrefixCache:
         return snapshot(self._capacity, self._leasing, self.num_resets)
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
-        """Call `listener` with what each call stores or removes; see `radixkv.cache.insight.events`.
+        """Call `listener` with what each call stores or removes; see `radixkv.cache.reporting.events`.
 
         Args:
             replay: first tell it what is cached already; what it raises then goes to the caller.

@@ -25,8 +25,8 @@ from radixkv.cache.node import Children, Namespace, Node
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.ages import UseTimes
-    from radixkv.cache.insight.events import ChangeLog
+    from radixkv.cache.reporting.ages import UseTimes
+    from radixkv.cache.reporting.events import ChangeLog
 
 
 class RadixTree(TreeNodes):

@@ -15,15 +15,15 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from radixkv.cache.cache_key import CacheKey
-from radixkv.cache.insight.events import BlockChanges
-from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.events import BlockChanges
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
-from radixkv.insight.advisor import Advisor, BreakPoint
-from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
+from radixkv.observe.advisor import Advisor, BreakPoint
+from radixkv.observe.tree_walk import TreeSnapshot, TreeWalk
 
 T = TypeVar("T")
 

@@ -12,14 +12,13 @@ import numpy.typing as npt
 import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cluster.events.open_events import open_events
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
-from radixkv.events.open_events import open_events
-from radixkv.insight.advisor import Advisor
 from radixkv.model.computed_by import computed_by
 from radixkv.model.device_paths import check_instruction_set
 from radixkv.model.loading.loader import LoadedModel, load_model
@@ -28,6 +27,7 @@ from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_pa
 from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
+from radixkv.observe.advisor import Advisor
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
@@ -36,7 +36,7 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
-    from radixkv.events.publisher import EventPublisher
+    from radixkv.cluster.events.publisher import EventPublisher
 
 
 def build_engine(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
-from radixkv.events.counts import EventCounts
-from radixkv.routing.counts import ReplicaCounts
+from radixkv.cluster.events.counts import EventCounts
+from radixkv.cluster.routing.counts import ReplicaCounts
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts

@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.fault_recovery import FaultRecovery
@@ -48,8 +48,8 @@ from radixkv.errors import (
     ContextLengthExceededError,
     EngineOverloadedError,
 )
+from radixkv.grammar.masks import Grammar
 from radixkv.request import PrefixPin, SamplingParams
-from radixkv.sampling.grammar.masks import Grammar
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
@@ -62,7 +62,7 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
-    from radixkv.events.publisher import EventPublisher
+    from radixkv.cluster.events.publisher import EventPublisher
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")

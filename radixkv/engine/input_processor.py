@@ -17,10 +17,10 @@ from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.masks import Grammar
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.request import PrefixPin, SamplingParams
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.masks import Grammar
-from radixkv.sampling.grammar.vocabulary import Vocabulary
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.text.encoding import encode_prompt

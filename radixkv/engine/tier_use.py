@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from radixkv.cache.insight.explain import MissReport
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.runner import Runner
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.sequence_state import NamespaceName

@@ -29,17 +29,17 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
         ConfigError: int8 weights are asked for and can't be had.
     """
     if backend == "triton" and quantization is None:
-        from radixkv.model.gpu.rewrite import fuse_layers
+        from radixkv.model.gpu_layers.rewrite import fuse_layers
 
         fuse_layers(model)
         return
     try:
-        from radixkv.model.cpu.rewrite import pack_layers, quantize_layers
-        from radixkv.model.cpu.slow_paths import slower_than_float32
+        from radixkv.model.cpu_layers.rewrite import pack_layers, quantize_layers
+        from radixkv.model.cpu_layers.slow_paths import slower_than_float32
     except ImportError as error:
         if quantization is not None:
             raise ConfigError(
-                f"--quantization {quantization} needs radixkv.model.cpu, which is missing"
+                f"--quantization {quantization} needs radixkv.model.cpu_layers, which is missing"
             ) from error
         return
     if quantization is not None:
@@ -70,7 +70,7 @@ def check_instruction_set() -> None:
 def make_thread_control() -> Callable[[], None] | None:
     """What to call before each step, so that fewer threads compute while other programs need the cores."""
     try:
-        from radixkv.model.cpu.thread_control import ThreadControl
+        from radixkv.model.cpu_layers.thread_control import ThreadControl
     except ImportError:
         return None
     return ThreadControl(torch.get_num_threads()).before_step

@@ -19,7 +19,7 @@ from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.warm_up import first_steps
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
-from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.block_copy import BlockCopy
 from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
 

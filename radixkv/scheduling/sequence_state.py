@@ -28,8 +28,8 @@ from radixkv.cache.keys import EncodedTokens, encode_tokens
 from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
     from radixkv.cache.prefix_cache import Lease, Match
+    from radixkv.cache.reporting.explain import MissReport
     from radixkv.tiers.load import TierLoad, TierWait
     from radixkv.tiers.tier_hit import TierHit
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import cast
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.insight.explain import MissReport, Reason
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Match, PrefixCache
+from radixkv.cache.reporting.explain import MissReport, Reason
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.tiers.load import NotLoaded, TierWait
 from radixkv.tiers.measured_tier import Found

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.text.text_size import text_size
-from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.text.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
     from radixkv.text.text_tokenizer import TextTokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.tier import TierBlocks, TierState
 

@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API over a `radixkv.client.EngineClient`."""
+"""The HTTP server: OpenAI's API over a `radixkv.engine.client.EngineClient`."""

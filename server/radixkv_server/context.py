@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from radixkv.client import EngineClient
+from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineOverloadedError
-from radixkv_server.chat.applied_rules import AppliedRules
-from radixkv_server.chat.call_memory import CallMemory
-from radixkv_server.chat.templates import ChatTemplates
+from radixkv_server.activity.activity import Activity
+from radixkv_server.activity.cache_feed import CacheFeed
+from radixkv_server.activity.node_names import NodeNames
+from radixkv_server.activity.texts import as_text
+from radixkv_server.chats.applied_rules import AppliedRules
+from radixkv_server.chats.call_memory import CallMemory
+from radixkv_server.chats.templates import ChatTemplates
 from radixkv_server.diagnostics.store import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
-from radixkv_server.insight.activity import Activity
-from radixkv_server.insight.cache_feed import CacheFeed
-from radixkv_server.insight.node_names import NodeNames
-from radixkv_server.insight.texts import as_text
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from radixkv.audit.prompt_units import PromptUnits, TextCoding, prompt_text
-from radixkv.audit.record import Block, Json, Record
-from radixkv.audit.request_bodies import NoRequest
 from radixkv.cache.keys import EncodedTokens, encode_tokens
-from radixkv.client import EngineClient
+from radixkv.engine.client import EngineClient
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
+from radixkv.observe.audit.prompt_units import PromptUnits, TextCoding, prompt_text
+from radixkv.observe.audit.record import Block, Json, Record
+from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.text.json_text import read_json_text
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.anthropic.parse import messages_chat
@@ -26,7 +26,7 @@ from radixkv_server.apis.common.chats import completion_chat
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.parse import response_chat
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.chat.chat import Chat, ChatPrompt, chat_prompt
+from radixkv_server.chats.chat import Chat, ChatPrompt, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import Ignored
@@ -58,7 +58,7 @@ class _TokenizerAlone:
 
 @dataclass(slots=True)
 class ServedModelCoding:
-    """Prompts as a server of this model renders them; see `radixkv.audit.prompt_units.PromptCoding`."""
+    """The coding of prompts as a server of this model renders them; see `PromptCoding`."""
 
     context: ServerContext
     is_exact: bool = True

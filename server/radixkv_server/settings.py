@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from radixkv.chat.formats import AUTO, FORMAT_NAMES
 from radixkv.errors import ConfigError
+from radixkv.text.chat_formats.formats import AUTO, FORMAT_NAMES
 from radixkv_server.log_format import FORMATS, LEVELS
 from radixkv_server.tenants.api_keys import (
     ADMIN_ENV_VARIABLE,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.ages import AGE_BOUNDS, UseTimes
+from radixkv.cache.reporting.ages import AGE_BOUNDS, UseTimes
 
 
 class Clock:

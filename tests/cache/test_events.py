@@ -14,10 +14,10 @@ from measuring import count_work
 from stored_prompts import store
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
-from radixkv.cache.insight.events import MAX_FAILURES, BlockChanges, Listener
+from radixkv.cache.reporting.events import MAX_FAILURES, BlockChanges, Listener
 from radixkv.engine.async_cache import CacheClient
 from radixkv.errors import EngineStoppedError
-from radixkv.insight.residency import Residency
+from radixkv.observe.residency import Residency
 
 
 def load(cache: PrefixCache, times: int, start: int = 0) -> None:

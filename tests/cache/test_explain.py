@@ -8,9 +8,9 @@ from cache_model import FakeClock
 from stored_prompts import store
 
 from radixkv import PrefixCache
-from radixkv.cache.insight.explain import REASONS
-from radixkv.insight.advisor import Advisor
-from radixkv.insight.residency import Residency
+from radixkv.cache.reporting.explain import REASONS
+from radixkv.observe.advisor import Advisor
+from radixkv.observe.residency import Residency
 
 
 def reason(cache: PrefixCache, tokens: list[int], namespace: str = "") -> str:

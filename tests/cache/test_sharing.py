@@ -7,7 +7,7 @@ from measuring import count_work
 from stored_prompts import store_checked as store
 
 from radixkv import LeaseError, PrefixCache
-from radixkv.insight.residency import Residency
+from radixkv.observe.residency import Residency
 
 
 def test_a_second_request_shares_what_the_first_commits_in_the_same_step() -> None:

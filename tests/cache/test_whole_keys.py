@@ -9,8 +9,8 @@ from paged_language_model import make_engine, run_all
 from stored_prompts import store_checked as store
 
 from radixkv import InvalidRequestError, PrefixCache
-from radixkv.cache.insight.events import BlockChanges
-from radixkv.insight.tree_walk import TreeWalk
+from radixkv.cache.reporting.events import BlockChanges
+from radixkv.observe.tree_walk import TreeWalk
 from radixkv.request import SamplingParams
 
 TEXT = list(range(40))

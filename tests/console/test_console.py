@@ -13,7 +13,7 @@ from browser_page import axe_findings, console, expect, overflows
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.cache.insight.explain import REASONS
+from radixkv.cache.reporting.explain import REASONS
 
 KEYS = {"api_keys": ("ada=ada-key",), "admin_keys": ("operator=operator-key",)}
 SYSTEM = "It is 2026-11-21 08:{minute}. You are the helpful assistant of a lighthouse. Count the ships."

@@ -8,7 +8,7 @@ from typing import Any
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.audit.readers.recording import Recording
+from radixkv.observe.audit.readers.recording import Recording
 
 KEY = "sk-of-a-user-0123456789"
 ASK = """async ([path, body]) => {

@@ -13,46 +13,53 @@ import click
 import pytest
 import typer
 
-from radixkv.audit.rule_sets import RULE_SETS
 from radixkv.cache.eviction.registry import POLICIES as EVICTION
-from radixkv.chat.format_parser import HELD
-from radixkv.chat.formats import FORMATS
+from radixkv.cli.main import command_tree
+from radixkv.cluster.events import spec as events_spec
+from radixkv.cluster.events.publisher import MAX_WAITING_BLOCKS
+from radixkv.cluster.events.replay_log import MAX_BATCHES, MAX_BYTES
+from radixkv.cluster.events.subscriber import SILENCE_S
+from radixkv.cluster.replicas.engine import PATIENCE_S
 from radixkv.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
 from radixkv.engine.tier_use import ASK_TIERS_S, SAVE_AT_END_S
 from radixkv.errors import InvalidRequestError
-from radixkv.events import spec as events_spec
-from radixkv.events.publisher import MAX_WAITING_BLOCKS
-from radixkv.events.replay_log import MAX_BATCHES, MAX_BYTES
-from radixkv.events.subscriber import SILENCE_S
-from radixkv.insight.similarity import MIN_RUN
-from radixkv.insight.tree_walk import SLICE_NODES
-from radixkv.replicas.engine import PATIENCE_S
+from radixkv.grammar import limits, tenants, trial, work
+from radixkv.grammar.ebnf import MAX_EBNF_BYTES
+from radixkv.grammar.escaped_lark import MAX_CHARS
+from radixkv.observe.audit.rule_sets import RULE_SETS
+from radixkv.observe.similarity import MIN_RUN
+from radixkv.observe.tree_walk import SLICE_NODES
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
-from radixkv.sampling.grammar import limits, tenants, trial, work
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
 from radixkv.scheduling.tier_waits import RETRY_S
 from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
 from radixkv.speculation.text_index import LONGEST_MATCH
-from radixkv.text.ebnf import MAX_EBNF_BYTES
-from radixkv.text.escaped_lark import MAX_CHARS
+from radixkv.text.chat_formats.format_parser import HELD
+from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.tiers.loads import MAX_WRITTEN_BLOCKS
 from radixkv.tiers.measured_tier import FORGET_S, MAX_REST_S, REST_S
 from radixkv.tiers.open_tiers import DEFAULT_TTL_S, MIN_SECRET_BYTES
 from radixkv.tiers.redis.redis_tier import TIMEOUT_S
 from radixkv.tiers.saves import MAX_COPIED_BLOCKS
 from radixkv.tiers.selection import LONG_TOKENS
-from radixkv.tools.cli import command_tree
 from radixkv_kernels.cpu.attention.attention_kernel import SEGMENT as CPU_SEGMENT
 from radixkv_kernels.triton.tiles import SEGMENT as GPU_SEGMENT
+from radixkv_server.activity.activity import (
+    KEPT_PROMPT_TOKENS,
+    KEPT_PROMPTS,
+    KEPT_REQUESTS,
+    KEPT_TOKENS,
+)
+from radixkv_server.activity.cache_feed import LINGER_S, LOG_EVENTS
 from radixkv_server.apis.anthropic import context_edits
 from radixkv_server.apis.anthropic.schemas import MIN_THINKING_TOKENS
-from radixkv_server.apis.cache import pins, schemas
-from radixkv_server.apis.cache import routes as cache_routes
-from radixkv_server.apis.cache.events import EVENT_CHANGES
+from radixkv_server.apis.cache_api import pins, schemas
+from radixkv_server.apis.cache_api import routes as cache_routes
+from radixkv_server.apis.cache_api.events import EVENT_CHANGES
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.fields import DEFAULT_TTL, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from radixkv_server.apis.openai.parse import DEFAULT_MAX_TOKENS
@@ -60,18 +67,11 @@ from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.compaction import SUMMARY_TOKENS
 from radixkv_server.apis.responses.schemas import MAX_METADATA
 from radixkv_server.app import APIS
-from radixkv_server.chat import call_memory
-from radixkv_server.chat.breakpoints import MAX_BREAKPOINTS
+from radixkv_server.chats import call_memory
+from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS
 from radixkv_server.context import BODY_BYTES_PER_TOKEN, OTHER_BODY_BYTES
 from radixkv_server.diagnostics import store as fingerprints
 from radixkv_server.http.protocol import MAX_UNSENT_BYTES
-from radixkv_server.insight.activity import (
-    KEPT_PROMPT_TOKENS,
-    KEPT_PROMPTS,
-    KEPT_REQUESTS,
-    KEPT_TOKENS,
-)
-from radixkv_server.insight.cache_feed import LINGER_S, LOG_EVENTS
 from radixkv_server.proxy.routed_relay import MAX_BODY_BYTES
 from radixkv_server.proxy.serve import MAX_CONNECTIONS
 from radixkv_server.response_file import MAX_WAIT_S

@@ -15,8 +15,9 @@ from scripted_engine import ScriptedEngine
 from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
-from radixkv.client import EngineClient
+from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.client import EngineClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import (
     ContextLengthExceededError,
@@ -24,8 +25,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RadixKVError,
 )
-from radixkv.insight.residency import Residency
-from radixkv.replicas.engine import ReplicatedEngine
+from radixkv.observe.residency import Residency
 from radixkv.request import OutputDelta, PrefixPin, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
 
-from radixkv.async_engine import AsyncEngine
 from radixkv.cache.retention.quota import Quota
+from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError

@@ -15,11 +15,11 @@ import psutil
 import pytest
 from tiny_models import save_tiny_model
 
-from radixkv.async_engine import AsyncEngine
+from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.config import EngineConfig
+from radixkv.engine.async_engine import AsyncEngine
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.loader import LoadedModel
-from radixkv.remote.fork_server import fork_engine
 from radixkv.request import SamplingParams
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be copied here")

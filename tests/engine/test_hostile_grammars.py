@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 from paged_language_model import LetterTokenizer, make_engine
 
+from radixkv.engine.llm import LLM
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 
 ROUNDS = int(os.environ.get("RADIXKV_HOSTILE_GRAMMARS", "8"))

@@ -8,8 +8,8 @@ import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, make_engine
 
 from radixkv import BeamSearchParams
+from radixkv.engine.llm import LLM
 from radixkv.errors import InvalidRequestError, RadixKVError, RequestFailedError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -10,8 +10,8 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
+from radixkv.engine.llm import LLM
 from radixkv.errors import InvalidRequestError
-from radixkv.llm import LLM
 from radixkv.request import PrefixPin, SamplingParams
 
 PREWARM = SamplingParams(max_tokens=0)

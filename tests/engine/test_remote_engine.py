@@ -16,7 +16,11 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import Asked, ScriptedEngine
 
-from radixkv.client import EngineClient
+from radixkv.cluster.remote.channel import Ask, Channel, Reply
+from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.host import serve_engine
+from radixkv.cluster.remote.process import start_engine
+from radixkv.engine.client import EngineClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import (
     ConfigError,
@@ -26,10 +30,6 @@ from radixkv.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
-from radixkv.remote.channel import Ask, Channel, Reply
-from radixkv.remote.engine import connect
-from radixkv.remote.host import serve_engine
-from radixkv.remote.process import start_engine
 from radixkv.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from paged_language_model import END, VOCAB, LetterTokenizer, make_engine, next_logits
 
+from radixkv.engine.llm import LLM
 from radixkv.errors import InvalidRequestError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, n] for n in range(10, 14)]

@@ -20,9 +20,9 @@ from paged_language_model import (
     next_logits,
 )
 
-from radixkv.async_engine import AsyncEngine
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.llm import LLM
 from radixkv.errors import InvalidRequestError, RequestFailedError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 from radixkv.structured import StructuredOutputs
 

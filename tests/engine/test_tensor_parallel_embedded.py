@@ -8,7 +8,7 @@ import torch
 from fuzzing import examples
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cpu.rewrite import has_vector_kernels
+from radixkv.model.cpu_layers.rewrite import has_vector_kernels
 from radixkv.model.warm_up import idle_batch
 
 pytestmark = pytest.mark.slow

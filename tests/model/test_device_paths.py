@@ -14,11 +14,11 @@ from torch import nn
 import radixkv
 from radixkv.errors import ConfigError
 from radixkv.model import device_paths
-from radixkv.model.cpu import rewrite, slow_paths
-from radixkv.model.cpu.rewrite import has_vector_kernels
+from radixkv.model.cpu_layers import rewrite, slow_paths
+from radixkv.model.cpu_layers.rewrite import has_vector_kernels
 
 ROOT = Path(radixkv.__file__).parent
-FOLDER = "radixkv.model.cpu"
+FOLDER = "radixkv.model.cpu_layers"
 
 
 def imports(path: Path) -> set[str]:

@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("numba")
 
-from radixkv.model.cpu.fused_layers import FusedLayer
-from radixkv.model.cpu.llama_layer import LlamaLayer
-from radixkv.model.cpu.rewrite import pack_layers
+from radixkv.model.cpu_layers.fused_layers import FusedLayer
+from radixkv.model.cpu_layers.llama_layer import LlamaLayer
+from radixkv.model.cpu_layers.rewrite import pack_layers
 
 
 class DenseStep:

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("numba")
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.cpu.fused_layers import FusedLayer
-from radixkv.model.cpu.packed_linear import PackedLinear
-from radixkv.model.cpu.rewrite import has_vector_kernels, pack_layers
+from radixkv.model.cpu_layers.fused_layers import FusedLayer
+from radixkv.model.cpu_layers.packed_linear import PackedLinear
+from radixkv.model.cpu_layers.rewrite import has_vector_kernels, pack_layers
 
 needs_vectors = pytest.mark.skipif(not has_vector_kernels(), reason="no fused multiply-adds here")
 

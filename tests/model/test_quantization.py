@@ -15,8 +15,8 @@ from torch import nn
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
-from radixkv.model.cpu.quantized_linear import QuantizedLinear, quantize_weight
-from radixkv.model.cpu.rewrite import has_int8_products, quantize_layers
+from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear, quantize_weight
+from radixkv.model.cpu_layers.rewrite import has_int8_products, quantize_layers
 from radixkv.model.runner import ModelRunner
 
 NARROW = ["int8", "fp8_e4m3", "fp8_e5m2"]
@@ -67,7 +67,7 @@ def test_weights_are_within_half_a_step_and_zero_rows_stay_zero() -> None:
     "options", [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1, "head_dim": 24}]
 )
 def test_fused_layers_compute_what_the_single_ones_do(num_tokens: int, options: dict[str, Any]) -> None:
-    from radixkv.model.cpu.int8_layers import Int8Layer
+    from radixkv.model.cpu_layers.int8_layers import Int8Layer
     from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 
     model = tiny("llama", hidden_size=96, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.model.cpu.thread_control import ThreadControl, seconds_waited
+from radixkv.model.cpu_layers.thread_control import ThreadControl, seconds_waited
 
 
 class Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grammar_trials import make_compiler
 
-from radixkv.sampling.grammar.compiler import GrammarCompiler
+from radixkv.grammar.compiler import GrammarCompiler
 
 
 @pytest.fixture(scope="module")

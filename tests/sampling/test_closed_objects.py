@@ -12,8 +12,8 @@ import pytest
 from scripted_engine import ByteTokenizer
 
 from radixkv.errors import InvalidRequestError
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
 from radixkv.text.closed_objects import close_objects
 

@@ -20,9 +20,9 @@ from grammar_trials import (
 from scripted_engine import ByteTokenizer
 
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.tenants import Tenants
-from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.tenants import Tenants
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
 
 
@@ -69,7 +69,7 @@ ENDLESS: dict[str, Any] = {"grammar": "start: X\nX: " + " & ".join(f"/(.*a.{{{i}
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused by its text is tried out nevertheless, by compilers made from now on."""
-    monkeypatch.setattr("radixkv.sampling.grammar.trial_process.SERVER", "unchecked_trials")
+    monkeypatch.setattr("radixkv.grammar.trial_process.SERVER", "unchecked_trials")
 
 
 def descendants(pid: int) -> set[int]:

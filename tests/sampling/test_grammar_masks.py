@@ -18,10 +18,10 @@ from scripted_engine import ByteTokenizer
 from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from radixkv.errors import InvalidRequestError
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.masks import GrammarMask
-from radixkv.sampling.grammar.vocabulary import Vocabulary
-from radixkv.sampling.grammar.work import Effort, WorkAccount
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.masks import GrammarMask
+from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.grammar.work import Effort, WorkAccount
 from radixkv.structured import StructuredOutputs
 from radixkv.text.tokenizer import Tokenizer
 

@@ -19,9 +19,9 @@ from grammar_trials import (
 )
 
 from radixkv.errors import InvalidRequestError
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES, TooComplex, check_lark
-from radixkv.sampling.grammar.vocabulary import PlainTokens, Vocabulary, VocabularyRecipe
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.limits import MAX_TEXT_BYTES, TooComplex, check_lark
+from radixkv.grammar.vocabulary import PlainTokens, Vocabulary, VocabularyRecipe
 from radixkv.structured import StructuredOutputs
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12.json"

@@ -8,14 +8,14 @@ import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 
+from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig, SimulatedReplica
+from radixkv.cli.cluster_simulator.step_cost import ESTIMATES
+from radixkv.cli.options import setting_helps
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import POLICIES, AdmissionPolicy, MatchedTokens, make_policy
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tools.cli_options import setting_helps
-from radixkv.tools.cluster.simulated_replica import ReplicaConfig, SimulatedReplica
-from radixkv.tools.cluster.step_cost import ESTIMATES
 
 
 def first_scheduled(model) -> list[str]:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from paged_language_model import greedy_reference, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 
+from radixkv.cli.options import parse_weights
 from radixkv.errors import ConfigError, ContextLengthExceededError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import make_policy, tenant_of
-from radixkv.tools.cli_options import parse_weights
 
 arrivals = st.lists(
     st.tuples(

@@ -15,10 +15,10 @@ import pytest
 from live_server import LiveServer, live_server
 
 from radixkv import EngineConfig
-from radixkv.async_engine import AsyncEngine
-from radixkv.audit.readers.recording import Recording
-from radixkv.audit.rule_sets import rule_set
-from radixkv.audit.rules import Rules
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.observe.audit.readers.recording import Recording
+from radixkv.observe.audit.rule_sets import rule_set
+from radixkv.observe.audit.rules import Rules
 from radixkv_server.recorded_prompts import ServedModelCoding
 
 pytestmark = pytest.mark.slow

@@ -17,91 +17,91 @@ FLOORS = (
     (
         *("diagnostics", "dialect"),
         *(
-            "chat.applied_rules",
-            "chat.call_memory",
-            "chat.message_places",
-            "chat.structured",
-            "chat.templates",
+            "chats.applied_rules",
+            "chats.call_memory",
+            "chats.message_places",
+            "chats.structured",
+            "chats.templates",
         ),
         *("generation.concurrency", "generation.grammar_places", "generation.prompts"),
         *("generation.progress", "generation.request", "generation.usage"),
     ),
     ("http", "metrics"),
-    ("generation.metering", "insight"),
+    ("generation.metering", "activity"),
     ("context", "generation.generation"),
-    ("chat", "generation"),
+    ("chats", "generation"),
     ("apis", "console", "openapi"),
     ("proxy",),
     ("app", "recorded_prompts"),
-    ("replicas",),
+    ("ray_serve",),
 )
 #: All that the server knows of the engine: how to ask it, and what is asked and answered.
 ENGINE = {
-    "radixkv.audit.exchange",  # the proxy's requests, as an audit reads them
-    "radixkv.audit.prices",
-    "radixkv.audit.record",
-    "radixkv.audit.request_bodies",
-    "radixkv.audit.response_bodies",
-    "radixkv.audit.rule_sets",
-    "radixkv.audit.rules",
+    "radixkv.observe.audit.exchange",  # the proxy's requests, as an audit reads them
+    "radixkv.observe.audit.prices",
+    "radixkv.observe.audit.record",
+    "radixkv.observe.audit.request_bodies",
+    "radixkv.observe.audit.response_bodies",
+    "radixkv.observe.audit.rule_sets",
+    "radixkv.observe.audit.rules",
     "radixkv.cache.cache_stats",  # the type of a tree's figures
     "radixkv",  # its version
-    "radixkv.audit.prompt_units",  # what counts the prompts of a log
-    "radixkv.insight.advisor",  # the type of a hint
-    "radixkv.cache.insight.events",  # the types of events
-    "radixkv.cache.insight.ages",  # bounds of counted ages
-    "radixkv.cache.insight.explain",  # the type of a miss report
-    "radixkv.insight.similarity",  # what two prompts have in common further on
+    "radixkv.observe.audit.prompt_units",  # what counts the prompts of a log
+    "radixkv.observe.advisor",  # the type of a hint
+    "radixkv.cache.reporting.events",  # the types of events
+    "radixkv.cache.reporting.ages",  # bounds of counted ages
+    "radixkv.cache.reporting.explain",  # the type of a miss report
+    "radixkv.observe.similarity",  # what two prompts have in common further on
     "radixkv.engine.async_cache",
-    "radixkv.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
-    "radixkv.threads.loop_thread",
+    "radixkv.engine.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
+    "radixkv.cluster.loop_thread",
     "radixkv.text.text_tokenizer",  # the type of an engine's tokenizer
-    "radixkv.remote.fork_server",
+    "radixkv.cluster.remote.fork_server",
     "radixkv.model.loading.loader",  # the type of a model that has been read
-    "radixkv.remote.tcp",
-    "radixkv.replicas.engine",
+    "radixkv.cluster.remote.tcp",
+    "radixkv.cluster.replicas.engine",
     "radixkv.tiers.spec",
     "radixkv.cache.keys",  # how tokens are encoded
-    "radixkv.insight.tree_walk",  # the type of a node
+    "radixkv.observe.tree_walk",  # the type of a node
     "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
-    "radixkv.chat.answer",
-    "radixkv.insight.breaker",
-    "radixkv.insight.history_difference",
-    "radixkv.insight.message_difference",
-    "radixkv.insight.message_names",
-    "radixkv.insight.prompt_difference",
-    "radixkv.insight.prompt_parts",
-    "radixkv.chat.answer_grammar",
-    "radixkv.chat.canonical_tools",
-    "radixkv.chat.client_rules",
-    "radixkv.chat.format",
-    "radixkv.chat.formats",
-    "radixkv.chat.hints",
-    "radixkv.chat.history",
-    "radixkv.chat.template_traits",
-    "radixkv.client",
+    "radixkv.text.chat_formats.answer",
+    "radixkv.observe.breaker",
+    "radixkv.observe.history_difference",
+    "radixkv.observe.message_difference",
+    "radixkv.observe.message_names",
+    "radixkv.observe.prompt_difference",
+    "radixkv.observe.prompt_parts",
+    "radixkv.text.chat_formats.answer_grammar",
+    "radixkv.text.chat_formats.canonical_tools",
+    "radixkv.text.chat_formats.client_rules",
+    "radixkv.text.chat_formats.format",
+    "radixkv.text.chat_formats.formats",
+    "radixkv.text.chat_formats.hints",
+    "radixkv.text.chat_formats.history",
+    "radixkv.text.chat_formats.template_traits",
+    "radixkv.engine.client",
     "radixkv.config",
     "radixkv.engine.prompt_limits",  # what prompts must keep to
     "radixkv.errors",
     "radixkv.request",
-    "radixkv.sampling.grammar.limits",  # whether a tool's grammar is within bounds
+    "radixkv.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics
-    "radixkv.events.block_keys",  # of several upstreams what each holds, and which one gets a request
-    "radixkv.events.counts",
-    "radixkv.routing.counts",
-    "radixkv.events.follower",
-    "radixkv.events.spec",
-    "radixkv.events.subscriber",
-    "radixkv.routing.learned_blocks",
+    "radixkv.cluster.events.block_keys",  # of several upstreams what each holds, and which one gets a request
+    "radixkv.cluster.events.counts",
+    "radixkv.cluster.routing.counts",
+    "radixkv.cluster.events.follower",
+    "radixkv.cluster.events.spec",
+    "radixkv.cluster.events.subscriber",
+    "radixkv.cluster.routing.learned_blocks",
     "radixkv.engine.policy_names",  # that a setting is wrong, before replicas start
-    "radixkv.routing.prompt_blocks",
-    "radixkv.routing.replica",
-    "radixkv.routing.router",
+    "radixkv.cluster.routing.prompt_blocks",
+    "radixkv.cluster.routing.replica",
+    "radixkv.cluster.routing.router",
     "radixkv.structured",
-    "radixkv.text.ebnf",  # a second notation of grammars
-    "radixkv.text.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
+    "radixkv.grammar.ebnf",  # a second notation of grammars
+    "radixkv.grammar.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
     "radixkv.text.json_text",  # arguments of tool calls as they were written
     "radixkv.text.text_size",
 }
@@ -131,7 +131,7 @@ def test_rooms_import_downwards(module: str) -> None:
 def test_the_engine_is_an_engine_client(module: str) -> None:
     ours = {name for name in imports_of(module) if name.split(".")[0] == "radixkv"}
     if module == f"{SERVER}.app":
-        ours.discard("radixkv.async_engine")  # what serves when nobody says otherwise
+        ours.discard("radixkv.engine.async_engine")  # what serves when nobody says otherwise
     assert ours <= ENGINE, f"{module} must not know {sorted(ours - ENGINE)}"
 
 

@@ -13,8 +13,8 @@ from live_server import LiveServer, live_server
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import save_tiny_model
 
-from radixkv.async_engine import AsyncEngine
 from radixkv.config import EngineConfig
+from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
 
 TENANTS = tuple(f"t{number}" for number in range(6))  # each has a cache of its own

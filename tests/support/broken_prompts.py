@@ -34,7 +34,7 @@ class Pair:
     """Two chats, and what the second one breaks.
 
     Args:
-        kind: of `radixkv.insight.breaker.KINDS`; None: nothing breaks, or nothing that has a name.
+        kind: of `radixkv.observe.breaker.KINDS`; None: nothing breaks, or nothing that has a name.
         place: index of the message, or name of the tool; None: none.
         how: what the generator did, for reports.
     """
@@ -710,8 +710,8 @@ class Score:
 
 def judge(pairs: Sequence[Pair]) -> Score:
     """What `find_breaker` says of each pair."""
-    from radixkv.insight.prompt_difference import find_breaker
-    from radixkv.insight.prompt_parts import PromptParts
+    from radixkv.observe.prompt_difference import find_breaker
+    from radixkv.observe.prompt_parts import PromptParts
 
     right, alarms, wrong = 0, 0, []
     for pair in pairs:

@@ -22,10 +22,10 @@ import numpy as np
 from paged_language_model import LetterTokenizer, PagedHashModel, make_engine, next_logits
 from redis_server import RedisServer, redis_server
 
-from radixkv.async_engine import AsyncEngine
-from radixkv.client import EngineClient
+from radixkv.cluster.remote.process import start_engine
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.client import EngineClient
 from radixkv.engine.engine import Engine
-from radixkv.remote.process import start_engine
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.record import BlockKind

@@ -21,7 +21,7 @@ from inspection import inside
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.keys import NamespaceName, decode_tokens, frame_namespace
 from radixkv.cache.prefix_cache import Lease, Match
-from radixkv.insight.residency import Residency
+from radixkv.observe.residency import Residency
 
 PUBLIC = ("(public)",)
 

@@ -19,17 +19,22 @@ from typing import Any
 
 from paged_language_model import LetterTokenizer, make_engine
 
-from radixkv.async_engine import AsyncEngine
-from radixkv.client import EngineClient
-from radixkv.remote.engine import connect
-from radixkv.remote.host import serve_engine
-from radixkv.remote.process import start_engine
+from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.host import serve_engine
+from radixkv.cluster.remote.process import start_engine
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.client import EngineClient
 from radixkv_server.app import make_server
 from radixkv_server.settings import ServerSettings
 
 # What takes seconds to import is imported once, in the process that the others are copies of.
 multiprocessing.set_forkserver_preload(
-    ["radixkv.async_engine", "radixkv.remote.process", "radixkv.model.device_paths", "radixkv_server.app"]
+    [
+        "radixkv.engine.async_engine",
+        "radixkv.cluster.remote.process",
+        "radixkv.model.device_paths",
+        "radixkv_server.app",
+    ]
 )
 
 

@@ -6,8 +6,8 @@ import random
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
 from radixkv.cache.keys import NamespaceKey, encode_tokens
-from radixkv.events.block_keys import NO_CHAIN, BlockKeys, block_key, chains
-from radixkv.insight.residency import Residency
+from radixkv.cluster.events.block_keys import NO_CHAIN, BlockKeys, block_key, chains
+from radixkv.observe.residency import Residency
 
 SECRET = b"a secret of the tests"
 NAMESPACES: tuple[NamespaceKey, ...] = (("",), ("ada",), ("bob",), ("ada", "salt"), ("", "", "adapter"))

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from scripted_engine import ByteTokenizer
 
-from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.limits import MAX_TEXT_BYTES
-from radixkv.sampling.grammar.masks import Grammar, GrammarMask
-from radixkv.sampling.grammar.tenants import Tenants
-from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.limits import MAX_TEXT_BYTES
+from radixkv.grammar.masks import Grammar, GrammarMask
+from radixkv.grammar.tenants import Tenants
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
 
 END = 257

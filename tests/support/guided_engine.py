@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Unpack
 
-from radixkv.async_engine import AsyncEngine
-from radixkv.client import RequestOptions
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.client import RequestOptions
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 from radixkv.structured import StructuredOutputs
 

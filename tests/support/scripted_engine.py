@@ -24,14 +24,17 @@ from told_deltas import collect_outputs
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.client import RequestOptions
 from radixkv.config import EngineConfig
 from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.client import RequestOptions
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
-from radixkv.insight.advisor import Advisor
+from radixkv.grammar.masks import GrammarMask
+from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.grammar.work import Effort
+from radixkv.observe.advisor import Advisor
 from radixkv.request import (
     FinishReason,
     Logprob,
@@ -43,9 +46,6 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from radixkv.sampling.grammar.masks import GrammarMask
-from radixkv.sampling.grammar.vocabulary import Vocabulary
-from radixkv.sampling.grammar.work import Effort
 from radixkv.structured import StructuredOutputs
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 from radixkv.tiers.measured_tier import TierCounts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from radixkv.chat.answer import (
+from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from radixkv.tools.replay.cli import add_commands
-from radixkv.tools.replay.trace import Trace, TraceBuilder
+from radixkv.cli.replay.mounted_commands import add_commands
+from radixkv.cli.replay.trace import Trace, TraceBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

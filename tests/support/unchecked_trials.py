@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.sampling.grammar import trial, trial_server
+from radixkv.grammar import trial, trial_server
 
 if __name__ == "__main__":
     trial.check_spec = lambda spec: None  # type: ignore[assignment]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scripted_engine import ByteTokenizer
 
 from radixkv.errors import InvalidRequestError
-from radixkv.sampling.grammar.limits import check_lark
-from radixkv.text.ebnf import MAX_EBNF_BYTES, is_ebnf, lark_of_ebnf
+from radixkv.grammar.ebnf import MAX_EBNF_BYTES, is_ebnf, lark_of_ebnf
+from radixkv.grammar.limits import check_lark
 
 TOKENS = llguidance.LLTokenizer(ByteTokenizer())
 ARITHMETIC = """

@@ -12,9 +12,9 @@ from llguidance import LLMatcher
 from patch_grammar import PATCH
 from scripted_engine import ByteTokenizer
 
-from radixkv.sampling.grammar.vocabulary import Vocabulary
+from radixkv.grammar.escaped_lark import escape_lark
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.structured import StructuredOutputs
-from radixkv.text.escaped_lark import escape_lark
 
 END = 257
 GRAMMARS = [

@@ -12,12 +12,12 @@ from paged_language_model import make_engine, run_all
 from scripted_tier import ScriptedTier
 from tier_engines import GREEDY, PROMPT, Clock, filled, steps
 
-from radixkv.async_engine import AsyncEngine
 from radixkv.cache.block_run import BlockRun
+from radixkv.cli.terminal_chat.partners import LocalPartner
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.llm import LLM
 from radixkv.engine.tier_use import ASK_TIERS_S
-from radixkv.llm import LLM
 from radixkv.tiers.tier import TierState
-from radixkv.tools.chat.partners import LocalPartner
 
 OTHERS = [[30 + 3 * number + i % 11 for i in range(100)] for number in range(4)]
 

@@ -16,12 +16,12 @@ from paged_language_model import PagedHashModel, greedy_reference, make_engine
 from scripted_tier import ScriptedTier
 from tier_engines import PROMPT, assert_right, filled
 
-from radixkv.async_engine import AsyncEngine
 from radixkv.cache.cache_key import CacheKey
+from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
+from radixkv.engine.llm import LLM
 from radixkv.errors import EngineStoppedError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
 from radixkv.tiers.tier import TierState
 

@@ -14,13 +14,13 @@ from tier_engines import PROMPT as TOKENS
 from tier_engines import assert_right
 from tiny_models import save_tiny_model
 
-from radixkv.async_engine import AsyncEngine
+from radixkv.cluster.remote.process import start_engine
 from radixkv.config import EngineConfig
+from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_thread import RestartPolicy
+from radixkv.engine.llm import LLM
 from radixkv.errors import EngineStoppedError
-from radixkv.llm import LLM
-from radixkv.remote.process import start_engine
 from radixkv.request import SamplingParams
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from tiny_models import save_tiny_model
 
+from radixkv.cli.bench.server_process import started_process
+from radixkv.engine.llm import LLM
 from radixkv.errors import ConfigError
-from radixkv.llm import LLM
 from radixkv.request import SamplingParams
-from radixkv.tools.bench.server_process import started_process
 
 PROMPTS = [[start + 7 * i % 90 for i in range(53)] for start in (5, 6, 7)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

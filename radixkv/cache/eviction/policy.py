@@ -27,7 +27,7 @@ from radixkv.cache.eviction.index import CachedRun, EvictionIndex
 
 
 class RemovalMemory(Protocol):
-    """Remembers what was removed; see `radixkv.cache.insight.ghost`."""
+    """Remembers what was removed; see `radixkv.cache.reporting.ghost`."""
 
     def find_block(self, identity: bytes) -> Any:
         """What removed the whole block of that identity; None: not known."""

@@ -13,11 +13,11 @@ from typing import Any
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import overridden
-from radixkv.cache.insight.ages import EvictedAges
-from radixkv.cache.insight.ghost import GhostIndex
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.reporting.ages import EvictedAges
+from radixkv.cache.reporting.ghost import GhostIndex
 from radixkv.cache.retention.pins import PinBoard
 from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
 from radixkv.errors import OutOfBlocks

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.errors import ConfigError
-from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.disk.folder import FolderLock
 from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
 from radixkv.tiers.queued_bytes import QueuedBytes

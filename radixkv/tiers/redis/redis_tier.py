@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.errors import ConfigError
-from radixkv.threads.thread_priority import yield_to_steps
+from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record
 from radixkv.tiers.redis.owner_keys import OwnerKeys

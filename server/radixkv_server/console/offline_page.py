@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.insight.tree_walk import TreeSnapshot
-from radixkv_server.apis.cache.caller import Onlooker
-from radixkv_server.apis.cache.tree import TreeJson
-from radixkv_server.insight.node_names import NodeNames
-from radixkv_server.insight.texts import as_text
+from radixkv.observe.tree_walk import TreeSnapshot
+from radixkv_server.activity.node_names import NodeNames
+from radixkv_server.activity.texts import as_text
+from radixkv_server.apis.cache_api.caller import Onlooker
+from radixkv_server.apis.cache_api.tree import TreeJson
 
 _ENTRY = "offline.js"
 _STYLES = ("vendor/uPlot.min.css", "style.css", "tree.css")

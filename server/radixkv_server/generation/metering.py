@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from radixkv.request import OutputDelta, RequestOutput
+from radixkv_server.activity.activity import Activity, State
 from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 from radixkv_server.errors import to_api_error
 from radixkv_server.generation.progress import PromptProgress, SampleProgress
 from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.insight.activity import Activity, State
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTimes
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.reporting.explain import MissReport
 
 MIN_RATED = 4  # tokens after the first one, for a rate,
 MIN_STEPS = 2  # in so many steps

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from radixkv.client import EngineClient
+from radixkv.engine.client import EngineClient
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.text.text_size import text_size

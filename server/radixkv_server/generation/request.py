@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixkv.chat.client_rules import ClientRule
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
-from radixkv.insight.prompt_parts import PromptParts
+from radixkv.observe.prompt_parts import PromptParts
 from radixkv.request import PrefixPin, SamplingParams
+from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request

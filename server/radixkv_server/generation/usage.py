@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from radixkv_server.generation.progress import PromptProgress
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.reporting.explain import MissReport
 
 #: What else to say of a prompt's miss report; None: nothing.
 Hint = Callable[["MissReport"], str | None]

@@ -15,10 +15,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import radixkv
-from radixkv.cache.insight.ages import AGE_BOUNDS
-from radixkv.client import EngineClient
-from radixkv.events.counts import EventCounts
-from radixkv.routing.counts import ReplicaCounts
+from radixkv.cache.reporting.ages import AGE_BOUNDS
+from radixkv.cluster.events.counts import EventCounts
+from radixkv.cluster.routing.counts import ReplicaCounts
+from radixkv.engine.client import EngineClient
 from radixkv.speculation.counts import SpeculationCounts
 from radixkv.tiers.measured_tier import TierCounts
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
-from radixkv.client import EngineClient
+from radixkv.engine.client import EngineClient
 from radixkv.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
@@ -17,7 +17,7 @@ from radixkv_server.metrics.tenant_labels import TenantLabels, of_tenant
 from radixkv_server.metrics.vllm_names import under_vllm_names
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.reporting.explain import MissReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from radixkv.audit.prices import Prices
+from radixkv.observe.audit.prices import Prices
 from radixkv_server.console.routes import PAGE, StaticFile, static_files
 from radixkv_server.dialect import dump
 from radixkv_server.proxy.views import Views

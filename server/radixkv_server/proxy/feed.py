@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from radixkv.audit.exchange import Exchange
+from radixkv.observe.audit.exchange import Exchange
 from radixkv_server.proxy.fleet_state import Choice, UpstreamState
 from radixkv_server.proxy.passage import Passage
 

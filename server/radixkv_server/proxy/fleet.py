@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from radixkv.cluster.events.block_keys import BlockKeys
+from radixkv.cluster.events.spec import EventsSpec, parse_events
+from radixkv.cluster.routing.learned_blocks import LearnedBlocks
+from radixkv.cluster.routing.replica import Replica
+from radixkv.cluster.routing.router import Route, Router
 from radixkv.errors import ConfigError
-from radixkv.events.block_keys import BlockKeys
-from radixkv.events.spec import EventsSpec, parse_events
-from radixkv.routing.learned_blocks import LearnedBlocks
-from radixkv.routing.replica import Replica
-from radixkv.routing.router import Route, Router
 from radixkv_server.proxy.fleet_state import Choice, Health, UpstreamState
 from radixkv_server.proxy.routed_prompt import PromptReader, RoutedPrompt
 from radixkv_server.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
-    from radixkv.events.follower import Follower
-    from radixkv.events.subscriber import Subscriber
+    from radixkv.cluster.events.follower import Follower
+    from radixkv.cluster.events.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Fleet:
             raise ConfigError("--upstream: the secrets of all events must be the same")
         if any(member.events for member in members):
             try:
-                import radixkv.events.subscriber  # noqa: F401
+                import radixkv.cluster.events.subscriber  # noqa: F401
             except ImportError as error:
                 raise ConfigError(f"--upstream ...,events=: {error}; pip install 'radixkv[events]'") from None
         self._keys = BlockKeys(stream_secrets[0] if stream_secrets else secrets.token_bytes(32))
@@ -179,13 +179,13 @@ class Fleet:
         streams = {}
         for member in self._members.values():
             if member.events is not None:
-                from radixkv.events.follower import Follower
+                from radixkv.cluster.events.follower import Follower
 
                 member.follower = Follower(self._keys, member.replica)
                 streams[member.address] = (member.events, member.follower)
         if not streams:
             return None
-        from radixkv.events.subscriber import Subscriber
+        from radixkv.cluster.events.subscriber import Subscriber
 
         return Subscriber(streams)
 

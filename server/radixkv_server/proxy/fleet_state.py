@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv.routing.router import Reason
+from radixkv.cluster.routing.router import Reason
 
 #: `draining`: it answers that it takes no requests; `failed`: it can't be reached, or answers no more.
 Health = Literal["healthy", "draining", "failed"]

@@ -11,10 +11,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from radixkv.audit.exchange import Exchange, read_json, unpacked
-from radixkv.audit.record import Record
-from radixkv.audit.request_bodies import NoRequest
-from radixkv.audit.response_bodies import answer_of_events, events_in
+from radixkv.observe.audit.exchange import Exchange, read_json, unpacked
+from radixkv.observe.audit.record import Record
+from radixkv.observe.audit.request_bodies import NoRequest
+from radixkv.observe.audit.response_bodies import answer_of_events, events_in
 
 REMOVED = "(key removed)"
 #: Fields of bodies that hold keys, of the model's API or of servers of tools.

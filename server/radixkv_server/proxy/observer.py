@@ -12,10 +12,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from radixkv.audit.prices import Prices
-from radixkv.audit.record import Record
-from radixkv.audit.request_bodies import NoRequest
-from radixkv.audit.rule_sets import rule_set
+from radixkv.observe.audit.prices import Prices
+from radixkv.observe.audit.record import Record
+from radixkv.observe.audit.request_bodies import NoRequest
+from radixkv.observe.audit.rule_sets import rule_set
 from radixkv_server.proxy.feed import Seen, read_frames
 from radixkv_server.proxy.fleet_state import UpstreamState
 from radixkv_server.proxy.key_removal import record_without_keys

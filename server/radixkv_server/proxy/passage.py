@@ -9,7 +9,13 @@ from itertools import count
 from typing import ClassVar
 from urllib.parse import unquote_plus
 
-from radixkv.audit.exchange import SECRET_HEADERS, SECRET_PARAMETERS, Exchange, conversation_in, key_digest
+from radixkv.observe.audit.exchange import (
+    SECRET_HEADERS,
+    SECRET_PARAMETERS,
+    Exchange,
+    conversation_in,
+    key_digest,
+)
 from radixkv_server.proxy.fleet_state import Choice
 
 _SCHEMES = ("bearer ", "basic ", "token ")

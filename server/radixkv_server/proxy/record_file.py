@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from radixkv.audit.exchange import read_answer
-from radixkv.audit.record import Json, Record
-from radixkv.audit.response_bodies import answer_of_events, events_in
+from radixkv.observe.audit.exchange import read_answer
+from radixkv.observe.audit.record import Json, Record
+from radixkv.observe.audit.response_bodies import answer_of_events, events_in
 from radixkv_server.proxy.feed import Seen
 from radixkv_server.proxy.redaction import Redaction
 

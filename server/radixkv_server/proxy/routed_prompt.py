@@ -22,11 +22,11 @@ from typing import Any
 import httpx
 from pydantic_core import from_json
 
-from radixkv.audit.exchange import Exchange, conversation_in
-from radixkv.audit.record import Record
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds, encode_tokens
+from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 from radixkv.errors import InvalidRequestError
-from radixkv.routing.prompt_blocks import PromptBlocks
+from radixkv.observe.audit.exchange import Exchange, conversation_in
+from radixkv.observe.audit.record import Record
 
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 
-from radixkv.audit.prices import Prices
-from radixkv.audit.record import Record
-from radixkv.insight.breaker import Breaker
-from radixkv_server.apis.cache.caller import Onlooker
-from radixkv_server.apis.cache.tree import TreeJson
+from radixkv.observe.audit.prices import Prices
+from radixkv.observe.audit.record import Record
+from radixkv.observe.breaker import Breaker
+from radixkv_server.activity.hit_windows import history_json
+from radixkv_server.activity.node_names import NodeNames
+from radixkv_server.apis.cache_api.caller import Onlooker
+from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.dialect import Json
-from radixkv_server.insight.hit_windows import history_json
-from radixkv_server.insight.node_names import NodeNames
 from radixkv_server.proxy.watched import SHOWN_CHARS, Watched, WatchedRequest
 
 #: The console's names of reasons, where rules have others.

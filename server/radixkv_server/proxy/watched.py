@@ -8,12 +8,12 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from radixkv.audit.record import Record
-from radixkv.audit.rule_sets import RuleSet
-from radixkv.audit.rules import Begun, Observation, Rules
 from radixkv.cache.cache_stats import CacheStats
-from radixkv.insight.tree_walk import TreeSnapshot, TreeWalk
-from radixkv_server.insight.hit_windows import (
+from radixkv.observe.audit.record import Record
+from radixkv.observe.audit.rule_sets import RuleSet
+from radixkv.observe.audit.rules import Begun, Observation, Rules
+from radixkv.observe.tree_walk import TreeSnapshot, TreeWalk
+from radixkv_server.activity.hit_windows import (
     MAX_WINDOW_S,
     HitCounts,
     HitWindows,

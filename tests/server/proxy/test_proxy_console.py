@@ -18,7 +18,7 @@ from scripted_engine import ScriptedEngine
 from scripted_upstream import scripted_upstream
 from typer.testing import CliRunner
 
-from radixkv.tools.cli import command_tree
+from radixkv.cli.main import command_tree
 
 KEY = "sk-secret-0123456789abcdef"
 SYSTEM = "You are the harbour master of Bergen. " * 40

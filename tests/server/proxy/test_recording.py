@@ -28,7 +28,7 @@ from running_proxy import RunningProxy, running_proxy
 from scripted_engine import ScriptedEngine
 from scripted_upstream import ScriptedUpstream, scripted_upstream
 
-from radixkv.audit.exchange import make_record
+from radixkv.observe.audit.exchange import make_record
 from radixkv_server.proxy.feed import Feed
 from radixkv_server.proxy.observer import ObserverSettings
 from radixkv_server.proxy.passage import Passage

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.tools import AnyTool
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
-from radixkv_server.chat.breakpoints import CacheControl
+from radixkv_server.chats.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from radixkv.chat.answer import (
+from radixkv.request import OutputDelta, PrefixPin, RequestOutput
+from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
     ContentDelta,
@@ -28,13 +29,12 @@ from radixkv.chat.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from radixkv.request import OutputDelta, PrefixPin, RequestOutput
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.usage import tier_details
-from radixkv_server.chat.call_memory import Remember
-from radixkv_server.chat.chat import AnswerReaders
+from radixkv_server.chats.call_memory import Remember
+from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.request import GenerationRequest

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 
-from radixkv_server.chat.breakpoints import CacheControl
+from radixkv_server.chats.breakpoints import CacheControl
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import Ignored, WithoutEffect

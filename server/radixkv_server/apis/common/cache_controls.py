@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from radixkv_server.apis.common.content import TextPart
 from radixkv_server.apis.common.fields import CacheFields
-from radixkv_server.chat.breakpoints import MAX_BREAKPOINTS, Breakpoint, prefix_pins
-from radixkv_server.chat.chat import Chat
+from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, Breakpoint, prefix_pins
+from radixkv_server.chats.chat import Chat
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.request import PromptRequest
 

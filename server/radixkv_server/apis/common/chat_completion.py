@@ -26,7 +26,7 @@ from radixkv_server.apis.common.fields import (
 )
 from radixkv_server.apis.common.grammars import GrammarFields
 from radixkv_server.apis.common.token_details import TokenDetailFields
-from radixkv_server.chat.breakpoints import Breakpoint, CacheControl, check_breakpoints
+from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.content import Media, TextPart, joined
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST
-from radixkv_server.chat.breakpoints import Breakpoint, CacheControl
+from radixkv_server.chats.breakpoints import Breakpoint, CacheControl
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect

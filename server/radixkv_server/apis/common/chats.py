@@ -10,8 +10,8 @@ from radixkv_server.apis.common.cache_controls import marked_parts, with_cache_c
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage, template_messages
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
-from radixkv_server.chat.structured import tool_choice
+from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
+from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import PromptRequest

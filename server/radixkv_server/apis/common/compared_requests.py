@@ -9,8 +9,8 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from radixkv.chat.canonical_tools import canonical_tools
-from radixkv.chat.client_rules import ClientRule
+from radixkv.text.chat_formats.canonical_tools import canonical_tools
+from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from radixkv.structured import StructuredOutputs
-from radixkv_server.chat.structured import format_grammar, grammar_of
+from radixkv_server.chats.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import StrictModel
 from radixkv_server.http.fields import WithoutEffect, asks_for_nothing

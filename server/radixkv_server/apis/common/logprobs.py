@@ -6,8 +6,8 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from radixkv.chat.answer import ContentDelta
 from radixkv.request import Logprob, SamplingParams, TokenLogprobs
+from radixkv.text.chat_formats.answer import ContentDelta
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.dialect import Json
 

@@ -8,7 +8,7 @@ from radixkv_server.dialect import Json
 from radixkv_server.generation.usage import Usage
 
 if TYPE_CHECKING:
-    from radixkv.cache.insight.explain import MissReport
+    from radixkv.cache.reporting.explain import MissReport
 
 
 def usage_details(usage: Usage) -> Json:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 import radixkv
-from radixkv.client import EngineClient
+from radixkv.engine.client import EngineClient
 from radixkv.request import SamplingParams
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.chats import completion_chat
-from radixkv_server.chat.chat import chat_prompt
+from radixkv_server.chats.chat import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.serve_generation import json_response

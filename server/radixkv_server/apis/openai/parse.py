@@ -15,7 +15,7 @@ from radixkv_server.apis.common.grammars import GrammarFields
 from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.chat.structured import with_default
+from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.errors import bad_request

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import radixkv
-from radixkv.chat.answer import (
+from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
     ContentDelta,
@@ -19,15 +21,13 @@ from radixkv.chat.answer import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from radixkv.engine.prompt_limits import EncodedPrompt
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
 from radixkv_server.apis.common.token_details import TokenDetails
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.chat.chat import AnswerReaders
+from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
 from radixkv_server.generation.usage import Usage

@@ -20,7 +20,7 @@ from radixkv_server.apis.responses.schemas import CompactRequest, ResponsePrompt
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chat.chat import AnswerReaders, Chat, chat_request
+from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json

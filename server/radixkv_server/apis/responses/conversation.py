@@ -19,8 +19,8 @@ from radixkv_server.apis.responses.items import (
 from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
-from radixkv_server.chat.chat import Chat
-from radixkv_server.chat.structured import tool_choice
+from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.tenants.tenant import Tenant

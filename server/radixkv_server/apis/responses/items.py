@@ -17,7 +17,7 @@ from radixkv_server.apis.common.fields import Asynchronous, Caller
 from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
 from radixkv_server.apis.responses.tools import Called, Toolbox
-from radixkv_server.chat.call_memory import Recall
+from radixkv_server.chats.call_memory import Recall
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel

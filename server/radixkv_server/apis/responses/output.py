@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from radixkv.chat.answer import (
+from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,
@@ -26,7 +26,7 @@ from radixkv_server.apis.responses.items import (
 )
 from radixkv_server.apis.responses.string_member import StringMember
 from radixkv_server.apis.responses.tools import Called, Toolbox
-from radixkv_server.chat.call_memory import Remember
+from radixkv_server.chats.call_memory import Remember
 from radixkv_server.dialect import Json
 
 Events = Iterator[Json]

@@ -16,7 +16,7 @@ from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePr
 from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chat.chat import Chat, chat_prompt, chat_request
+from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json

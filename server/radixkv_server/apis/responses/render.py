@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 
-from radixkv.chat.answer import ContentDelta, ReasoningDelta
 from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.text.chat_formats.answer import ContentDelta, ReasoningDelta
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
@@ -18,8 +18,8 @@ from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import Toolbox, tools_in_response
-from radixkv_server.chat.call_memory import Remember
-from radixkv_server.chat.chat import AnswerReaders
+from radixkv_server.chats.call_memory import Remember
+from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer

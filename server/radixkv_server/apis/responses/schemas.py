@@ -27,7 +27,7 @@ from radixkv_server.apis.common.fields import (
 from radixkv_server.apis.common.grammars import SchemaFields
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.apis.responses.tools import AnyTool
-from radixkv_server.chat.structured import format_grammar
+from radixkv_server.chats.structured import format_grammar
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 

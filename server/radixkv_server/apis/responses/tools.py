@@ -15,11 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator, model_validator
 
-from radixkv.sampling.grammar.limits import check_lark
-from radixkv.text.escaped_lark import escape_lark
+from radixkv.grammar.escaped_lark import escape_lark
+from radixkv.grammar.limits import check_lark
 from radixkv_server.apis.common.fields import Asynchronous, ToolName
 from radixkv_server.apis.common.kinds import ByType
-from radixkv_server.chat.chat import InputGrammar
+from radixkv_server.chats.chat import InputGrammar
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Ignored, Refused, WithoutEffect

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from radixkv.errors import ContextLengthExceededError
-from radixkv_server.chat.chat import Chat, chat_prompt
+from radixkv_server.chats.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.tenants.tenant import Tenant

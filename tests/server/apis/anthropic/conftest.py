@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
 from radixkv_server.apis.anthropic import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_request
+from radixkv_server.chats.chat import AnswerReaders, chat_request
 
 
 async def request_with_readers(*args: Any, **options: Any) -> Any:

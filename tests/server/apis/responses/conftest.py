@@ -14,7 +14,7 @@ from scripted_parser import ScriptedParser
 
 from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv_server.apis.responses import parse
-from radixkv_server.chat.chat import AnswerReaders, chat_request
+from radixkv_server.chats.chat import AnswerReaders, chat_request
 from radixkv_server.generation.request import PromptRequest
 
 

@@ -13,12 +13,12 @@ from pydantic_core import from_json
 from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
-from radixkv.chat.answer import ToolCallArguments, ToolCallBegin, ToolCallEnd
+from radixkv.text.chat_formats.answer import ToolCallArguments, ToolCallBegin, ToolCallEnd
 from radixkv_server.apis.responses import parse
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import CustomTool, Toolbox
-from radixkv_server.chat.chat import AnswerReaders, chat_request
+from radixkv_server.chats.chat import AnswerReaders, chat_request
 from radixkv_server.generation.request import PromptRequest
 
 CUSTOM = CustomTool(type="custom", name="patch")

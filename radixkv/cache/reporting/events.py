@@ -1,0 +1,176 @@
+"""Events: which whole blocks come into the tree and leave it, for followers.
+
+Each call of the cache that changes something (a commit, an eviction, a reset) tells its listeners one
+`BlockChanges`. A follower that applies them in the order of their sequence numbers knows exactly which whole
+blocks can be matched: routers use that to send a request where its prefix is. Such a follower, and the
+specification of how to read the stream, is `radixkv.observe.residency`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
+from radixkv.cache.node import Node
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 8  # in a row, after which a listener is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """Whole blocks that follow one another and can be matched from now on."""
+
+    block_hashes: tuple[bytes, ...]  # their identities, see `radixkv.cache.block_identity`
+    parent_hash: bytes | None  # that of the block before the first one; None: it begins a prompt
+    block_ids: tuple[int, ...]  # the physical blocks
+    key: bytes  # their tokens, four bytes each
+    namespace: NamespaceKey  # the framed namespace; () if they are public
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of each."""
+        return len(self.key) // TOKEN_BYTES // len(self.block_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of all of them. O(tokens)."""
+        return decode_tokens(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedBlocks:
+    """Whole blocks that can't be matched any more, the last one first."""
+
+    block_hashes: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+    namespace: NamespaceKey
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """What one call changed. What was removed was so before anything was stored."""
+
+    sequence: int  # consecutive number, from 1; a replay repeats the latest one
+    stored: tuple[StoredBlocks, ...] = ()  # parents before what follows them
+    # Evicted, discarded, rolled back or reset; what follows others before them.
+    removed: tuple[RemovedBlocks, ...] = ()
+    cleared: bool = False  # nothing was left (`reset`); `removed` says what that was
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks stored and removed."""
+        return sum(len(run.block_ids) for run in self.stored) + sum(
+            len(run.block_ids) for run in self.removed
+        )
+
+
+Listener = Callable[[BlockChanges], None]
+
+
+class ChangeLog:
+    """Gathers what a call changes in a tree, and tells the listeners when the call ends.
+
+    The cache is in the middle of a change when it tells them: what a listener raises is logged and goes no
+    further, and a listener that keeps failing is dropped.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._size = block_bytes  # bytes of a block's token ids
+        self._sequence = 0  # of the latest changes
+        self._stored: list[StoredBlocks] = []
+        self._removed: list[RemovedBlocks] = []
+        self._listeners: dict[object, Listener] = {}  # by what names the subscription
+        self._failures: Counter[object] = Counter()  # in a row
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Tell a listener of what comes; returns a function that ends that, and may be called again. O(1)."""
+        name = object()
+        self._listeners[name] = listener
+        return lambda: self._remove(name)
+
+    def _remove(self, name: object) -> None:
+        self._listeners.pop(name, None)
+
+    def stored(self, node: Node, first: int) -> None:
+        """The blocks of `node` from index `first` on are in the tree now. O(their tokens)."""
+        self._stored += _stored(node, first, self._size)
+
+    def removed(self, node: Node, first: int) -> None:
+        """The blocks of `node` from index `first` on are about to leave. O(those)."""
+        hashes = _hashes(node, first)
+        if not hashes:
+            return
+        if self._stored:
+            self.flush()
+        blocks = tuple(node.blocks[first : first + len(hashes)])
+        self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.owner.key))
+
+    def flush(self, cleared: bool = False) -> bool:
+        """The call ends: tell what it changed, if it did; False: nobody listens any more. O(listeners)."""
+        if self._stored or self._removed or cleared:
+            stored, removed = tuple(self._stored), tuple(self._removed)
+            self._stored.clear()
+            self._removed.clear()
+            if self._listeners:
+                self._tell(BlockChanges(self._sequence + 1, stored, removed, cleared))
+        return bool(self._listeners)
+
+    def _tell(self, changes: BlockChanges) -> None:
+        self._sequence = changes.sequence
+        for name, listener in list(self._listeners.items()):
+            try:
+                listener(changes)
+            except KeyboardInterrupt:  # not the listener's
+                raise
+            except BaseException:
+                self._failures[name] += 1
+                is_last = self._failures[name] >= MAX_FAILURES
+                logger.exception(
+                    "a listener of cache events failed (%d in a row)%s: %r",
+                    self._failures[name],
+                    ", it is told of nothing more" if is_last else "",
+                    listener,
+                )
+                if is_last:
+                    self._remove(name)
+            else:
+                self._failures.pop(name, None)
+
+    def replay(self, nodes: Iterable[Node], listener: Listener) -> None:
+        """Tell a new listener what is there already, under the current sequence number. O(blocks).
+
+        What it raises goes to the caller.
+        """
+        runs = [run for node in nodes for run in _stored(node, 0, self._size)]
+        if runs:
+            listener(BlockChanges(self._sequence, tuple(runs)))
+
+
+def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
+    """The identities of a node's whole blocks from index `first` on."""
+    return each_identity(node.ids[first * IDENTITY_BYTES :])
+
+
+def _stored(node: Node, first: int, size: int) -> list[StoredBlocks]:
+    """The whole blocks of `node` from index `first` on, as one run; empty: there are none."""
+    hashes = _hashes(node, first)
+    if not hashes:
+        return []
+    parent, before = node.parent, None
+    assert parent is not None
+    if first:
+        before = node.identity(first)
+    elif parent.blocks:
+        before = parent.identity(len(parent.blocks))
+    stop = first + len(hashes)
+    key = bytes(node.key[first * size : stop * size])
+    return [StoredBlocks(hashes, before, tuple(node.blocks[first:stop]), key, node.owner.key)]

@@ -1,0 +1,192 @@
+"""Why a prompt missed: MissReport, and how its reason is found.
+
+The reasons, in the order in which they are tried for the first token that was not found:
+
+    hit            nothing was missing but the one token that is always computed
+    skipped        the caller, or the cache's settings, asked not to look
+    partial_block  the tokens are cached, but sharing a part of a block was not possible
+    evicted        the block was here and was evicted to make room
+    expired        the same, after a pin on it had run out
+    reset          the same, by `reset`
+    namespace      cached, but under another one of the latest namespaces (told to administrators only)
+    diverged       another continuation of the same prefix is cached
+    first_seen     nothing that begins like this has been here, as far as the ghost index remembers
+
+Of a request, where a tier below the cache has the next blocks or should have, instead of these:
+
+    load_too_slow  they were computed, since loading them would have taken longer, or did not end in time
+    checksum       what the tier kept of them was damaged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
+from radixkv.cache.node import Namespace
+from radixkv.cache.reporting.ghost import GhostIndex, GhostRecord
+from radixkv.cache.tree_nodes import TreeNodes, Walk
+
+Reason = Literal[
+    "hit",
+    "skipped",
+    "partial_block",
+    "evicted",
+    "expired",
+    "reset",
+    "namespace",
+    "diverged",
+    "first_seen",
+    "load_too_slow",
+    "checksum",
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+CACHE_IS_OFF = "prefix caching is off"
+SAID_TOKENS = 8  # of each side, in a sentence
+_SHOWN = (
+    *("reason", "num_prompt_tokens", "num_hit_tokens", "diverged_at", "cached_tokens_after"),
+    *("new_tokens_after", "age_s", "evicted_by", "skipped", "tier", "num_tier_tokens", "detail"),
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MissReport:
+    """How much of a prompt was found, and why not the rest. Small: text is composed on demand.
+
+    Attributes:
+        cached_key, new_key: what the cache and the prompt hold from there on, four bytes a token.
+    """
+
+    reason: Reason  # one of `REASONS`
+    num_prompt_tokens: int  # length of the prompt
+    num_hit_tokens: int  # leading tokens found; for a lease at most the prompt's length - 1
+    # Index of the first token that differs from what is cached; None unless `diverged`.
+    diverged_at: int | None = None
+    cached_key: bytes | bytearray = b""
+    new_key: bytes = b""
+    # Seconds since the first missing block was removed, for `evicted`, `expired` and `reset`.
+    age_s: float | None = None
+    # What removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
+    evicted_by: str | None = None
+    skipped: str | None = None  # why no lookup was made, for `skipped`
+    # What is cached after `diverged_at` was declared public: others may not be told.
+    cached_is_public: bool = False
+    # The tier below the cache that has the next blocks, or that is spoken of; None: none is.
+    tier: str | None = None
+    num_tier_tokens: int = 0  # of the missing tokens, those that it has, as far as it was asked
+
+    @property
+    def cached_tokens_after(self) -> list[int]:
+        """What the cache holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
+        return decode_tokens(self.cached_key)
+
+    @property
+    def new_tokens_after(self) -> list[int]:
+        """What the prompt holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
+        return decode_tokens(self.new_key)
+
+    @property
+    def num_missed_tokens(self) -> int:
+        """Prompt tokens that must be computed."""
+        return self.num_prompt_tokens - self.num_hit_tokens
+
+    @property
+    def detail(self) -> str:
+        """The report as one sentence."""
+        found = f"{self.num_hit_tokens} of {self.num_prompt_tokens} tokens were cached"
+        if self.reason == "hit":
+            return f"{found}; nothing else was missing."
+        if self.reason == "skipped":
+            return f"The cache was not consulted: {self.skipped}."
+        if self.reason == "partial_block":
+            return f"{found}; the next ones are, too, but their part of a block could not be shared."
+        if self.reason == "load_too_slow":
+            return f"{found}; the next ones are in the tier {self.tier}: load too slow, they were computed."
+        if self.reason == "checksum":
+            return f"{found}; the next ones were damaged in the tier {self.tier} (checksum)."
+        there = f" The tier {self.tier} has {self.num_tier_tokens} of them." if self.tier else ""
+        if self.reason in ("evicted", "expired", "reset"):
+            what = {
+                "evicted": "were evicted",
+                "expired": "were evicted after their pin had expired",
+                "reset": "were forgotten",
+            }[self.reason]
+            if self.tier and self.reason != "reset":
+                what = what.replace("were evicted", f"were evicted to {self.tier}")
+            return f"{found}; the next ones {what} {self.age_s:.1f} s ago ({self.evicted_by}).{there}"
+        if self.reason == "namespace":
+            return f"{found}; the next ones are cached under another namespace.{there}"
+        if self.reason == "diverged":
+            return (
+                f"{found}; at token {self.diverged_at} the prompt goes on with "
+                f"{self.new_tokens_after[:SAID_TOKENS]}, the cached one with "
+                f"{self.cached_tokens_after[:SAID_TOKENS]}.{there}"
+            )
+        return f"{found}; the rest has not been seen before.{there}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return {name: getattr(self, name) for name in _SHOWN}
+
+    def __repr__(self) -> str:
+        return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
+
+
+class DueReport(NamedTuple):
+    """What a report needs to know of the moment of its lookup; it is composed when it is read."""
+
+    walk: Walk | None  # where that ended; None: nothing was cached in the namespace
+    num_tokens: int  # of the prompt
+    record: GhostRecord | None  # what removed the first block missed
+    at: float  # clock seconds
+    skip: str | None  # why no lookup was made
+
+
+#: Quicker than DueReport(...).
+new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, DueReport))
+
+
+def due_report(
+    ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
+) -> DueReport:
+    """What the report of a prompt that is looked up just now needs to know. O(1) without resets."""
+    num_tokens = len(data) // TOKEN_BYTES
+    if walk is None or walk[1] + walk[2] < num_tokens - 1:
+        record = ghosts.removal(tree, data, owner, walk)
+        if record is not None:
+            return new_due((walk, num_tokens, record, ghosts.clock(), None))
+    return new_due((walk, num_tokens, None, 0.0, None))
+
+
+def report_of(
+    due: DueReport, data: bytes | bytearray, cached: int, elsewhere: int | None = None
+) -> MissReport:
+    """The first reason that applies, in the order of `REASONS`.
+
+    Args:
+        data: tokens that begin with the prompt.
+        cached: those of the prompt that it gets from the cache, of those that the lookup found.
+        elsewhere: leading tokens that are cached in another namespace; None: not to be told.
+    """
+    walk, num_tokens, record = due.walk, due.num_tokens, due.record
+    if due.skip is not None:
+        return MissReport("skipped", num_tokens, 0, skipped=due.skip)
+    found = 0 if walk is None else walk.depth + walk.partial
+    if cached >= num_tokens - 1:
+        return MissReport("hit", num_tokens, cached)
+    if found > cached:
+        return MissReport("partial_block", num_tokens, cached)
+    if record is not None:
+        age = due.at - record.at
+        return MissReport(cast(Reason, record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
+    if elsewhere is not None and elsewhere > found:
+        return MissReport("namespace", num_tokens, cached)
+    if walk is not None and found and walk.onward:
+        shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
+        new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
+        is_public = walk.neighbour is not None and walk.neighbour.owner.is_public
+        return MissReport("diverged", num_tokens, cached, found, shown, new, cached_is_public=is_public)
+    return MissReport("first_seen", num_tokens, cached)

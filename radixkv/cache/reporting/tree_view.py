@@ -1,0 +1,98 @@
+"""TreeView: what stands in the tree, for those who look at it and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from radixkv.cache.eviction.policy import overridden
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
+from radixkv.cache.lookup import Lookup
+from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.node import Namespace, Node
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.tree_nodes import continuation
+
+_SHOWN_TOKENS = 4
+
+
+class TreeView:
+    """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only.
+
+    Attributes:
+        index: the tree itself, for who visits its nodes, such as `radixkv.observe.tree_walk`.
+        clock: seconds, as the cache has them.
+    """
+
+    def __init__(
+        self, index: RadixTree, lookup: Lookup, namespaces: Namespaces, clock: Callable[[], float]
+    ) -> None:
+        self.index = index
+        self.clock = clock
+        self._lookup = lookup
+        self._namespaces = namespaces
+
+    def show(self, max_lines: int = 50) -> str:
+        """The tree as ASCII, a line for each node; at most `max_lines`, and one to say that there is more."""
+        lines: list[str] = []
+        stack: list[Iterator[Node]] = [iter(self.index.roots.values())]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+            elif len(lines) >= max_lines:
+                lines.append("...")
+                break
+            else:
+                lines.append(_line(node, len(stack) - 1))
+                stack.append(node.each_child())
+        return "\n".join(lines) if lines else "(empty)"
+
+    def known(self, namespace: NamespaceName) -> Namespace | None:
+        """The namespace, if something is cached or held in it. O(1)."""
+        return self._namespaces.known(namespace)
+
+    def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
+        """The nodes that a lookup finds, the last one perhaps in part: their ids in a `walk`, top down."""
+        walk = self._lookup.match(encode_tokens(token_ids), self.known(namespace), namespace).walk
+        if walk is None:
+            return []
+        last = walk.node if walk.source is None else walk.source
+        return [node.blocks[0] for node in self.index.path(last) if node.blocks]
+
+    def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
+        """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
+
+        Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
+        """
+        owner = self.known(namespace)
+        walk = self._lookup.match(encode_tokens(token_ids), owner).walk
+        if walk is None or owner is None:
+            return []
+        size = limit * TOKEN_BYTES
+        return decode_tokens(continuation(walk, size, owner)[:size])
+
+    def following(self, token_ids: TokenIds, namespace: NamespaceName = "", most: int = 64) -> list[int]:
+        """What was cached after these tokens before, in the same namespace: a guess of what comes next.
+
+        At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
+        was declared is followed. O(tokens + path).
+        """
+        max_bytes = most * TOKEN_BYTES
+        return decode_tokens(
+            self._lookup.following(encode_tokens(token_ids), self.known(namespace), max_bytes)
+        )
+
+    @property
+    def evicts_in_order(self) -> bool:
+        """Whether eviction takes candidates strictly in the order of their priorities."""
+        return overridden(self.index.policy, "victim") is None
+
+
+def _line(node: Node, level: int) -> str:
+    if node.parent is None:
+        return f"{node.owner!r}"
+    tokens = decode_tokens(node.key[: _SHOWN_TOKENS * TOKEN_BYTES])
+    more = " .." if len(node.key) > _SHOWN_TOKENS * TOKEN_BYTES else ""
+    marks = (f", {node.refs} refs" if node.refs else "") + (", pinned" if node.pins else "")
+    shown = " ".join(map(str, tokens)) + more
+    return f"{'  ' * level}{node.start}..{node.end} [{shown}] {len(node.blocks)} blocks{marks}"

@@ -1,0 +1,189 @@
+"""`radixkv serve` and `radixkv keys`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import radixkv
+from radixkv.cli.config_file import take_config_file
+from radixkv.cli.options import engine_options, settings_parameters, with_options
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.extras import require_engine
+from radixkv_server.log_format import configure_logging
+from radixkv_server.ray_serve.settings import ReplicaSettings
+from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenants.api_keys import TENANT_NAME, new_secret, parse_api_key, stored_form
+
+SERVER_PANEL = "Server"
+REPLICA_PANEL = "Replicas"
+
+_RENAMED = {
+    "api_keys": "--api-key",
+    "admin_keys": "--admin-key",
+    "served_model_names": "--served-model-name",
+    "allowed_hosts": "--allowed-host",
+    "allowed_origins": "--allowed-origin",
+    "trust_request_chat_template": "--trust-request-chat-template",
+    "console": "--console/--no-console",
+    "access_log": "--access-log/--no-access-log",
+    "canonical_tools": "--canonical-tools",
+    "vllm_metrics": "--vllm-metrics",
+    # Times are in seconds, by name and not by letter.
+    **{
+        item.name: "--" + item.name.removesuffix("_s").replace("_", "-")
+        for item in fields(ServerSettings)
+        if item.name.endswith("_s")
+    },
+}
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a typer command every setting of the server as an option.
+
+    The command must take `settings: ServerSettings`; its other parameters stay as they are.
+    """
+    options = settings_parameters(ServerSettings, SERVER_PANEL, renamed=_RENAMED)
+    option = typer.Option(
+        help="File with such keys, one KEY or NAME=KEY a line; unlike a flag, no list of processes shows it.",
+        rich_help_panel=SERVER_PANEL,
+    )
+    key_file = inspect.Parameter(
+        "api_key_file",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, option],
+    )
+    return with_options(command, "settings", make_settings, [*options, key_file])
+
+
+def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
+    """What a user wants to know when the server is ready; the curl line works when pasted."""
+    from radixkv.engine.startup import resident_memory
+
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    body = {
+        "model": summary.model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 32,
+    }
+    # A key never goes to the screen or a log: the pasted line takes it from the environment.
+    key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
+    gib = summary.kv_bytes / 1024**3
+    memory = resident_memory() / 1024**2
+    return "\n".join(
+        [
+            f"radixkv {radixkv.__version__} is ready on http://{shown}:{port}",
+            f"  model      {summary.model} (up to {summary.max_model_len:,} tokens a request)",
+            f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
+            f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
+            f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
+            f"  memory     {memory:,.0f} MiB at rest; K/V takes more as it is used",
+            f"  started    in {summary.phases}",
+            "  try it     "
+            f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+            f"-d '{json.dumps(body)}'",
+        ]
+    )
+
+
+def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a typer command, which takes `replica_settings`, every setting of replicas as an option."""
+    renamed = {"target_queue_s": "--target-queue", "scale_down_after_s": "--scale-down-after"}
+    options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed=renamed)
+    return with_options(command, "replica_settings", ReplicaSettings, options)
+
+
+@engine_options
+@server_options
+@replica_options
+def serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    replica_settings: ReplicaSettings,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            callback=take_config_file,
+            is_eager=True,
+            help="TOML with the names of these flags, flat or in tables server and engine; flags win.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model over the OpenAI-compatible HTTP API."""
+    require_engine("radixkv serve")
+    from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
+
+    configure_logging(settings.log_format, settings.log_level)
+    if replica_settings.ray_address is None:  # a cluster's Ray Serve may listen already
+        check_port_is_free(settings.host, settings.port)
+    console = Console(stderr=True)
+    if replica_settings.replicas is not None:
+        from radixkv_server.ray_serve.serve import serve_replicas
+
+        console.print(f"Starting {replica_settings.replicas} x {config.model} ...", highlight=False)
+        serve_replicas(
+            config,
+            settings,
+            replica_settings,
+            on_ready=lambda host, port: print(
+                f"{replica_settings.replicas} replicas of {config.model} at http://{host}:{port}", flush=True
+            ),
+        )
+        return
+    console.print(f"Loading {config.model} ...", highlight=False)
+    engine = radixkv.AsyncEngine.from_config(with_tenants(config, settings))
+
+    def ready(host: str, port: int) -> None:
+        engine.summary.phases.ends_now("server")
+        print(_banner(engine.summary, host, port, has_key=settings.asks_for_keys), flush=True)
+
+    serve_engine(engine, settings, on_ready=ready)
+
+
+keys = typer.Typer(help="API keys for `radixkv serve --keys-file`.", no_args_is_help=True)
+
+
+@keys.command("new")
+def new_key(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
+    admin: Annotated[bool, typer.Option("--admin", help="The tenant is an admin.")] = False,
+) -> None:
+    """Make an API key: it is shown this once, the lines for the keys file hold only its hash."""
+    if not TENANT_NAME.fullmatch(tenant):
+        raise ConfigError(
+            f"{tenant[:80]!r} is no name of a tenant: a letter, then at most 63 letters, digits, _ . and -"
+        )
+    secret = new_secret()
+    table = tenant if "." not in tenant else f'"{tenant}"'
+    print(f"the key, shown only now: {secret}")
+    print("for the keys file:")
+    print(f"[tenants.{table}]")
+    if admin:
+        print('role = "admin"')
+    print(f'keys = ["{stored_form(secret)}"]')
+
+
+@keys.command("hash")
+def hash_key() -> None:
+    """Read a key from standard input and print the form that the keys file holds."""
+    secret = sys.stdin.readline().strip()
+    parse_api_key(f"tenant={secret}")  # refuses what no request could present
+    print(f'"{stored_form(secret)}"')
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Give the command line `serve` and `keys`."""
+    app.command()(serve)
+    app.add_typer(keys, name="keys")

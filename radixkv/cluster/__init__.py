@@ -1,0 +1,1 @@
+"""Several engines as one: block events, routing, engine processes, replicas."""

@@ -1,0 +1,148 @@
+"""PublishedBlocks: from what a cache tells to events for the wire, and what a follower should know by now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from radixkv.cache.block_identity import each_identity
+from radixkv.cache.keys import NamespaceKey, decode_tokens
+from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks, StoredBlocks
+from radixkv.cluster.events.block_keys import NO_CHAIN, PUBLIC, BlockKeys, block_key, chains, is_open
+from radixkv.cluster.events.wire import MEDIUM, AllBlocksCleared, BlockRemoved, BlockStored, Event
+
+
+class _Owner(NamedTuple):
+    """Whose blocks they are, as the wire tells it."""
+
+    key: bytes
+    label: str | None
+    adapter: str | None
+    shows_tokens: bool
+
+
+class _NamedBlock(NamedTuple):
+    key: int
+    parent: int | None  # its key
+    chain: bytes
+    tokens: bytes  # encoded; empty: they are not told
+    owner: _Owner
+
+
+class PublishedBlocks:
+    """What has been told of one cache's blocks. Not thread-safe.
+
+    Args:
+        tokens: whose token ids are told: `open`, `all` or `none`, see `EventsSpec`.
+    """
+
+    def __init__(self, block_size: int, keys: BlockKeys, tokens: str) -> None:
+        self._block_size = block_size
+        self._keys = keys
+        self._tokens = tokens
+        self._blocks: dict[bytes, _NamedBlock] = {}  # by identity; parents before what follows them
+        # Of the keys that several blocks have: each is told once, when the first comes and the last goes.
+        self._shared: Counter[int] = Counter()
+        self._present: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def clear(self) -> None:
+        """Nothing has been told."""
+        self._blocks.clear()
+        self._shared.clear()
+        self._present.clear()
+
+    def events(self, changes: BlockChanges) -> list[Event]:
+        """What followers must hear of these changes, which are taken in. O(their tokens)."""
+        if changes.cleared:
+            self.clear()
+            cleared: list[Event] = [AllBlocksCleared()]
+            return cleared + [event for run in changes.stored for event in self._stored(run)]
+        removed = [event for gone in changes.removed for event in self._removed(gone)]
+        return removed + [event for run in changes.stored for event in self._stored(run)]
+
+    def snapshot(self) -> list[Event]:
+        """Events that bring whoever knows anything else to the same state. O(tokens)."""
+        published: set[int] = set()
+        fresh = []
+        for block in self._blocks.values():
+            if block.key not in published:
+                published.add(block.key)
+                fresh.append(block)
+        return [AllBlocksCleared(), *self._runs(fresh)]
+
+    def _stored(self, run: StoredBlocks) -> list[Event]:
+        owner = self._owner(run.namespace)
+        chain, parent = NO_CHAIN, None
+        if run.parent_hash is not None:
+            before = self._blocks.get(run.parent_hash)
+            if before is None:  # nobody could make use of them
+                return []
+            chain, parent = before.chain, before.key
+        size = len(run.key) // len(run.block_ids)
+        published: list[_NamedBlock] = []
+        for i, (identity, link) in enumerate(
+            zip(run.block_hashes, each_identity(chains(self._block_size).chain(chain, run.key)), strict=True)
+        ):
+            known = self._blocks.get(identity)
+            if known is None:
+                tokens = run.key[i * size : (i + 1) * size] if owner.shows_tokens else b""
+                known = self._blocks[identity] = _NamedBlock(
+                    block_key(owner.key, link), parent, link, tokens, owner
+                )
+                if known.key in self._present:
+                    self._shared[known.key] += 1
+                else:
+                    self._present.add(known.key)
+                    published.append(known)
+            parent = known.key
+        return self._runs(published)
+
+    def _removed(self, gone: RemovedBlocks) -> list[Event]:
+        published: list[int | bytes] = []
+        for identity in gone.block_hashes:
+            block = self._blocks.pop(identity, None)
+            if block is None:
+                continue
+            if self._shared[block.key]:
+                self._shared[block.key] -= 1
+            else:
+                self._present.discard(block.key)
+                published.append(block.key)
+        return [BlockRemoved(block_hashes=published, medium=MEDIUM)] if published else []
+
+    def _owner(self, namespace: NamespaceKey) -> _Owner:
+        shows = self._tokens == "all" or (
+            self._tokens == "open" and (namespace == PUBLIC or is_open(namespace))
+        )
+        adapter = namespace[2] if len(namespace) > 2 else ""
+        return _Owner(self._keys.owner(namespace), self._keys.label(namespace), adapter or None, shows)
+
+    def _runs(self, blocks: Iterable[_NamedBlock]) -> list[Event]:
+        """Blocks as events: those that follow one another and have one owner as one."""
+        events: list[Event] = []
+        run: list[_NamedBlock] = []
+        for block in blocks:
+            if run and (block.parent != run[-1].key or block.owner != run[-1].owner):
+                events.append(self._event(run))
+                run = []
+            run.append(block)
+        if run:
+            events.append(self._event(run))
+        return events
+
+    def _event(self, run: list[_NamedBlock]) -> BlockStored:
+        owner = run[0].owner
+        return BlockStored(
+            block_hashes=[block.key for block in run],
+            parent_block_hash=run[0].parent,
+            token_ids=decode_tokens(b"".join([block.tokens for block in run])),
+            block_size=self._block_size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=owner.adapter,
+            cache_salt=owner.label,
+        )

@@ -1,0 +1,265 @@
+"""RemoteEngine: the `EngineClient` of an engine in another process.
+
+Each call is sent by its name with its arguments and comes back as its result, an error, or item by item.
+Nothing is shared: results are copies, and times are durations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import itertools
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar, cast
+
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cluster.remote.channel import (
+    WINDOW,
+    Ask,
+    AskStatus,
+    Cancel,
+    Channel,
+    End,
+    Facts,
+    Failed,
+    Item,
+    Reply,
+    Status,
+    Took,
+)
+from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.client import EngineClient
+from radixkv.engine.counters import EngineStats
+from radixkv.errors import EngineStoppedError, InvalidRequestError
+
+T = TypeVar("T")
+
+Event = Reply | Item | End | Failed
+
+
+class _Pending:
+    """A call that was not answered yet, and the event loop that waits for it."""
+
+    def __init__(self, call_id: int) -> None:
+        self.id = call_id
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, event: Event) -> bool:
+        """From any thread; False: the loop is closed, nobody waits."""
+        try:
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+        except RuntimeError:
+            return False
+        return True
+
+
+class Link:
+    """Makes calls over a connection, for any number of event loops.
+
+    Args:
+        connection: to a process that runs `radixkv.cluster.remote.host.serve_engine`.
+
+    Attributes:
+        facts: of the engine there.
+        status: the latest that is known of it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.facts: Facts
+        self.status: Status
+        self._ids = itertools.count()
+        self._lock = threading.Lock()  # around the next two: no call may slip in after the last one
+        self._pending: dict[int, _Pending] = {}
+        self._ended: EngineStoppedError | None = None
+        self._channel = Channel(connection, self._take, self._lose)
+        for _ in range(2):
+            try:
+                first = self._channel.receive()
+            except (EOFError, OSError):
+                raise EngineStoppedError("the engine's process ended before its engine was ready") from None
+            if isinstance(first, Failed):
+                raise first.error
+            self._take(first)
+        self._channel.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._ended is None
+
+    def ask_status(self) -> None:
+        """Have the status renewed, for the next look at it."""
+        if self.is_open:
+            self._channel.send(AskStatus())
+
+    async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What the method of that name returns there; raises what it raises. Cancelling it ends it there."""
+        with self._asking(name, args, options, streams=False) as pending:
+            event = await pending.events.get()
+            if isinstance(event, Failed):
+                raise event.error
+            assert isinstance(event, Reply)
+            return event.value
+
+    async def iterate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> AsyncGenerator[Any]:
+        """What the method of that name yields there. Closing the iterator closes that one."""
+        with self._asking(name, args, options, streams=True) as pending:
+            num_taken = 0
+            while not isinstance(event := await pending.events.get(), End):
+                if isinstance(event, Failed):
+                    raise event.error
+                assert isinstance(event, Item)
+                yield event.value
+                num_taken += 1
+                if num_taken == WINDOW // 2:
+                    self._channel.send(Took(pending.id, num_taken))
+                    num_taken = 0
+
+    @contextlib.contextmanager
+    def _asking(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any], *, streams: bool
+    ) -> Iterator[_Pending]:
+        pending = _Pending(next(self._ids))
+        with self._lock:
+            if self._ended is not None:
+                raise EngineStoppedError(str(self._ended))
+            self._pending[pending.id] = pending  # first: the answer may be here before this thread goes on
+            try:
+                self._channel.send(Ask(pending.id, name, args, options, streams))
+            except InvalidRequestError:
+                del self._pending[pending.id]
+                raise
+        try:
+            yield pending
+        finally:
+            if self._pending.pop(pending.id, None) is not None:  # it goes on there
+                self._channel.send(Cancel(pending.id))
+
+    def _take(self, message: Facts | Status | Event) -> None:
+        """On the channel's thread."""
+        if isinstance(message, Status):
+            self.status = message
+        elif isinstance(message, Facts):
+            self.facts = message
+        else:
+            has_ended = not isinstance(message, Item)
+            pending = (self._pending.pop if has_ended else self._pending.get)(message.id, None)
+            if pending is not None and not pending.put(message) and not has_ended:
+                self._pending.pop(message.id, None)
+                self._channel.send(Cancel(message.id))
+
+    def _lose(self) -> None:
+        """On the channel's thread: the other process has gone, or nobody needs it any more."""
+        with self._lock:
+            self._ended = self._ended or EngineStoppedError("the engine's process has ended")
+            left, self._pending = self._pending, {}
+        for pending in left.values():
+            pending.put(Failed(pending.id, EngineStoppedError(str(self._ended))))
+
+    async def close(self) -> None:
+        """Take no more calls, and fail those that wait."""
+        with self._lock:
+            self._ended = EngineStoppedError("the engine has been closed")
+        self._channel.close()
+        await asyncio.to_thread(self._channel.join)
+
+
+def _by_name(interface: type, prefix: str = "") -> Callable[[type[T]], type[T]]:
+    """Gives a class the interface's asynchronous methods that it does not have: calls over its `_link`."""
+
+    def complete(cls: type[T]) -> type[T]:
+        for name, method in vars(interface).items():
+            if name.startswith("_") or name in vars(cls) or not inspect.isfunction(method):
+                continue
+            if inspect.iscoroutinefunction(method):
+                setattr(cls, name, _calling(prefix + name, method))
+            elif str(method.__annotations__.get("return")).startswith("AsyncGenerator"):
+                setattr(cls, name, _iterating(prefix + name, method))
+        return cls
+
+    return complete
+
+
+def _calling(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def call(self: Any, *args: Any, **options: Any) -> Any:
+        return await self._link.call(name, args, options)
+
+    return call
+
+
+def _iterating(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def iterate(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any]:
+        return cast(AsyncGenerator[Any], self._link.iterate(name, args, options))
+
+    return iterate
+
+
+@_by_name(CacheClient, "cache.")
+class RemoteCache(CacheClient):
+    """The prefix cache of that engine."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(_not_here, link.facts.model_fingerprint)
+        self._link = link
+
+
+def _not_here(function: Callable[[PrefixCache], T]) -> Awaitable[T]:
+    raise AssertionError("the cache is in another process: each call of it goes there")
+
+
+@_by_name(EngineClient)
+class RemoteEngine:
+    """See the module's text; `connect` gives one that type checkers know as an `EngineClient`.
+
+    Args:
+        connection: see `Link`. Blocks until the engine there is ready.
+        on_close: called in a thread once it is closed.
+
+    Raises:
+        EngineStoppedError: nothing serves an engine there; and what making that engine raised.
+    """
+
+    def __init__(self, connection: Connection, on_close: Callable[[], None]) -> None:
+        self._link = Link(connection)
+        self._on_close = on_close
+        facts = self._link.facts
+        self.config = facts.config
+        self.model_name = facts.model_name
+        self.model_fingerprint = facts.model_fingerprint
+        self.limits = facts.limits
+        self.default_sampling = facts.default_sampling
+        self.tokenizer = facts.tokenizer
+        self.cache = RemoteCache(self._link)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._link.is_open and self._link.status.is_healthy
+
+    @property
+    def is_full(self) -> bool:
+        return self._link.status.is_full
+
+    def stats(self) -> EngineStats:
+        self._link.ask_status()  # for the next caller
+        return self._link.status.stats
+
+    async def abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            await self._link.call("abort", (request_id,), {})
+
+    async def close(self) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            await self._link.call("close", (), {})
+        await self._link.close()
+        await asyncio.to_thread(self._on_close)
+
+
+def connect(connection: Connection, on_close: Callable[[], None] = lambda: None) -> EngineClient:
+    """The engine that is served at the other end of a connection; see `RemoteEngine`."""
+    return cast(EngineClient, RemoteEngine(connection, on_close))

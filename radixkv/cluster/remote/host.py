@@ -1,0 +1,133 @@
+"""The engine's end: answers what a `RemoteEngine` asks over a connection, until that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import fields
+from multiprocessing.connection import Connection
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from radixkv.cluster.remote.channel import (
+    WINDOW,
+    Ask,
+    AskStatus,
+    Cancel,
+    Channel,
+    End,
+    Facts,
+    Failed,
+    Item,
+    Reply,
+    Status,
+    Took,
+    as_sent,
+)
+from radixkv.engine.client import EngineClient
+from radixkv.errors import ENDS_PROCESS, RadixKVError, RequestFailedError
+
+STATUS_S = 0.25  # how often the client hears of an engine that nobody asks for anything
+
+
+async def serve_engine(engine: EngineClient, connection: Connection) -> None:
+    """Do what the other end asks until it goes; then what it left running is ended. The engine stays open."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    host = _Host(engine)
+    channel = host.channel = Channel(
+        connection,
+        lambda message: _on_loop(loop, lambda: host.take(message)),
+        lambda: _on_loop(loop, ended.set),
+    )
+    channel.send(Facts(**{item.name: getattr(engine, item.name) for item in fields(Facts)}))
+    host.send_status()
+    channel.start()
+    sending = asyncio.ensure_future(host.send_statuses())
+    try:
+        await ended.wait()
+    finally:
+        sending.cancel()
+        await host.cancel_all()
+        channel.close()
+        await asyncio.to_thread(channel.join)
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody serves any more
+        loop.call_soon_threadsafe(call)
+
+
+class _RunningCall(NamedTuple):
+    """A call that runs, and how many items more it may send."""
+
+    task: asyncio.Task[None]
+    window: asyncio.Semaphore
+
+
+class _Host:
+    """The calls of one client that run; used on the event loop."""
+
+    channel: Channel
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._calls: dict[int, _RunningCall] = {}
+
+    def take(self, message: Ask | Took | Cancel | AskStatus) -> None:
+        """A message has come."""
+        if isinstance(message, AskStatus):
+            self.send_status()
+        elif isinstance(message, Ask):
+            window = asyncio.Semaphore(WINDOW)
+            task = asyncio.ensure_future(self._answer(message, window))
+            self._calls[message.id] = _RunningCall(task, window)
+            task.add_done_callback(lambda _: self._calls.pop(message.id))
+        elif message.id in self._calls:
+            call = self._calls[message.id]
+            if isinstance(message, Cancel):
+                call.task.cancel()
+            else:
+                for _ in range(message.count):
+                    call.window.release()
+
+    async def cancel_all(self) -> None:
+        """The client has gone."""
+        tasks = [call.task for call in self._calls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def send_status(self) -> None:
+        engine = self._engine
+        self.channel.send(Status(engine.is_healthy, engine.is_full, engine.stats()))
+
+    async def send_statuses(self) -> None:
+        """Now and then, for ever."""
+        while True:
+            await asyncio.sleep(STATUS_S)
+            self.send_status()
+
+    async def _answer(self, ask: Ask, window: asyncio.Semaphore) -> None:
+        """Make a call; after what it gave comes how the engine is then."""
+        last: Reply | End | Failed
+        try:
+            method: Callable[..., Any] = attrgetter(ask.name)(self._engine)
+            if ask.streams:
+                async with aclosing(method(*ask.args, **ask.options)) as items:
+                    async for item in items:
+                        await window.acquire()
+                        self.channel.send(Item(ask.id, item))
+                last = End(ask.id)
+            else:
+                last = Reply(ask.id, await method(*ask.args, **ask.options))
+        except (*ENDS_PROCESS, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            last = Failed(ask.id, as_sent(error, RequestFailedError))
+        self.send_status()  # before anybody can have seen what happened
+        try:
+            self.channel.send(last)
+        except RadixKVError as error:
+            self.channel.send(Failed(ask.id, error))

@@ -1,0 +1,63 @@
+"""Starts an engine in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from radixkv.cluster.remote.channel import Channel, Failed, as_sent
+from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.host import serve_engine
+from radixkv.engine.client import EngineClient
+from radixkv.errors import EngineStoppedError
+
+
+def start_engine(
+    make: Callable[[], EngineClient], *, method: Literal["spawn", "forkserver"] = "spawn"
+) -> EngineClient:
+    """Make an engine in a new process; blocks until it is ready. It ends when it is closed, or with this one.
+
+    Args:
+        make: makes the engine there; must be picklable, as a function of a module is, or a `partial` of one.
+        method: how the process is started, see `multiprocessing`.
+
+    Raises:
+        EngineStoppedError: the process ended too soon; and what `make` raises.
+    """
+    get_context = multiprocessing.get_context
+    context = get_context("spawn") if method == "spawn" else get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(make, theirs), name="radixkv-engine", daemon=True)
+    process.start()
+    theirs.close()  # so that its end is noticed
+    try:
+        return connect(ours, process.join)
+    except BaseException:
+        process.join()
+        raise
+
+
+def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
+    """In the new process, until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this decides when it ends
+    try:
+        engine = make()
+    except BaseException as error:
+        channel = Channel(connection, lambda message: None, lambda: None)
+        channel.send(Failed(-1, as_sent(error, EngineStoppedError)))
+        channel.start()
+        channel.close()
+        channel.join()
+        return
+    asyncio.run(_serve(engine, connection))
+
+
+async def _serve(engine: EngineClient, connection: Connection) -> None:
+    try:
+        await serve_engine(engine, connection)
+    finally:
+        await engine.close()

@@ -1,0 +1,132 @@
+"""Attempts: one request, sent to one engine after another until one has begun to answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from radixkv.cluster.replicas.members import Members, SentRequest
+from radixkv.engine.client import EngineClient
+from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from radixkv.cluster.replicas.member import Member
+    from radixkv.engine.client import RequestOptions
+
+# Seconds between two looks for an engine where there is none.
+_LOOK_S = 0.05
+
+#: Requests that run, by their ids, and where; None: between two engines.
+Running = dict[str, "Member | None"]
+
+
+class Attempts:
+    """See the module's text.
+
+    Args:
+        namespace: where its prompt is cached.
+        patience_s: seconds that it waits for an engine where there is none.
+
+    Attributes:
+        prompt, options: for the engine.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        running: Running,
+        prompt: EncodedPrompt,
+        namespace: tuple[str, ...],
+        options: RequestOptions,
+        patience_s: float,
+    ) -> None:
+        self.options: RequestOptions = {**options, "request_id": options.get("request_id") or _new_id()}
+        self._members = members
+        self._running = running
+        self.prompt = prompt
+        self._namespace = namespace
+        hint = options.get("cache_key_hint")
+        self._session = "\0".join((*namespace, hint)) if hint else None
+        self._tried: set[str] = set()
+        self._error: Exception | None = None
+        self._sent: SentRequest | None = None
+        self._started = time.monotonic()
+        self._gives_up = self._started + patience_s
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """While it runs its id is taken.
+
+        Raises:
+            InvalidRequestError: it was before.
+        """
+        request_id = self.options["request_id"]
+        assert request_id is not None
+        if request_id in self._running:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
+        self._running[request_id] = None
+        try:
+            yield
+        finally:
+            del self._running[request_id]
+
+    async def route(self) -> SentRequest:
+        """Where it goes next.
+
+        Raises:
+            EngineOverloadedError: all queues are full.
+            EngineStoppedError: there is no engine, and there was none for a while.
+        """
+        while True:
+            try:
+                return self._members.send(
+                    self.prompt.tokens, self._namespace, self._session, excluded=self._tried
+                )
+            except EngineOverloadedError:
+                if isinstance(self._error, EngineOverloadedError):
+                    raise self._error from None
+                if time.monotonic() >= self._gives_up:
+                    raise EngineStoppedError(
+                        "no replica takes requests now; try again later", retry_after_s=2.0
+                    ) from self._error
+            self._tried.clear()  # who failed may be back
+            await asyncio.sleep(_LOOK_S)
+
+    @contextlib.contextmanager
+    def sent(self, sent: SentRequest) -> Iterator[EngineClient]:
+        """While an engine has it."""
+        request_id = self.options["request_id"]
+        assert request_id is not None
+        self._sent = sent
+        self._started = time.monotonic()
+        self._running[request_id] = sent.member
+        try:
+            yield sent.member.engine
+        finally:
+            self._running[request_id] = None
+            self._members.ended(sent)
+
+    def begun(self, after_s: float | None = None) -> None:
+        """Its first token has come: so many seconds after it was sent, or (None) now."""
+        assert self._sent is not None
+        at = time.monotonic() if after_s is None else self._started + after_s
+        self._members.computed(self._sent, at)
+
+    def failed(self, error: EngineStoppedError | EngineOverloadedError) -> None:
+        """The engine that has it has not begun to answer, and will not."""
+        assert self._sent is not None
+        member = self._sent.member
+        self._error = error
+        self._tried.add(member.name)
+        member.num_retries += 1
+        if isinstance(error, EngineStoppedError):  # nothing goes there until its health is seen to be good
+            self._members.open(member, False)
+
+
+def _new_id() -> str:
+    return f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,316 @@
+"""ReplicatedCache: the prefix caches of several engines, asked and told as if they were one.
+
+What is looked up is answered by the cache that has most of it; what is set holds in all of them. Quotas,
+and what is public, are remembered for engines that come later. Ids of blocks and nodes are each engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TypeVar
+
+from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.retention.pins import PinInfo
+from radixkv.cache.retention.quota import Quota, QuotaUsage
+from radixkv.cluster.replicas.member import AGAIN_S, Member
+from radixkv.engine.async_cache import CacheClient
+from radixkv.errors import ConfigError, EngineStoppedError
+from radixkv.observe.advisor import BreakPoint
+from radixkv.observe.tree_walk import TreeSnapshot
+
+T = TypeVar("T")
+
+#: Seconds between two looks for engines that have come or gone, while events are read.
+LOOK_S = 0.25
+
+
+def _not_here(function: Callable[[PrefixCache], T]) -> Awaitable[T]:
+    raise AssertionError("there is no single cache: each call goes to all of them")
+
+
+class ReplicatedCache(CacheClient):
+    """See the module's text, and `CacheClient`.
+
+    Args:
+        members: the engines that there are now; called for each call.
+        model: the fingerprint that they share.
+    """
+
+    def __init__(self, members: Callable[[], Iterable[Member]], model: str) -> None:
+        super().__init__(_not_here, model)
+        self._members = members
+        self._quotas: dict[str, Quota] = {}
+        self._public: dict[EncodedTokens, None] = {}
+
+    async def _ask(self, call: Callable[[CacheClient], Awaitable[T]]) -> list[T]:
+        """What each cache answers; those of engines that have ended are left out.
+
+        Raises:
+            EngineStoppedError: none answers. And what the first one raises that refuses.
+        """
+        answers: list[T] = []
+        stopped = EngineStoppedError("no replica is there", retry_after_s=1.0)
+        asked = [call(member.engine.cache) for member in self._members()]
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, EngineStoppedError):
+                stopped = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers.append(answer)
+        if not answers:
+            raise stopped
+        return answers
+
+    async def _with_most(self, token_ids: TokenIds, tenant: str, salt: str) -> CacheClient:
+        """The cache that has most of a prompt."""
+
+        async def look(cache: CacheClient) -> tuple[int, CacheClient]:
+            return await cache.match(token_ids, tenant=tenant, salt=salt), cache
+
+        _, cache = max(await self._ask(look), key=lambda found: found[0])
+        return cache
+
+    async def prepare(self, cache: CacheClient) -> None:
+        """Set in the cache of an engine that comes what was set in all of them."""
+        if self._quotas:
+            await cache.set_quotas(self._quotas)
+        for tokens in list(self._public):
+            await cache.publish(tokens)
+
+    # ------------------------------------------------------------------ what is looked up
+
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        return max(await self._ask(lambda cache: cache.match(token_ids, tenant=tenant, salt=salt)))
+
+    async def explain(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+    ) -> MissReport:
+        reports = await self._ask(
+            lambda cache: cache.explain(token_ids, tenant=tenant, salt=salt, admin=admin)
+        )
+        # Of those that have the same, who knows what became of the rest says more.
+        return max(
+            reports,
+            key=lambda report: (report.num_hit_tokens, report.num_tier_tokens, report.reason != "first_seen"),
+        )
+
+    async def continuation(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+    ) -> list[int]:
+        cache = await self._with_most(token_ids, tenant, salt)
+        return await cache.continuation(token_ids, tenant=tenant, salt=salt, limit=limit)
+
+    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        cache = await self._with_most(token_ids, tenant, salt)
+        return await cache.path(token_ids, tenant=tenant, salt=salt)
+
+    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        replies = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
+        places: dict[object, BreakPoint] = {}
+        for place in (place for places_of_one in replies for place in places_of_one):
+            key = (place.namespace, place.group_tokens, place.position)
+            known = places.get(key)
+            if known is not None:
+                place = replace(
+                    known,
+                    count=known.count + place.count,
+                    recoverable_tokens=known.recoverable_tokens + place.recoverable_tokens,
+                    group_count=known.group_count + place.group_count,
+                )
+            places[key] = place
+        return sorted(places.values(), key=lambda place: -place.recoverable_tokens)[:limit]
+
+    async def nodes(
+        self,
+        *,
+        tenant: str | None = None,
+        salt: str = "",
+        shown_tokens: int = 0,
+        max_nodes: int = 20_000,
+        max_tokens: int = 1_000_000,
+    ) -> TreeSnapshot:
+        num_members = max(1, len(list(self._members())))
+        snapshots = await self._ask(
+            lambda cache: cache.nodes(
+                tenant=tenant,
+                salt=salt,
+                shown_tokens=shown_tokens,
+                max_nodes=-(-max_nodes // num_members),
+                max_tokens=-(-max_tokens // num_members),
+            )
+        )
+        return TreeSnapshot(
+            [node for snapshot in snapshots for node in snapshot.nodes],
+            all(snapshot.is_complete for snapshot in snapshots),
+            all(snapshot.ranks_are_exact for snapshot in snapshots),
+        )
+
+    async def tree(self, max_lines: int = 50) -> str:
+        members = list(self._members())
+        trees = await self._ask(lambda cache: cache.tree(max(1, max_lines // max(1, len(members)))))
+        return trees[0] if len(trees) == 1 else "\n\n".join(trees)
+
+    # ------------------------------------------------------------------ what is set
+
+    async def pin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> PinInfo | None:
+        pins = await self._ask(lambda cache: cache.pin(token_ids, tenant=tenant, salt=salt, ttl=ttl))
+        return max((pin for pin in pins if pin is not None), key=lambda pin: pin.num_tokens, default=None)
+
+    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        return any(await self._ask(lambda cache: cache.unpin(token_ids, tenant=tenant, salt=salt)))
+
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        return any(await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt)))
+
+    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
+        replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))
+        longest: dict[tuple[NamespaceKey, str], PinInfo] = {}
+        for pin in (pin for pins in replies for pin in pins):
+            known = longest.get((pin.namespace, pin.id))
+            if known is None or pin.num_tokens > known.num_tokens:
+                longest[pin.namespace, pin.id] = pin
+        return list(longest.values())
+
+    async def quotas(self) -> list[QuotaUsage]:
+        """Summed over the engines: each grants the whole quota."""
+        replies = await self._ask(lambda cache: cache.quotas())
+        summed: dict[NamespaceKey, QuotaUsage] = {}
+        for quota in (quota for quotas in replies for quota in quotas):
+            known = summed.get(quota.namespace)
+            if known is not None:
+                quota = replace(
+                    known,
+                    floor=known.floor + quota.floor,
+                    ceiling=None if None in (known.ceiling, quota.ceiling) else _sum(known, quota),
+                    used_blocks=known.used_blocks + quota.used_blocks,
+                    protected_blocks=known.protected_blocks + quota.protected_blocks,
+                )
+            summed[quota.namespace] = quota
+        return list(summed.values())
+
+    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        try:
+            await self._ask(lambda cache: cache.set_quotas(quotas))
+        except ConfigError:  # of some; then of none
+            with contextlib.suppress(ConfigError, EngineStoppedError):
+                await self._ask(lambda cache: cache.set_quotas(self._quotas))
+            raise
+        self._quotas = dict(quotas)
+
+    async def publish(self, token_ids: TokenIds) -> int:
+        shared = min(await self._ask(lambda cache: cache.publish(token_ids)))
+        self._public[PrefixCache.encode(token_ids)] = None
+        return shared
+
+    async def unpublish(self, token_ids: TokenIds) -> bool:
+        self._public.pop(PrefixCache.encode(token_ids), None)
+        return any(await self._ask(lambda cache: cache.unpublish(token_ids)))
+
+    async def reset(self) -> None:
+        await self._ask(lambda cache: cache.reset())
+
+    # ------------------------------------------------------------------ what changes
+
+    async def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
+        """Of all caches. Blocks of an engine that goes are removed; of one that comes, all are stored."""
+        merged = _MergedEvents()
+        try:
+            while True:
+                merged.keep_up(self._members(), replay=replay)
+                replay = True  # who comes later had nothing that anybody knows
+                try:
+                    changes = await asyncio.wait_for(merged.waiting.get(), LOOK_S)
+                except TimeoutError:
+                    continue
+                if isinstance(changes, BaseException):
+                    raise changes
+                yield changes
+        finally:
+            await merged.close()
+
+    def fail_all(self, error: EngineStoppedError) -> None:
+        """Nothing: each engine tells its own followers."""
+
+
+def _sum(one: QuotaUsage, other: QuotaUsage) -> int:
+    return (one.ceiling or 0) + (other.ceiling or 0)
+
+
+def _note(changes: BlockChanges, known: dict[int, tuple[bytes, NamespaceKey]]) -> None:
+    """Keep `known`, block -> its identity and owner, as the changes say."""
+    for gone in changes.removed:
+        for block in gone.block_ids:
+            known.pop(block, None)
+    for run in changes.stored:
+        for block, name in zip(run.block_ids, run.block_hashes, strict=True):
+            known[block] = (name, run.namespace)
+
+
+def _gone(known: dict[int, tuple[bytes, NamespaceKey]]) -> BlockChanges:
+    """All of these are removed, the last one first."""
+    blocks = [
+        RemovedBlocks((name,), (block,), namespace) for block, (name, namespace) in reversed(known.items())
+    ]
+    known.clear()
+    return BlockChanges(0, removed=tuple(blocks))
+
+
+class _MergedEvents:
+    """The events of all engines in one queue, with numbers of its own."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[BlockChanges | BaseException] = asyncio.Queue()
+        self._readers: dict[Member, asyncio.Task[None]] = {}
+        self._sequence = 0
+
+    def keep_up(self, members: Iterable[Member], *, replay: bool) -> None:
+        """Read of those that have come, and of those that have gone no more."""
+        now = set(members)
+        for member in now - self._readers.keys():
+            self._readers[member] = asyncio.ensure_future(self._read(member, replay=replay))
+        for gone in self._readers.keys() - now:
+            self._readers.pop(gone).cancel()
+
+    async def _read(self, member: Member, *, replay: bool) -> None:
+        known: dict[int, tuple[bytes, NamespaceKey]] = {}
+        while True:
+            try:
+                async with aclosing(member.engine.cache.events(replay=replay)) as events:
+                    async for changes in events:
+                        _note(changes, known)
+                        await self._put(replace(changes, cleared=False))  # others are not
+            except EngineStoppedError:
+                await self._put(_gone(known))
+            except asyncio.CancelledError:  # the engine has left
+                if known:
+                    self.waiting.put_nowait(replace(_gone(known), sequence=self._next()))
+                raise
+            except Exception as error:  # it was too slow: who reads this begins again
+                await self.waiting.put(error)
+                return
+            replay = True
+            await asyncio.sleep(AGAIN_S)
+
+    async def _put(self, changes: BlockChanges) -> None:
+        if changes.num_blocks:
+            await self.waiting.put(replace(changes, sequence=self._next()))
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    async def close(self) -> None:
+        for reader in self._readers.values():
+            reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._readers.values(), return_exceptions=True)

@@ -1,0 +1,334 @@
+"""AsyncEngine: an engine with a thread of its own, for asyncio callers such as the server.
+
+The life of a request here:
+
+ 1. its prompt is tokenised and checked (a long one off the event loop), and goes to the engine's thread;
+ 2. the thread adds it, or sends back why not; from then on its stream is known there under its id;
+ 3. what each step gives goes to the streams, one call per event loop, so that a step costs a loop one
+    wake-up, however many requests it served;
+ 4. it ends with its output, with an error, aborted when its reader leaves, or when its event
+    loop is found closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from radixkv.config import EngineConfig
+from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.counters import EngineStats
+from radixkv.engine.engine import Engine
+from radixkv.engine.engine_thread import EngineThread, RestartPolicy
+from radixkv.engine.streams import Event, Stream, Streams
+from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
+from radixkv.errors import EngineStoppedError, RequestFailedError
+from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
+from radixkv.text.prompt_texts import RendersChats
+
+if TYPE_CHECKING:
+    from radixkv.cache.keys import NamespaceName, TokenIds
+    from radixkv.cache.prefix_cache import PrefixCache
+    from radixkv.cache.reporting.explain import MissReport
+    from radixkv.engine.client import RequestOptions
+    from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
+    from radixkv.engine.startup import EngineSummary
+    from radixkv.model.loading.loader import LoadedModel
+    from radixkv.text.tokenizer import Tokenizer
+    from radixkv.tiers.tier import Tier
+
+T = TypeVar("T")
+
+
+class AsyncEngine(RendersChats):
+    """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
+
+    `EngineClient` says what its members do.
+
+    Creating one blocks until its engine is ready. Several event loops may use it.
+
+    Args:
+        engine: from now on only this object's thread may touch it. Or a function that makes it, which is
+            then called on that thread. Prefer the function where the engine computes on a CPU: OpenMP keeps
+            a set of worker threads per calling thread, and with two sets on the same cores none of them
+            waits actively any more, which made decode steps 1.5 times slower.
+        restart: make an engine that has failed anew, with that function; its unfinished requests have failed,
+            and its cache is empty.
+
+    Attributes:
+        cache: the prefix cache's calls.
+    """
+
+    def __init__(
+        self, engine: Engine | Callable[[], Engine], *, restart: RestartPolicy | None = None
+    ) -> None:
+        # The engine's thread needs the interpreter back quickly after each tensor operation; with the
+        # default of 5 ms a busy event loop could hold up every layer.
+        sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
+        self._streams = Streams()
+        super().__init__()
+        self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
+        self.cache = CacheClient(
+            self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
+        )
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, tier: Tier | None = None, loaded: LoadedModel | None = None
+    ) -> AsyncEngine:
+        """Load the model and start. Blocks until ready.
+
+        Args:
+            tier: see `Engine`; an engine that is made anew goes on with it.
+            loaded: the model, where it has been loaded before.
+
+        Raises:
+            ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
+        """
+        from radixkv.engine.builder import build_engine
+
+        restarts = config.tensor_parallel > 1 if config.restart_engine is None else config.restart_engine
+        restart = RestartPolicy() if restarts else None
+        return cls(lambda: build_engine(config, tier=tier, loaded=loaded), restart=restart)
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._thread.info.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self._thread.info.tokenizer
+        assert tokenizer is not None
+        return tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self._thread.info.model_name
+
+    @property
+    def model_fingerprint(self) -> str:
+        return self._thread.info.model_fingerprint
+
+    @property
+    def limits(self) -> PromptLimits:
+        return self._thread.info.limits
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        return self._thread.info.default_sampling
+
+    @property
+    def summary(self) -> EngineSummary:
+        """What the start-up banner says of the engine."""
+        summary = self._thread.info.summary
+        assert summary is not None, "the engine was not made by build_engine"
+        return summary
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._thread.is_running
+
+    @property
+    def is_full(self) -> bool:
+        return self._thread.stats.num_waiting >= self.config.max_queue
+
+    def stats(self) -> EngineStats:
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(lambda engine: None)  # an idle engine takes new figures for the next caller
+        return self._thread.stats
+
+    # ------------------------------------------------------------------ requests
+
+    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
+        namespace = self.cache.namespace(tenant, salt)
+        encoded = [await self._encode(prompt) for prompt in prompts]
+
+        def check(engine: Engine) -> None:
+            for prompt in encoded:
+                engine.input_processor.check_quota(prompt.tokens, namespace)
+
+        await self.call(check)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[OutputDelta]:
+        stream = await self._start(prompt, params, stream=True, **options)
+        has_ended = False
+        try:
+            while not has_ended:
+                event = await stream.events.get()
+                has_ended = not isinstance(event, OutputDelta) or event.is_last
+                delta = _checked(event, OutputDelta)
+                yield delta
+                if has_ended:
+                    _raise_failure(delta)
+        finally:
+            if not has_ended:
+                self._abandon(stream)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> RequestOutput:
+        stream = await self._start(prompt, params, stream=False, **options)
+        try:
+            event = await stream.events.get()
+        except BaseException:
+            self._abandon(stream)
+            raise
+        output = _checked(event, RequestOutput)
+        _raise_failure(output)
+        return output
+
+    async def abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(lambda engine: engine.abort(request_id))
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function on the engine's own thread, between two steps, and return its result.
+
+        Raises:
+            EngineStoppedError: the engine has been closed or has failed; and whatever the function raises.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def answer(complete: Callable[[Any], None], value: object) -> None:
+            def unless_done() -> None:
+                if not future.done():
+                    complete(value)
+
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(unless_done)
+
+        def run(engine: Engine) -> None:
+            try:
+                result = function(engine)
+            except BaseException as error:
+                answer(future.set_exception, error)
+            else:
+                answer(future.set_result, result)
+
+        self._thread.submit(run, lambda error: answer(future.set_exception, error))
+        return await future
+
+    async def close(self) -> None:
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run_on_cache(self, function: Callable[[PrefixCache], T]) -> Awaitable[T]:
+        return self.call(lambda engine: function(engine.cache))
+
+    async def _explain_by_tiers(
+        self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName
+    ) -> MissReport:
+        """A tier that does not know at once is asked again, for some time."""
+        end = time.monotonic() + ASK_TIERS_S
+        while time.monotonic() < end:
+            explained = await self.call(lambda engine: engine.explain_by_tiers(report, token_ids, namespace))
+            if explained is not None:
+                return explained
+            await asyncio.sleep(ASK_AGAIN_S)
+        return report
+
+    def _fail_all(self, error: EngineStoppedError) -> None:
+        self._streams.fail_all(error)
+        self.cache.fail_all(error)
+
+    # ------------------------------------------------------------------ text
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        return await self._texts.off_loop(
+            len(text),
+            lambda: self._thread.info.input_processor.tokenize(
+                text, add_special_tokens=add_special_tokens, allow_special=allow_special
+            ),
+        )
+
+    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        encode = self._thread.info.input_processor.encode
+        try:
+            size = len(prompt)
+        except TypeError:  # no prompt: refused below
+            size = 0
+        return await self._texts.off_loop(size, lambda: encode(prompt))
+
+    # ------------------------------------------------------------------ one request
+
+    async def _start(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        stream: bool,
+        request_id: str | None = None,
+        tenant: str = "",
+        salt: str = "",
+        cache_key_hint: str = "",
+        priority: int = 0,
+        pins: Sequence[PrefixPin] = (),
+        keep_tokens: int | None = None,
+    ) -> Stream:
+        """Check a request and hand it to the engine's thread, which tells the stream of it from then on."""
+        namespace = self.cache.namespace(tenant, salt)
+        encoded = await self._encode(prompt)
+        checks = self._thread.info.input_processor
+        if params.bad_words:
+            asked, size = params, sum(len(word) + 64 for word in params.bad_words)
+            params = await self._texts.off_loop(size, lambda: checks.encode_words(asked))
+        checks.check(encoded, params, pins)
+        grammar = None
+        if params.grammar is not None:
+            # Shielded: others may wait for the same grammar.
+            compiling = checks.grammars.submit(params.grammar, namespace)
+            grammar = await asyncio.shield(asyncio.wrap_future(compiling))
+        # Unlike those of other engines: one client may stand for several.
+        reader = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
+
+        def add(engine: Engine) -> None:
+            try:
+                engine.add_request(
+                    encoded,
+                    params,
+                    request_id=reader.request_id,
+                    namespace=namespace,
+                    cache_key_hint=cache_key_hint,
+                    priority=priority,
+                    grammar=grammar,
+                    pins=pins,
+                    keep_tokens=keep_tokens,
+                    stream=stream,
+                )
+            except BaseException as error:
+                reader.put(error)
+            else:
+                self._streams.open(reader)
+
+        self._thread.submit(add, reader.put)
+        return reader
+
+    def _abandon(self, stream: Stream) -> None:
+        """Nobody reads it any more: its request ends."""
+        with contextlib.suppress(EngineStoppedError):
+            self._thread.submit(lambda engine: self._streams.close(engine, stream))
+
+
+def _checked(event: Event, kind: type[T]) -> T:
+    """What the engine's thread sent, if that is no error."""
+    if isinstance(event, BaseException):
+        raise event
+    assert isinstance(event, kind)
+    return event
+
+
+def _raise_failure(ended: OutputDelta | RequestOutput) -> None:
+    if ended.error is not None:
+        raise RequestFailedError(ended.error, code=ended.error_code)

@@ -1,0 +1,368 @@
+"""LLM: the offline entry point. Prompts in, finished outputs back, with a progress bar.
+
+Calls may be interleaved (`generate` inside a loop over `stream`, several streams in turns): each has an
+inbox, and whoever makes a step sorts what it gave into all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.engine import Engine
+from radixkv.engine.output_processor import StepResult
+from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
+from radixkv.errors import InvalidRequestError, RequestFailedError
+from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.beam_search import BeamSearchParams, search_beams
+from radixkv.scheduling.sequence_state import NamespaceName
+
+if TYPE_CHECKING:
+    from radixkv.cache.keys import TokenIds
+    from radixkv.cache.reporting.explain import MissReport
+    from radixkv.tiers.tier import Tier
+
+#: Text, or token ids as a sequence of integers or a one-dimensional array (numpy, torch).
+Prompt: TypeAlias = "str | TokenIds"
+Message: TypeAlias = Mapping[str, Any]
+
+
+def progress_bar(progress: bool | None) -> Progress:
+    """A bar on standard error; None: shown when that is a terminal."""
+    show = sys.stderr.isatty() if progress is None else progress
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), disable=not show)
+
+
+class _Inbox:
+    """What the steps, whoever made them, have given to the requests of one call.
+
+    Attributes:
+        running: the requests that have not ended.
+        outputs: of those that have, where whole outputs are given.
+        deltas: increments that were not taken yet, where these are.
+    """
+
+    __slots__ = ("deltas", "outputs", "running")
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.outputs: dict[str, RequestOutput] = {}
+        self.deltas: deque[OutputDelta] = deque()
+
+
+class LLM:
+    """An engine in this process, used synchronously.
+
+    Args:
+        model: the embedded model's name, a folder, a hub id or a GGUF file.
+        tier: a memory below the cache's that keeps blocks; see `radixkv.tiers.tier`.
+        options: any field of `EngineConfig`.
+
+    Raises:
+        ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
+
+    Example::
+
+        llm = LLM("smollm2-135m-instruct")
+        outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32, temperature=0.0))
+        print(outputs[0].outputs[0].text, outputs[0].num_cached_tokens)
+    """
+
+    def __init__(self, model: str = EMBEDDED_MODEL, *, tier: Tier | None = None, **options: Any) -> None:
+        from radixkv.engine.builder import build_engine
+
+        self.engine: Engine = build_engine(EngineConfig.from_options(model, options), tier=tier)
+        self._inboxes: dict[str, _Inbox] = {}
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """The same around an engine that exists already; nobody else may step it during a call."""
+        llm = cls.__new__(cls)
+        llm.engine = engine
+        llm._inboxes = {}
+        return llm
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` use where no parameters are given: the model's own recommendations."""
+        return SamplingParams(**self.engine.default_sampling)
+
+    def close(self) -> None:
+        """End the engine: what its tiers were given is written. May be called again."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        namespace: NamespaceName = "",
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; all run together, each shared prefix is computed once.
+
+        Args:
+            prompts: one prompt or several, each text or token ids: a sequence of integers, or a
+                one-dimensional array. A two-dimensional array is a prompt per row. They may be more than
+                the engine's queue holds.
+            params: for all prompts, or one per prompt; None: `get_default_sampling_params()`.
+            progress: show a progress bar; None: when standard error is a terminal.
+
+        Returns:
+            One output per prompt, in order. A request that failed has `error` set; the others are unharmed.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is bad; nothing was started.
+            RuntimeError: somebody else steps the engine.
+        """
+        several = self._as_list(prompts)
+        each = self._params_for(several, params)
+        checks = self.engine.input_processor
+        encoded = [checks.encode(prompt) for prompt in several]
+        each = [checks.encode_words(own) for own in each]
+        for prompt, own in zip(encoded, each, strict=True):
+            checks.check(prompt, own)
+        grammars = [checks.compile(own, namespace) for own in each]
+
+        def start(index: int) -> str:
+            return self.engine.add_request(
+                encoded[index],
+                each[index],
+                namespace=namespace,
+                priority=priority,
+                grammar=grammars[index],
+            )
+
+        return self._run(len(several), start, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        namespace: NamespaceName = "",
+        priority: int = 0,
+        progress: bool | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of OpenAI-style messages.
+
+        Raises:
+            InvalidRequestError: bad messages, or the model has no chat template.
+        """
+        if not messages:
+            raise InvalidRequestError("messages is empty; give at least one message", param="messages")
+        first = messages[0]
+        conversations: Any = [messages] if isinstance(first, Mapping) else messages
+        prompts = [self._template(conversation, tools, template_options) for conversation in conversations]
+        return self.generate(prompts, params, namespace=namespace, priority=priority, progress=progress)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        namespace: NamespaceName = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The best beams of each prompt, best first, with their scores. The prompt is computed once.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is bad.
+        """
+        tokenizer, checks = self.engine.tokenizer, self.engine.input_processor
+        several = [checks.encode(prompt).token_ids for prompt in self._as_list(prompts)]
+        with progress_bar(progress) as bar:
+            task = bar.add_task("Searching", total=len(several), rate="")
+            return search_beams(
+                several,
+                params,
+                generate=partial(self.generate, namespace=namespace, progress=False),
+                end_token_ids=self.engine.end_token_ids,
+                room_after=partial(checks.room_after, namespace=namespace),
+                decode=tokenizer.decode if tokenizer is not None else None,
+                on_progress=lambda num_done: bar.update(task, completed=num_done),
+            )
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: NamespaceName = ""
+    ) -> Iterator[OutputDelta]:
+        """Complete one prompt, yielding each step's increment; closing the iterator aborts the request.
+
+        Raises:
+            RequestFailedError: the request failed while it ran.
+            RuntimeError: somebody else steps the engine.
+        """
+        inbox = _Inbox()
+        encoded = self.engine.input_processor.encode(prompt)
+        try:
+            while not self.engine.has_room:
+                self._step()
+            self._note(inbox, self.engine.add_request(encoded, params, namespace=namespace, stream=True))
+            while True:
+                while not inbox.deltas:
+                    self._step()
+                delta = inbox.deltas.popleft()
+                yield delta
+                if delta.is_last:
+                    break
+            if delta.error is not None:
+                raise RequestFailedError(delta.error, code=delta.error_code)
+        finally:
+            self._close(inbox)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        namespace: NamespaceName = "",
+        **template_options: Any,
+    ) -> Iterator[OutputDelta]:
+        """`stream` for a conversation."""
+        return self.stream(self._template(messages, tools, template_options), params, namespace=namespace)
+
+    def _template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> list[int]:
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError("this engine has no tokenizer, so no chat template: use generate")
+        ids: list[int] = self.engine.tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) if tools else None, **options
+        )
+        return ids
+
+    @staticmethod
+    def _as_list(prompts: Any) -> list[Prompt]:
+        if isinstance(prompts, str):
+            return [prompts]
+        dimensions = getattr(prompts, "ndim", None)  # of an array
+        if dimensions is not None and dimensions not in (1, 2):
+            raise InvalidRequestError(
+                f"token ids must be a flat array, or one row per prompt, not of shape {tuple(prompts.shape)}",
+                param="prompts",
+            )
+        if dimensions == 1:
+            return [prompts]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequestError(
+                f"a prompt is text or a sequence of token ids, not {prompts!r:.80}", param="prompts"
+            )
+        several = list(prompts)
+        # An id is an integer: one of Python's, or an array's without dimensions.
+        is_id = several and (isinstance(several[0], int) or getattr(several[0], "ndim", None) == 0)
+        return [several] if is_id else several
+
+    def _params_for(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequestError(
+                f"{len(params)} sampling parameters were given for {len(prompts)} prompts; "
+                "give one, or one for each"
+            )
+        return list(params)
+
+    def explain(self, token_ids: TokenIds, namespace: NamespaceName = "") -> MissReport:
+        """How much of a prompt is cached, why the rest is not, and what of it a tier has; changes nothing."""
+        report = self.engine.cache.explain(token_ids, namespace)
+        end = time.monotonic() + ASK_TIERS_S
+        while time.monotonic() < end:
+            explained = self.engine.explain_by_tiers(report, token_ids, namespace)
+            if explained is not None:
+                return explained
+            time.sleep(ASK_AGAIN_S)
+        return report
+
+    # ------------------------------------------------------------------ steps
+
+    def _run(self, count: int, start: Callable[[int], str], progress: bool | None) -> list[RequestOutput]:
+        """Start `count` requests, as the queue takes them, and wait for all; `start` gives an id."""
+        inbox = _Inbox()
+        ids: list[str] = []
+        with progress_bar(progress) as bar:
+            task = bar.add_task("Generating", total=count, rate="")
+            before = self.engine.stats().generated_tokens
+            try:
+                while len(inbox.outputs) < count:
+                    while len(ids) < count and self.engine.has_room:
+                        ids.append(start(len(ids)))
+                        self._note(inbox, ids[-1])
+                    self._step()
+                    if not bar.disable:
+                        elapsed = bar.tasks[0].elapsed or 0.0
+                        rate = (self.engine.stats().generated_tokens - before) / max(elapsed, 1e-9)
+                        bar.update(task, completed=len(inbox.outputs), rate=f"{rate:.1f} tokens/s")
+            finally:  # no request may outlive a failure or an interrupt
+                self._close(inbox)
+        return [inbox.outputs[request_id] for request_id in ids]
+
+    def _note(self, inbox: _Inbox, request_id: str) -> None:
+        inbox.running.add(request_id)
+        self._inboxes[request_id] = inbox
+
+    def _step(self) -> None:
+        """One step of the engine, for everybody."""
+        if not self.engine.has_work:
+            raise RuntimeError(
+                "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "
+                "step its engine while its calls are under way"
+            )
+        self.engine.wait()
+        self._sort(self.engine.step())
+
+    def _sort(self, result: StepResult) -> None:
+        for delta in result.deltas:
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                inbox.deltas.append(delta)
+                if delta.is_last:
+                    self._forget(delta.request_id)
+        for output in result.finished:
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is not None:
+                inbox.outputs[output.request_id] = output
+                self._forget(output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._inboxes.pop(request_id).running.remove(request_id)
+
+    def _close(self, inbox: _Inbox) -> None:
+        """Its call is over: end what of it still runs."""
+        for request_id in list(inbox.running):
+            self._forget(request_id)
+            self.engine.abort(request_id)
+        self._sort(self.engine.take_result())

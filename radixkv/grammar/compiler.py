@@ -1,0 +1,202 @@
+"""Compiles grammars off the engine's thread, fairly among tenants, and keeps what it has compiled for each.
+
+submit(spec, namespace) -> Future   known there: at once; else tried out, then compiled
+trial                               in a process that can be killed (see `trial_process`): what takes too much
+                                    time or memory ends there, and is refused
+workers                             threads that live while there is work: each takes a tenant's next grammar,
+                                    the tenants in turns, one worker a tenant; with a lower priority than the
+                                    steps, and a large stack, since llguidance follows references by recursion
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from radixkv.cache.keys import NamespaceName, frame_namespace
+from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
+from radixkv.grammar.limits import TooComplex
+from radixkv.grammar.masks import Grammar
+from radixkv.grammar.special_tokens import shown_names
+from radixkv.grammar.tenants import CompileTask, TenantGrammars, Tenants
+from radixkv.grammar.trial import follow
+from radixkv.grammar.trial_process import TrialProcess, shared_trials
+from radixkv.grammar.trial_server import NICENESS, STACK_BYTES
+from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.structured import StructuredOutputs
+from radixkv.text.thread_priority import yield_to_steps
+
+#: Tenants whose grammars are compiled at the same time.
+_MAX_WORKERS = 4
+#: CPU time of a compile that a tenant's account does not pay for.
+_FREE_COMPILE_S = 0.1
+
+
+class GrammarCompiler:
+    """The grammars of one engine. Methods may be called from any thread.
+
+    Args:
+        make_vocabulary: called when the first grammar is compiled. May raise ValueError.
+        tenants: what each tenant may have; None: as documented.
+    """
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], *, tenants: Tenants | None = None) -> None:
+        self._make_vocabulary = make_vocabulary
+        self._lock = threading.Lock()
+        self._tenants = tenants if tenants is not None else Tenants()
+        self._num_workers = 0
+        self._vocabulary_lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._trials: TrialProcess | None = None
+
+    def __len__(self) -> int:
+        """Grammars that are kept, those under way included."""
+        with self._lock:
+            return self._tenants.num_known
+
+    @property
+    def trial_process_id(self) -> int | None:
+        """The process in which grammars are tried out; None: it does not run."""
+        return self._trials.process_id if self._trials is not None else None
+
+    def compile(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Grammar:
+        """`submit`, and wait for it."""
+        return self.submit(spec, namespace).result()
+
+    def submit(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Future[Grammar]:
+        """The grammar, soon: the future raises InvalidRequestError, naming what of the grammar is refused.
+
+        Args:
+            namespace: whose it is; nothing that is known of it there shows in another one. Its first part is
+                the tenant.
+
+        Raises:
+            EngineOverloadedError: the tenant has too many grammars waiting, or has used its CPU time up.
+        """
+        key = frame_namespace(namespace)
+        with self._lock:
+            tenant = self._tenants[key[0]]
+            known = tenant.known(key, spec)
+            if known is not None:
+                return _again(known)
+            self._tenants.check(tenant)
+            task = tenant.add(key, spec)
+            self._start_worker()
+        return task.future
+
+    # ------------------------------------------------------------------ workers
+
+    def _start_worker(self) -> None:
+        if self._num_workers >= min(_MAX_WORKERS, self._tenants.num_ready):
+            return
+        self._num_workers += 1
+        thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+
+    def _run(self) -> None:
+        yield_to_steps(NICENESS)
+        while True:
+            with self._lock:
+                taken = self._tenants.take()
+                if taken is None:
+                    self._num_workers -= 1
+                    return
+            tenant, task = taken
+            started = time.thread_time()
+            result: Grammar | BaseException
+            try:
+                with _refusing(task.spec):
+                    result = self._compile(tenant, task)
+            except BaseException as error:
+                result = error
+            with self._lock:
+                self._tenants.finish(tenant, task, result)
+            tenant.compiling.charge(max(0.0, time.thread_time() - started - _FREE_COMPILE_S))
+            if isinstance(result, Grammar):
+                task.future.set_result(result)
+            else:
+                task.future.set_exception(result)
+
+    def _compile(self, tenant: TenantGrammars, task: CompileTask) -> Grammar:
+        vocabulary, trials = self._machinery()
+        verdict = trials.try_out(task.spec)
+        tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
+        if verdict.refused is not None:
+            raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
+        matcher = vocabulary.matcher(task.spec)
+        with contextlib.suppress(TooComplex):  # what it takes here and now is no matter
+            follow(matcher, vocabulary, 1)  # steps find its automaton made
+        return Grammar(matcher, vocabulary, tenant.following, verdict.num_bytes)
+
+    def _machinery(self) -> tuple[Vocabulary, TrialProcess]:
+        with self._vocabulary_lock:
+            if self._vocabulary is None or self._trials is None:
+                self._vocabulary = self._make_vocabulary()
+                self._trials = shared_trials(self._vocabulary.recipe())
+            return self._vocabulary, self._trials
+
+
+@contextlib.contextmanager
+def _refusing(spec: StructuredOutputs) -> Iterator[None]:
+    """Says of an error in here that the grammar is refused for it."""
+    try:
+        yield
+    except (EngineOverloadedError, *ENDS_PROCESS):
+        raise
+    except TooComplex as error:
+        raise _refused(spec, str(error), code="grammar_too_complex") from None
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
+        raise _refused(spec, str(error)) from None
+
+
+def _again(known: Future[Grammar]) -> Future[Grammar]:
+    """The future, or where it has failed another one: a raised exception keeps the frames it went through."""
+    error = known.exception() if known.done() else None
+    if not isinstance(error, InvalidRequestError):
+        return known
+    again: Future[Grammar] = Future()
+    again.set_exception(InvalidRequestError(str(error), param=error.param, code=error.code))
+    return again
+
+
+#: How llguidance says what it refuses, and the keyword that it means.
+_KEYWORDS = (
+    ("Resource ", "$ref or $schema: nothing is fetched, only what is in the schema is known: "),
+    ("Pointer ", "$ref: "),
+    ("circular references", "$ref: "),
+    ("Unknown format", "format: "),
+    ("Invalid type", "type: "),
+    ("patternProperty regexes", "patternProperties: "),
+    ("regex parse error", "pattern: "),
+    ("oneOf constraints are not supported", "oneOf: its alternatives must exclude each other visibly: "),
+    ("NoExtensionBias", "$ref, const or pattern: nothing matches, or a $ref leads back to itself: "),
+    ("Invalid URI reference", "$ref or $id: "),
+    ("Failed to generate regex for integer range", "minimum and maximum: "),
+    ("Failed to generate regex for float range", "minimum and maximum: "),
+    ("Unable to determine if regex is empty", "pattern, format or multipleOf, joined by allOf: "),
+    ("schema too large", "allOf and anyOf: "),
+    ("its answers can't be followed: lexer error", "pattern, patternProperties, format or maxLength: "),
+    ("its answers can't be followed", "properties, enum, anyOf or items: "),
+)
+
+
+#: Where in a Lark grammar a schema is refused; what follows is said of the schema.
+_IN_LARK = "failed to compile JSON schema: "
+
+
+def _refused(spec: StructuredOutputs, reason: str, *, code: str = "invalid_grammar") -> InvalidRequestError:
+    before, mark, inner = shown_names(reason).rpartition(_IN_LARK)
+    reason = before + mark + inner
+    if spec.json is not None or mark:
+        keyword = next((says for begins, says in _KEYWORDS if inner.startswith(begins)), "")
+        reason = before + mark + keyword + inner
+    names = {"json": "the JSON Schema", "regex": "the regular expression", "grammar": "the Lark grammar"}
+    what = names.get(spec.kind, f"the {spec.kind}")
+    return InvalidRequestError(f"{what} can't be used: {reason}", param="structured", code=code)

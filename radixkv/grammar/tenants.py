@@ -1,0 +1,203 @@
+"""What each tenant has of the grammars' compiler: its queue, what was compiled for it, its CPU time.
+
+Not synchronised: the compiler's lock is held where these are used, but for the accounts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from radixkv.cache.keys import NamespaceKey
+from radixkv.errors import EngineOverloadedError, InvalidRequestError
+from radixkv.grammar.masks import Grammar
+from radixkv.grammar.work import WorkAccount
+from radixkv.structured import StructuredOutputs
+
+#: Grammars that are kept, of all tenants; who has most gives way.
+MAX_KNOWN = 256
+MAX_KNOWN_BYTES = 512 * 2**20
+#: A grammar whose automaton has grown beyond this is compiled again when it is asked for again.
+_MAX_GROWN_BYTES = 64 * 2**20
+#: Grammars of one tenant that may wait.
+MAX_WAITING = 64
+#: CPU time of a tenant, what it may use at once and the share of time that it gets back: for what trials and
+#: compiles take beyond the common, on cores that steps leave free; and for what masks take beyond what is
+#: promised, in the steps themselves.
+COMPILING = (5.0, 0.25)
+FOLLOWING = (1.0, 0.05)
+_MAX_IDLE_TENANTS = 1_000
+
+_Key = tuple[NamespaceKey, StructuredOutputs]
+
+
+@dataclass(slots=True, eq=False)
+class CompileTask:
+    """A grammar that is to be compiled."""
+
+    namespace: NamespaceKey
+    spec: StructuredOutputs
+    future: Future[Grammar] = field(default_factory=Future)
+
+
+class TenantGrammars:
+    """One tenant's grammars.
+
+    Attributes:
+        compiling, following: its accounts.
+        waiting: tasks that no worker has taken.
+        is_served: a worker compiles for it.
+    """
+
+    def __init__(self, compiling: WorkAccount, following: WorkAccount) -> None:
+        self.compiling = compiling
+        self.following = following
+        self.waiting: deque[CompileTask] = deque()
+        self.is_served = False
+        self.kept: OrderedDict[_Key, Future[Grammar]] = OrderedDict()
+
+    @property
+    def is_idle(self) -> bool:
+        accounts = (self.compiling, self.following)
+        return not (self.waiting or self.is_served or self.kept) and all(one.is_full for one in accounts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(_num_bytes, self.kept.values()))
+
+    def known(self, namespace: NamespaceKey, spec: StructuredOutputs) -> Future[Grammar] | None:
+        """The grammar if it is compiled, or about to be; or what it was refused for, if that took long."""
+        key = (namespace, spec)
+        future = self.kept.get(key)
+        grammar = _grammar(future)
+        if grammar is not None:
+            automaton = grammar.automaton
+            if automaton.is_broken or automaton.num_bytes > _MAX_GROWN_BYTES:
+                del self.kept[key]
+                return None
+        if future is not None:
+            self.kept.move_to_end(key)
+        return future
+
+    def add(self, namespace: NamespaceKey, spec: StructuredOutputs) -> CompileTask:
+        task = CompileTask(namespace, spec)
+        self.kept[namespace, spec] = task.future
+        self.waiting.append(task)
+        return task
+
+
+class Tenants:
+    """All tenants that have something, or have used something lately.
+
+    Args:
+        max_known, max_known_bytes: what is kept of compiled grammars.
+        max_waiting: grammars of one tenant that may wait.
+        compiling, following: its accounts, seconds and share.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_known: int = MAX_KNOWN,
+        max_known_bytes: int = MAX_KNOWN_BYTES,
+        max_waiting: int = MAX_WAITING,
+        compiling: tuple[float, float] = COMPILING,
+        following: tuple[float, float] = FOLLOWING,
+    ) -> None:
+        self._accounts = (compiling, following)
+        self._max_known = max_known
+        self._max_known_bytes = max_known_bytes
+        self._max_waiting = max_waiting
+        self._tenants: OrderedDict[str, TenantGrammars] = (
+            OrderedDict()
+        )  # in the order in which workers come to them
+
+    def __getitem__(self, name: str) -> TenantGrammars:
+        """The tenant of that name; a new one, if nothing is known of it."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) >= _MAX_IDLE_TENANTS:
+                for other in [other for other, known in self._tenants.items() if known.is_idle]:
+                    del self._tenants[other]
+            tenant = self._tenants[name] = TenantGrammars(*(WorkAccount(*one) for one in self._accounts))
+        return tenant
+
+    @property
+    def num_known(self) -> int:
+        return sum(len(tenant.kept) for tenant in self._tenants.values())
+
+    @property
+    def num_ready(self) -> int:
+        """Tenants that keep a worker busy, or could."""
+        return sum(bool(tenant.waiting) or tenant.is_served for tenant in self._tenants.values())
+
+    def check(self, tenant: TenantGrammars) -> None:
+        """Raises EngineOverloadedError where the tenant may have no further grammar compiled now."""
+        if len(tenant.waiting) >= self._max_waiting:
+            raise EngineOverloadedError(
+                f"{len(tenant.waiting)} of your grammars wait to be compiled, the most allowed; try "
+                "again later"
+            )
+        for account, what in (
+            (tenant.compiling, "to compile"),
+            (tenant.following, "to follow in answers"),
+        ):
+            if account.is_empty:
+                raise EngineOverloadedError(
+                    f"your grammars have taken too much CPU time {what}; try again later, or simplify them",
+                    retry_after_s=account.wait_s,
+                )
+
+    def take(self) -> tuple[TenantGrammars, CompileTask] | None:
+        """The next task, the tenants in turns, none of them twice at the same time."""
+        for name, tenant in self._tenants.items():
+            if tenant.waiting and not tenant.is_served:
+                self._tenants.move_to_end(name)
+                tenant.is_served = True
+                return tenant, tenant.waiting.popleft()
+        return None
+
+    def finish(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
+        """A task that was taken is done. A refusal is kept if it took long to come to it."""
+        tenant.is_served = False
+        if isinstance(result, BaseException) and not _took_long(result):
+            key = (task.namespace, task.spec)
+            if tenant.kept.get(key) is task.future:
+                del tenant.kept[key]
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self.num_known > self._max_known:
+            if not _drop_oldest(max(self._tenants.values(), key=lambda tenant: len(tenant.kept))):
+                return
+        sizes = {name: tenant.num_bytes for name, tenant in self._tenants.items()}
+        while sum(sizes.values()) > self._max_known_bytes:
+            name = max(sizes, key=sizes.__getitem__)
+            if not _drop_oldest(self._tenants[name]):
+                return
+            sizes[name] = self._tenants[name].num_bytes
+
+
+def _drop_oldest(tenant: TenantGrammars) -> bool:
+    """Forget what the tenant has used longest ago; False: all that it has is under way."""
+    key = next((key for key, future in tenant.kept.items() if future.done()), None)
+    if key is None:
+        return False
+    del tenant.kept[key]
+    return True
+
+
+def _took_long(error: BaseException) -> bool:
+    return isinstance(error, InvalidRequestError) and error.code == "grammar_too_complex"
+
+
+def _grammar(future: Future[Grammar] | None) -> Grammar | None:
+    if future is None or not future.done() or future.exception() is not None:
+        return None
+    return future.result()
+
+
+def _num_bytes(future: Future[Grammar]) -> int:
+    grammar = _grammar(future)
+    return grammar.automaton.num_bytes if grammar is not None else 0

@@ -1,0 +1,181 @@
+"""A grammar is tried out: checked, compiled, and followed for a while, with what that takes.
+
+It runs in a process that may be killed (see `trial_process`): whatever a grammar does to the compiler happens
+there first. What is tried out here is then compiled again beside the engine, by the same deterministic work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import sys
+import time
+from dataclasses import dataclass
+
+import llguidance
+import numpy as np
+
+from radixkv.grammar.limits import TooComplex, check_spec
+from radixkv.grammar.vocabulary import Bitmasks, Vocabulary
+from radixkv.grammar.work import PROMISED_S, Effort
+from radixkv.structured import StructuredOutputs
+
+#: CPU time of all of a trial.
+MAX_TRIAL_S = 1.0
+#: Memory that a grammar may take while it is tried out, and what it may keep.
+MAX_TRIAL_BYTES = 512 * 2**20
+MAX_GRAMMAR_BYTES = 64 * 2**20
+#: CPU time of one mask or one token; nothing of a common grammar takes a tenth of it.
+MAX_CALL_S = 0.025
+
+_WALKS = 3
+_WALK_TOKENS = 24
+#: CPU time after which no further walk begins; a grammar's first masks take longest.
+_ENOUGH_S = 0.015
+
+
+#: How llguidance says that something is beyond one of its limits.
+_TOO_MUCH = re.compile(r"too (many|big|large)|fuel|max is|increase", re.IGNORECASE)
+
+#: How it says so of the automaton of all regular expressions.
+_BROKEN = "lexer error"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a trial found out.
+
+    Args:
+        refused: why the grammar can't be used; None: it can.
+        is_too_complex: it is refused for what it costs, not for what it says.
+        cpu_s: what the trial took.
+        num_bytes: memory that the compiled grammar keeps.
+    """
+
+    refused: str | None = None
+    is_too_complex: bool = False
+    cpu_s: float = 0.0
+    num_bytes: int = 0
+
+
+def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
+    """Check, compile and follow a grammar. Changes nothing; raises nothing that a grammar can cause."""
+    started, before = time.process_time(), _used_bytes()
+    refused, is_too_complex = None, False
+    matcher = None
+    try:
+        check_spec(spec)
+        matcher = vocabulary.matcher(spec)
+        follow(matcher, vocabulary)
+    except TooComplex as error:
+        refused, is_too_complex = str(error), True
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
+        refused = str(error)
+    num_bytes = max(0, _used_bytes() - before)
+    if refused is None and num_bytes > MAX_GRAMMAR_BYTES:
+        refused, is_too_complex = f"it takes more than {MAX_GRAMMAR_BYTES >> 20} MiB of memory", True
+    return Verdict(refused, is_too_complex, time.process_time() - started, num_bytes)
+
+
+def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: int = _WALKS) -> None:
+    """Write some answers; what is found out of the grammar's automaton stays with the matcher.
+
+    Raises:
+        ValueError: the matcher is in error.
+        TooComplex: most of the answers come to where nothing can follow, or take too much.
+    """
+    started = time.thread_time()
+    if not matcher.is_error():
+        vocabulary.masks([matcher])
+        _check_call(time.thread_time() - started, "what may come first")
+    if matcher.is_error():
+        reason = first_line(matcher)
+        raise (TooComplex if _TOO_MUCH.search(reason) else ValueError)(reason)
+    failures, num_walks = [], 0
+    while num_walks < num_answers and time.thread_time() - started < _ENOUGH_S:
+        failure = _walk(matcher.deep_copy(), vocabulary, random.Random(num_walks))
+        num_walks += 1
+        if failure is not None:
+            failures.append(failure)
+        # All answers share the automaton: once it has come to a limit, none can be followed any more.
+        is_broken = failure is not None and failure.startswith(_BROKEN)
+        if is_broken or 2 * len(failures) > num_answers:
+            raise TooComplex(f"its answers can't be followed: {failures[0]}")
+    if 2 * len(failures) > num_walks:
+        raise TooComplex(f"its answers can't be followed: {failures[0]}")
+
+
+def _walk(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, draws: random.Random) -> str | None:
+    """One answer of random tokens; why it can't go on, if so."""
+    effort = Effort()
+    for _ in range(_WALK_TOKENS):
+        masks, (cost,) = vocabulary.timed_masks([matcher])
+        _check_call(cost, "what may follow")
+        effort.add(cost, promised_s=PROMISED_S)
+        if matcher.is_error():
+            return first_line(matcher)
+        token = _choose(masks[0], vocabulary, draws)
+        if token is None:
+            return None if matcher.is_accepting() or matcher.is_stopped() else "nothing can follow"
+        before = time.thread_time()
+        accepted = matcher.consume_token(token)
+        cost = time.thread_time() - before
+        _check_call(cost, "where a token leads")
+        effort.add(cost)
+        if matcher.is_error() or not accepted:
+            return first_line(matcher)
+        if effort.is_too_much:
+            return "it takes too much work to find what may follow"
+        if matcher.is_stopped():
+            return None
+    return None
+
+
+def _choose(mask: Bitmasks, vocabulary: Vocabulary, draws: random.Random) -> int | None:
+    """An allowed token that does not end the answer, every other time one of a single character or few."""
+    bits = np.unpackbits(mask.view(np.uint8), count=vocabulary.size, bitorder="little")
+    bits[[end for end in vocabulary.end_token_ids if end < vocabulary.size]] = 0
+    allowed = np.flatnonzero(bits)
+    if not allowed.size:
+        return None
+    # Tokens with low ids are bytes, punctuation and frequent words, in nearly all vocabularies.
+    most = allowed.size if draws.random() < 0.5 else max(1, allowed.size // 50)
+    return int(allowed[draws.randrange(most)])
+
+
+def _check_call(cost_s: float, what: str) -> None:
+    if cost_s > MAX_CALL_S:
+        raise TooComplex(
+            f"it takes {cost_s * 1e3:.0f} ms of CPU time to find {what}, but at most "
+            f"{MAX_CALL_S * 1e3:.0f} are allowed; simplify it"
+        )
+
+
+def first_line(matcher: llguidance.LLMatcher) -> str:
+    """What a matcher in error says, without the state that it adds for its developers."""
+    return str(matcher.get_error()).split("\n<", 1)[0].strip()[:1000] or "unknown error"
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = (
+        *((f"_{i}", ctypes.c_size_t) for i in range(4)),
+        ("hblkhd", ctypes.c_size_t),
+        *((f"_{i}", ctypes.c_size_t) for i in range(5, 7)),
+        ("uordblks", ctypes.c_size_t),
+        *((f"_{i}", ctypes.c_size_t) for i in range(8, 10)),
+    )
+
+
+def _used_bytes() -> int:
+    """Bytes that are allocated in this process; 0 where the C library does not say."""
+    if sys.platform != "linux":
+        return 0
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallocInfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)

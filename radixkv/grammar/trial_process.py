@@ -1,0 +1,140 @@
+"""The engine's end of `trial_server`: starts that process when it is needed, and again when it was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import Future, InvalidStateError
+from typing import IO, Any
+
+from radixkv.errors import EngineOverloadedError
+from radixkv.grammar.trial import Verdict
+from radixkv.grammar.trial_server import message
+from radixkv.grammar.vocabulary import VocabularyRecipe
+from radixkv.structured import StructuredOutputs
+
+#: The module that the process runs.
+SERVER = "radixkv.grammar.trial_server"
+_LOST = "the process that tries out grammars has ended; try again"
+
+
+#: Processes by what their vocabularies are made of, as long as somebody has them.
+SHARED: weakref.WeakValueDictionary[bytes, TrialProcess] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def shared_trials(recipe: VocabularyRecipe) -> TrialProcess:
+    """The process for a vocabulary, one for all engines that have it."""
+    key = hashlib.sha256(SERVER.encode() + pickle.dumps(recipe)).digest()
+    with _shared_lock:
+        process = SHARED.get(key)
+        if process is None:
+            process = SHARED[key] = TrialProcess(recipe)
+        return process
+
+
+class TrialProcess:
+    """Tries out grammars over one vocabulary. Methods may be called from any thread.
+
+    The process ends when this object does, or when its parent does.
+    """
+
+    def __init__(self, recipe: VocabularyRecipe) -> None:
+        self._recipe = recipe
+        self._lock = threading.Lock()
+        self._server: _TrialServer | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """The process's; None: it does not run."""
+        connection = self._server
+        return connection.process.pid if connection is not None and connection.is_alive else None
+
+    def try_out(self, spec: StructuredOutputs) -> Verdict:
+        """What there is to know of a grammar; waits for it.
+
+        Raises:
+            EngineOverloadedError: the process was lost, or can't be started.
+        """
+        with self._lock:
+            if self._server is None or not self._server.is_alive:
+                self._server = _TrialServer(self._recipe)
+                weakref.finalize(self, self._server.close)
+            future = self._server.send(spec)
+        return future.result()
+
+
+class _TrialServer:
+    """One process, from its start to its end."""
+
+    def __init__(self, recipe: VocabularyRecipe) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # an interrupt of the server's terminal is the server's
+            )
+        except OSError as error:
+            raise EngineOverloadedError(f"grammars can't be tried out: {error}") from error
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input: IO[bytes] = self.process.stdin
+        self._lock = threading.Lock()
+        self._futures: dict[int, Future[Verdict]] = {}
+        self._last = 0
+        self.is_alive = True
+        reader = threading.Thread(
+            target=self._read, args=(self.process.stdout,), name="radixkv-trials", daemon=True
+        )
+        reader.start()
+        self._write(message(recipe))
+
+    def send(self, spec: StructuredOutputs) -> Future[Verdict]:
+        future: Future[Verdict] = Future()
+        with self._lock:
+            if not self.is_alive:
+                raise EngineOverloadedError(_LOST)
+            self._last += 1
+            self._futures[self._last] = future
+            job = self._last
+        self._write(message((job, spec)))
+        return future
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended: the reader tells those who wait
+            self._input.write(data)
+            self._input.flush()
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                message: dict[str, Any] = json.loads(line)
+                with self._lock:
+                    future = self._futures.pop(message.pop("job") or 0, None)
+                if future is not None:
+                    future.set_result(Verdict(**message))
+        with self._lock:
+            self.is_alive = False
+            lost, self._futures = self._futures, {}
+        for future in lost.values():
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(EngineOverloadedError(_LOST))
+        self.process.wait()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._input.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()

@@ -1,0 +1,169 @@
+"""The process in which grammars are tried out: `python -m radixkv.grammar.trial_server`.
+
+It reads a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has
+the vocabulary already, is limited in CPU time and memory by the system, and whose end gives everything back.
+A fork that outlives its time is killed. Verdicts go to the standard output, a line of JSON each, written at
+once, so that lines of several forks do not mix. The end of the standard input is the end of all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from radixkv.grammar.trial import MAX_TRIAL_BYTES, MAX_TRIAL_S, Verdict, try_out
+from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.structured import StructuredOutputs
+from radixkv.text.thread_priority import yield_to_steps
+
+#: Compilers follow references by recursion.
+STACK_BYTES = 256 * 2**20
+#: A trial that the steps leave no core for is given up after this.
+MAX_WALL_S = 60.0
+#: What a pipe takes at once (POSIX says 512, Linux 4,096).
+_MAX_LINE_BYTES = 512 if sys.platform != "linux" else 4096
+_HEADER = struct.Struct("<Q")
+NICENESS = 10
+_PR_SET_PDEATHSIG = 1
+
+
+def message(value: Any) -> bytes:
+    """A value as it goes to the process's standard input."""
+    data = pickle.dumps(value)
+    return _HEADER.pack(len(data)) + data
+
+
+def _read(size: int) -> bytes:
+    """Exactly so many bytes of the standard input. Raises EOFError."""
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def _next() -> Any:
+    return pickle.loads(_read(*_HEADER.unpack(_read(_HEADER.size))))  # from the engine's process alone
+
+
+def _send(job: int | None, verdict: Verdict) -> None:
+    fields = dataclasses.asdict(verdict)
+    while True:
+        line = json.dumps({"job": job, **fields}).encode() + b"\n"
+        if len(line) <= _MAX_LINE_BYTES:
+            break
+        fields["refused"] = fields["refused"][: len(fields["refused"]) // 2]
+    os.write(1, line)
+
+
+class _Forks:
+    """The trials that are under way."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._jobs: dict[int, tuple[int, float]] = {}  # process -> job, when it is given up
+
+    def start(self, job: int, spec: StructuredOutputs) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _be_limited()
+                thread = threading.Thread(target=lambda: _send(job, try_out(spec, self._vocabulary)))
+                threading.stack_size(STACK_BYTES)
+                thread.start()
+                thread.join()
+            finally:
+                os._exit(0)
+        self._jobs[pid] = (job, time.monotonic() + MAX_WALL_S)
+
+    def tend(self) -> None:
+        """Tell of those that were ended before they could, and end those whose time is over."""
+        for pid, (_, ends) in self._jobs.items():
+            if time.monotonic() > ends:
+                os.kill(pid, signal.SIGKILL)
+        while self._jobs:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            job, _ = self._jobs.pop(pid)
+            if status:
+                # One that was killed after it had answered has two verdicts: the second is ignored.
+                _send(job, Verdict(_why(status), is_too_complex=True, cpu_s=MAX_TRIAL_S))
+
+    def wait_s(self) -> float | None:
+        """Seconds until a fork's time is over."""
+        ends = [ends for _, ends in self._jobs.values()]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def end(self) -> None:
+        for pid in self._jobs:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._jobs:
+            os.waitpid(pid, 0)
+
+
+def _why(status: int) -> str:
+    ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if ended == signal.SIGPROF:
+        return f"it takes longer than {MAX_TRIAL_S:g} s to compile; simplify it"
+    if ended == signal.SIGABRT:
+        return f"it takes more than {MAX_TRIAL_BYTES >> 20} MiB of memory to compile; simplify it"
+    if ended == signal.SIGSEGV:
+        return "its parts are nested in each other too deeply to be compiled; simplify it"
+    return "its compilation was ended by the system; simplify it"
+
+
+def _be_limited() -> None:
+    """CPU time and memory of this process, and that it ends with the one that made it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        most = size + STACK_BYTES + MAX_TRIAL_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a panic says is for nobody
+    signal.setitimer(signal.ITIMER_PROF, MAX_TRIAL_S)
+
+
+def main() -> None:
+    yield_to_steps(NICENESS)
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # the engine has gone
+        vocabulary = _next().make()
+        _send(None, Verdict())
+        ended, telling = os.pipe()
+        os.set_blocking(ended, False)
+        os.set_blocking(telling, False)
+        signal.set_wakeup_fd(telling)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        forks = _Forks(vocabulary)
+        try:
+            while True:
+                ready, _, _ = select.select([0, ended], [], [], forks.wait_s())
+                if ended in ready:
+                    os.read(ended, 4096)
+                forks.tend()
+                if 0 in ready:
+                    forks.start(*_next())
+        finally:
+            forks.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Rewrite a model for the CPU: which of its layers are replaced, and by what.
+
+It depends on processor, device and dtype alone, never on a timing: the ways to compute a layer differ in the
+last bits, and two starts of an engine must compute in the same way. What needs numba is imported where it is
+known to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.errors import ConfigError
+from radixkv.model.cpu_layers.narrow_weights import mostly_linear, widen_the_rest
+from radixkv.model.decoder_layers import DecoderParts, is_plain_llama, replace_layers
+
+
+@torch.no_grad()
+def pack_layers(model: nn.Module) -> bool:
+    """Replace the linear layers of a model on a CPU by packed ones, where the kernels run.
+
+    Whole decoder layers are replaced where they are known. Weights of linear layers and embeddings stay what
+    they are, bfloat16 or float16 as well; the rest becomes float32, and so is all that is computed.
+
+    Returns:
+        Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
+    """
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    if not linears or not has_vector_kernels():
+        return False
+    from radixkv.model.cpu_layers.fused_layers import FusedLayer
+    from radixkv.model.cpu_layers.llama_layer import Scratch
+    from radixkv.model.cpu_layers.packed_linear import PackedLinear
+    from radixkv_kernels.cpu.linear.float_product import can_store
+    from radixkv_kernels.cpu.linear.row_kernels import RowKernels
+
+    dtype = linears[0].weight.dtype
+    if not can_store(dtype) or not all(_is_on_cpu(each.weight, dtype) for each in linears):
+        return False
+    if dtype != torch.float32:
+        if not mostly_linear(model):
+            return False
+        widen_the_rest(model)
+    kernels, scratch = RowKernels(), (Scratch(), Scratch())
+
+    def fused(parts: DecoderParts) -> nn.Module | None:
+        return FusedLayer(parts, kernels, scratch) if is_plain_llama(parts, dtype) else None
+
+    replace_layers(model, fused)
+    _replace_linears(model, PackedLinear)
+    return True
+
+
+@torch.no_grad()
+def quantize_layers(model: nn.Module) -> None:
+    """Replace every linear layer of a float32 CPU model by an int8 one, and fuse decoder layers if possible.
+
+    Embeddings stay float32, also where the output layer was tied to them.
+
+    Raises:
+        ConfigError: the model is not float32 on a CPU.
+    """
+    from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
+
+    weight = next(model.parameters())
+    if not _is_on_cpu(weight, torch.float32):
+        raise ConfigError(
+            f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
+            f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
+        )
+    rows: Any = None
+    if has_int8_products():
+        from radixkv.model.cpu_layers.int8_layers import Int8Layer
+        from radixkv.model.cpu_layers.llama_layer import Scratch
+        from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
+        from radixkv_kernels.cpu.linear.row_kernels import RowKernels
+
+        rows, kernels, scratch = Int8Rows(), RowKernels(), Scratch()
+
+        def narrow(parts: DecoderParts) -> nn.Module | None:
+            if not is_plain_llama(parts, torch.float32):
+                return None
+            return Int8Layer(parts, kernels, rows, scratch)
+
+        replace_layers(model, narrow)
+    _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
+
+
+def has_vector_kernels() -> bool:
+    """Whether numba is there, and the processor has the multiply-adds that the float kernels are made of."""
+    try:
+        from radixkv_kernels.cpu.vectors import has_multiply_add
+    except ImportError:
+        return False
+    return has_multiply_add()
+
+
+def has_int8_products() -> bool:
+    """Whether this processor has instructions for int8 products (VNNI, AVX2), and numba is there for them."""
+    try:
+        from radixkv_kernels.cpu.linear.int8_product import methods
+    except ImportError:
+        return False
+    return bool(methods())
+
+
+def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    return weight.dtype == dtype and weight.device.type == "cpu"
+
+
+def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, make(child))

@@ -1,0 +1,130 @@
+"""EarlierPrompts: the latest prompts of a log, and which of them a new one should go on after."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+from radixkv.observe.audit.prompt_keys import PromptKeys, answer_keys
+from radixkv.observe.audit.prompt_units import PromptUnits
+from radixkv.observe.audit.record import Block, Json, Record, prompt_parts
+from radixkv.observe.prompt_parts import PromptParts
+
+_OBJECT_BYTES = 400  # what a prompt takes beside its texts, and each of its blocks
+_KEY_BYTES = 150
+
+
+@dataclass(eq=False)
+class EarlierPrompt:
+    """A prompt that has been observed: what later ones are compared with.
+
+    Attributes:
+        model, blocks, tools, place, time: see `Record`.
+        conversation: whose it is.
+        known_by: keys that it is found by.
+        available: when what it wrote could be read; None: not known.
+    """
+
+    model: str
+    blocks: tuple[Block, ...]
+    tools: tuple[Json, ...]
+    place: str
+    time: float | None
+    units: PromptUnits
+    conversation: str
+    known_by: tuple[bytes, ...] = ()
+    available: float | None = None
+    num_bytes: int = field(default=0)
+
+    @classmethod
+    def of(cls, record: Record, units: PromptUnits, conversation: str) -> Self:
+        """The prompt of a record; nobody finds it yet."""
+        return cls(record.model, record.blocks, record.tools, record.place, record.time, units, conversation)
+
+    @cached_property
+    def parts(self) -> PromptParts:
+        """See `prompt_parts`. O(its blocks), once."""
+        return prompt_parts(self.blocks, self.tools, self.model)
+
+    @cached_property
+    def tools_text(self) -> list[str]:
+        """Its tools as they were sent."""
+        return [block.text for block in self.blocks if block.kind == "tool"]
+
+
+class EarlierPrompts:
+    """Keeps the latest prompts within a bound, and finds by what they have in common.
+
+    Args:
+        max_bytes: of their texts, about.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._latest: OrderedDict[int, EarlierPrompt] = OrderedDict()
+        self._by_key: dict[bytes, EarlierPrompt] = {}
+        self._conversations = 0
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def find(self, record: Record, keys: PromptKeys) -> tuple[EarlierPrompt | None, str]:
+        """The earlier prompt that this one should go on after, and the conversation that it belongs to.
+
+        By what only its own conversation has; by the beginning that both share; and by its program.
+        """
+        chain = keys.chain
+        found = next((known for key in keys.own if (known := self._by_key.get(key))), None)
+        if found is None:
+            for at in range(len(chain) - 1, -1, -1):
+                found = self._by_key.get(chain[at])
+                if found is not None:
+                    block = record.blocks[at]
+                    if block.message >= 0 and block.role not in ("system", ""):
+                        return found, record.conversation or found.conversation
+                    break
+        else:
+            return found, record.conversation or found.conversation
+        if found is None:
+            found = next((known for key in keys.program if (known := self._by_key.get(key))), None)
+        if record.conversation:
+            return found, record.conversation
+        self._conversations += 1
+        return found, f"#{self._conversations}"
+
+    def add(self, prompt: EarlierPrompt, keys: PromptKeys, answers: tuple[tuple[Block, ...], ...]) -> None:
+        """Keep a prompt; the oldest ones go."""
+        prompt.known_by = (*keys.chain, *keys.own, *_answers_keys(answers), *keys.program)
+        text, units = len(prompt.units.text), len(prompt.units.units.data)
+        blocks = len(prompt.blocks) * (_OBJECT_BYTES + _KEY_BYTES)
+        # The strings of its blocks, the text made of them, and the units.
+        prompt.num_bytes = 2 * text + units + blocks + 4 * _OBJECT_BYTES
+        for key in prompt.known_by:
+            self._by_key[key] = prompt
+        self._latest[id(prompt)] = prompt
+        self._bytes += prompt.num_bytes
+        while self._bytes > self._max_bytes and len(self._latest) > 1:
+            self.drop(next(iter(self._latest.values())))
+
+    def answered(self, prompt: EarlierPrompt, answers: tuple[tuple[Block, ...], ...]) -> None:
+        """What was answered to a prompt that is kept is known by now."""
+        if id(prompt) in self._latest:
+            for key in _answers_keys(answers):
+                self._by_key[key] = prompt
+                prompt.known_by = (*prompt.known_by, key)
+
+    def drop(self, prompt: EarlierPrompt) -> None:
+        """Keep a prompt no longer."""
+        if self._latest.pop(id(prompt), None) is None:
+            return
+        self._bytes -= prompt.num_bytes
+        for key in prompt.known_by:
+            if self._by_key.get(key) is prompt:
+                del self._by_key[key]
+
+
+def _answers_keys(answers: tuple[tuple[Block, ...], ...]) -> list[bytes]:
+    return [key for answer in answers for key in answer_keys(answer)]

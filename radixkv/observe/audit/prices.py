@@ -1,0 +1,87 @@
+"""Prices: what tokens cost, by model, from a dated file."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import ConfigError
+
+EXAMPLE = "example"
+_FORM = (
+    '{"date": "2026-11-01", "currency": "USD", "per_tokens": 1000000, "models": {"claude-sonnet-*": '
+    '{"input": 3.0, "cache_read": 0.3, "cache_write": 3.75}}}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrices:
+    """Of one token of a prompt: computed, read from the cache, and written to it (for long, or not)."""
+
+    input: float
+    cache_read: float
+    cache_write: float
+    cache_write_long: float
+
+    def prompt(self, tokens: int, cached: int, written: int = 0) -> float:
+        """What a prompt costs of which so many tokens are read, and so many are written."""
+        written = min(written, tokens - cached)
+        rest = tokens - cached - written
+        return rest * self.input + cached * self.cache_read + written * self.cache_write
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices by patterns of model names, the first that fits counts.
+
+    Attributes:
+        date: of when they are.
+    """
+
+    date: str
+    currency: str
+    models: dict[str, ModelPrices]
+
+    def of(self, model: str) -> ModelPrices | None:
+        """The prices of a model; None: not known."""
+        name = model.lower()
+        return next(
+            (prices for pattern, prices in self.models.items() if fnmatch.fnmatch(name, pattern)), None
+        )
+
+
+def read_prices(given: str) -> Prices:
+    """The prices in a file; `example`: those that come with radixkv, which are dated.
+
+    Raises:
+        ConfigError: there is no such file, or its form is another.
+    """
+    try:
+        if given == EXAMPLE:
+            text = resources.files("radixkv.observe.audit").joinpath("example_prices.json").read_text("utf-8")
+        else:
+            text = Path(given).read_text("utf-8")
+        value = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--prices {given}: can't be read ({error}); expected {_FORM}") from None
+    try:
+        per = float(value.get("per_tokens", 1_000_000))
+        models = {str(name).lower(): _model(entry, per) for name, entry in value["models"].items()}
+        if not per > 0 or not models:
+            raise ValueError
+        return Prices(str(value["date"]), str(value.get("currency", "USD")), models)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError(f"--prices {given}: not of the expected form, {_FORM}") from None
+
+
+def _model(entry: dict[str, Any], per: float) -> ModelPrices:
+    full = float(entry["input"])
+    read, write = float(entry.get("cache_read", full)), float(entry.get("cache_write", full))
+    long = float(entry.get("cache_write_long", write))
+    if not all(0 <= price < float("inf") for price in (full, read, write, long)):
+        raise ValueError
+    return ModelPrices(full / per, read / per, write / per, long / per)

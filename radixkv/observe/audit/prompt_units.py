@@ -1,0 +1,155 @@
+"""A prompt in the units that the tree counts in: tokens where a tokenizer is known, else characters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
+from radixkv.observe.audit.record import Block, Record
+
+#: Tokens of a character of UTF-8, where no answer of a model has told any usage.
+TOKENS_PER_BYTE = 0.25
+
+
+def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
+    """Blocks as one text, in the order in which they are cached, and where each of them ends. O(its size)."""
+    pieces = _pieces(blocks, is_first=True)
+    return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
+
+
+def prompt_and_answers(record: Record) -> tuple[str, list[int], list[str]]:
+    """A prompt as `prompt_text` gives it, and what each answer adds to that where a later prompt has both."""
+    text, ends = prompt_text(record.blocks)
+    answers = (record.answer, *record.other_answers)
+    return text, ends, ["".join(_pieces(answer, is_first=not record.blocks)) for answer in answers]
+
+
+def _pieces(blocks: tuple[Block, ...], *, is_first: bool) -> list[str]:
+    """The text of each block; a message's first block, and all that is no text, say what they are.
+
+    Args:
+        is_first: nothing stands before them.
+    """
+    pieces = []
+    message = -2
+    for text, role, kind, number, name, _ in blocks:
+        if number != message or kind != "text" or name:
+            message = number
+            shown = "" if kind in ("text", "media") else kind
+            head = " ".join(word for word in (role, shown, name) if word)
+            if head:
+                text = f"[{head}] {text}" if is_first else f"\n[{head}] {text}"
+        is_first = False
+        pieces.append(text)
+    return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUnits:
+    """A prompt as the tree gets it.
+
+    Attributes:
+        units: four bytes each.
+        text: the prompt as text, for people; block_ends: where in it each block ends.
+        after: what is cached of each answer once it has ended, four bytes a unit.
+        tokens_per_unit: 1.0 where units are tokens.
+        is_exact: they are.
+    """
+
+    units: EncodedTokens
+    text: str
+    block_ends: list[int]
+    after: tuple[EncodedTokens, ...]
+    tokens_per_unit: float
+    is_exact: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return round(len(self.units) * self.tokens_per_unit)
+
+    def tokens_at(self, char: int) -> float:
+        """About how many tokens lie before a character of the text."""
+        share = char / len(self.text) if self.text else 0.0
+        return share * len(self.units) * self.tokens_per_unit
+
+
+class PromptCoding(Protocol):
+    """Makes units of the prompts of a log."""
+
+    is_exact: bool
+
+    def encode(self, record: Record) -> PromptUnits:
+        """The units of one prompt.
+
+        Raises:
+            NoRequest: the served model's template can't render it.
+        """
+
+    def unit_bytes(self, unit: int) -> bytes:
+        """What a unit adds to a text."""
+
+
+class CharacterCoding:
+    """Characters stand for tokens, as many of them for one as the usage of the log says."""
+
+    is_exact = False
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}  # model -> tokens, characters
+
+    def encode(self, record: Record) -> PromptUnits:
+        text, ends, answers = prompt_and_answers(record)
+        after = tuple(map(_encoded, answers))
+        return PromptUnits(_encoded(text), text, ends, after, self._rate(record, text), is_exact=False)
+
+    def unit_bytes(self, unit: int) -> bytes:
+        """See `PromptCoding`."""
+        return chr(unit).encode("utf-8", "replace")
+
+    def _rate(self, record: Record, text: str) -> float:
+        """Tokens of a character of this prompt: as reported, else as of its model's others so far."""
+        reported, chars = record.usage.prompt, max(1, len(text))
+        if reported:
+            tokens, others = self._counts.get(record.model, (0, 0))
+            self._counts[record.model] = (tokens + reported, others + chars)
+            return reported / chars
+        if record.model in self._counts:
+            tokens, others = self._counts[record.model]
+            return tokens / others
+        return TOKENS_PER_BYTE * len(text.encode("utf-8", "surrogatepass")) / chars
+
+
+class TextCoding:
+    """The plain text of prompts in tokens, where there is no chat template to render them by.
+
+    Args:
+        encode: the tokens of a text.
+        token_bytes: what a token adds to a text.
+    """
+
+    is_exact = True
+
+    def __init__(self, encode: Callable[[str], TokenIds], token_bytes: Callable[[int], bytes]) -> None:
+        self._encode, self.unit_bytes = encode, token_bytes
+
+    def encode(self, record: Record) -> PromptUnits:
+        """See `PromptCoding.encode`. The answers are encoded by themselves."""
+        text, ends, answers = prompt_and_answers(record)
+        units, *after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, *answers))
+        return PromptUnits(units, text, ends, tuple(after), 1.0, is_exact=True)
+
+
+def byte_coding() -> TextCoding:
+    """One token for each byte of UTF-8."""
+    return TextCoding(_bytes_of, lambda unit: bytes((unit,)))
+
+
+def _bytes_of(text: str) -> EncodedTokens:
+    return _encoded(text.encode("utf-8", "surrogatepass").decode("latin-1"))
+
+
+def _encoded(text: str) -> EncodedTokens:
+    return EncodedTokens(text.encode("utf-32-le", "surrogatepass"))

@@ -1,0 +1,170 @@
+"""Recording: the requests of several files in the order in which they began, and what could not be read."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from radixkv.observe.audit.exchange import read_json
+from radixkv.observe.audit.readers.json_objects import objects_in
+from radixkv.observe.audit.readers.lines import DamagedFile, numbered_lines, open_plain
+from radixkv.observe.audit.readers.payloads import NotAModel, record_in
+from radixkv.observe.audit.record import Json, Record
+from radixkv.observe.audit.request_bodies import NoRequest, blocks_of
+
+MAX_NAMED = 20  # problems that are named one by one
+_WINDOW = 64  # records that are waited for, so that logs written when answers end come in order
+_SNIFFED = 4096
+_HAR = re.compile(rb'\s*\{\s*"log"\s*:')
+
+
+@dataclass(slots=True)
+class Problems:
+    """What could not be read: counted by its reason, the first ones named."""
+
+    count: int = 0
+    by_reason: Counter[str] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+
+    def add(self, place: str, why: str) -> None:
+        """One more; `why` holds nothing of what was written there."""
+        self.count += 1
+        self.by_reason[re.sub(r"\d+", "N", why)] += 1
+        if len(self.named) < MAX_NAMED:
+            self.named.append(f"{place}: {why}")
+
+
+class Recording:
+    """Files of recorded requests.
+
+    Args:
+        memory_bytes: for what waits for its turn, and answers that later requests go on after by their id.
+
+    Attributes:
+        problems: what could not be read so far.
+        skipped: requests of HAR files that no model was asked by.
+    """
+
+    def __init__(self, paths: Sequence[Path], memory_bytes: int = 128 * 1024 * 1024) -> None:
+        self.problems = Problems()
+        self.skipped = 0
+        self.num_bytes = 0  # read so far
+        self._paths = paths
+        self._memory = memory_bytes
+        self._max_object = max(1 << 20, memory_bytes // 4)
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records in the order of their times; where there are none, in the order of the files.
+
+        Raises:
+            DamagedFile: no file could be read at all.
+        """
+        streams = [self._in_order(self._of_file(path, number)) for number, path in enumerate(self._paths)]
+        threads = _Threads(self._memory // 4)
+        for _, record in heapq.merge(*streams, key=lambda timed: timed[0]):
+            try:
+                yield threads.whole(record)
+            except NoRequest as error:
+                self.problems.add(record.place, str(error))
+
+    def _in_order(self, records: Iterable[Record]) -> Iterator[tuple[float, Record]]:
+        waiting: list[tuple[float, int, Record]] = []
+        latest, held = 0.0, 0
+        for number, record in enumerate(records):
+            latest = latest if record.time is None else record.time
+            heapq.heappush(waiting, (latest, number, record))
+            held += record.num_bytes
+            while len(waiting) > _WINDOW or (held > self._memory // 4 and len(waiting) > 1):
+                at, _, first = heapq.heappop(waiting)
+                held -= first.num_bytes
+                yield at, first
+        while waiting:
+            at, _, first = heapq.heappop(waiting)
+            yield at, first
+
+    def _of_file(self, path: Path, file_number: int) -> Iterator[Record]:
+        name = path.name
+        try:
+            for number, text in self._pieces(path):
+                self.num_bytes += len(text)
+                place = f"{name}:{number}"
+                try:
+                    if len(text) > self._max_object:
+                        raise NoRequest(f"longer than {self._max_object >> 20} MiB; give it more --memory")
+                    record = record_in(read_json(text), place, len(text))
+                    yield replace(record, order=(file_number, number))
+                except NotAModel:
+                    self.skipped += 1
+                except NoRequest as error:
+                    self.problems.add(place, str(error))
+                except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                    self.problems.add(place, "its fields are not of the kinds that logs have")
+        except DamagedFile as error:
+            place = f"{name}:{error.line}" if error.line else name
+            self.problems.add(place, error.why)
+
+    def _pieces(self, path: Path) -> Iterator[tuple[int, bytes]]:
+        """The objects of a file as text, with their numbers: lines, or entries of one document."""
+        with open_plain(path) as stream:
+            try:
+                head = stream.read(_SNIFFED)
+            except (EOFError, OSError) as error:
+                raise DamagedFile(path, 0, f"damaged or cut short ({error})") from None
+        head = head.removeprefix(b"\xef\xbb\xbf")
+        if _HAR.match(head):
+            return objects_in(path, 3, self._max_object)
+        if head.lstrip()[:1] == b"[":
+            return objects_in(path, 1, self._max_object)
+        first = head.lstrip().partition(b"\n")[0].strip()
+        if first in (b"{", b"") or (first[:1] == b"{" and first[-1:] == b","):
+            return objects_in(path, 0, self._max_object)  # objects over several lines
+        return numbered_lines(path, self._max_object)
+
+
+class _Threads:
+    """Requests that go on after an earlier answer by its id, with what they leave out put in front."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._items: OrderedDict[str, tuple[list[Any], int]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    def whole(self, record: Record) -> Record:
+        """The record with its whole prompt.
+
+        Raises:
+            NoRequest: what it goes on after is not in the log, so that its prompt is not known.
+        """
+        if record.dialect != "responses":
+            return record
+        before = record.body.get("previous_response_id")
+        items = _items(record.body.get("input"))
+        if before:
+            known = self._items.get(str(before))
+            if known is None:
+                raise NoRequest("it goes on after an answer that is not in the log; its prompt is not known")
+            items = [*known[0], *items]
+            body: Json = {**record.body, "input": items}
+            del body["previous_response_id"]
+            blocks, tools = blocks_of(body, "responses")
+            record = replace(record, body=body, blocks=blocks, tools=tools)
+        if record.response_id:
+            self._keep(record.response_id, [*items, *record.output], record.num_bytes)
+        return record
+
+    def _keep(self, response_id: str, items: list[Any], size: int) -> None:
+        self._items[response_id] = (items, size)
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._bytes -= self._items.popitem(last=False)[1][1]
+
+
+def _items(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(given) if isinstance(given, list) else []

@@ -1,0 +1,403 @@
+"""Rules: what a cache with these rules finds of each request, where prompts break, and whose fault that is.
+
+The real tree grows over the prompts. What providers hold at breakpoints alone is looked up beside it. Nothing
+is blamed without evidence: what is not recorded stays `unknown`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
+from radixkv.cache.lease import Lease
+from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.errors import OutOfBlocks
+from radixkv.observe.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
+from radixkv.observe.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
+from radixkv.observe.audit.observation import Fault, Observation, Reason
+from radixkv.observe.audit.prompt_break import (
+    TAIL_TOKENS,
+    breaker_between,
+    parts_from,
+    shared_beginning,
+    texts_at,
+    tokens_in_best_order,
+)
+from radixkv.observe.audit.prompt_keys import PromptKeys, keys_of
+from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
+from radixkv.observe.audit.record import Block, Record
+from radixkv.observe.audit.rule_sets import RuleSet
+from radixkv.observe.breaker import Breaker, make_breaker
+
+_BLOCK_TOKENS = 16  # of the tree, where hits need be no whole blocks
+_BLOCK_CHARS = 64  # the same, where units are characters
+_BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Looked:
+    """A prompt, and what there was of it when it came.
+
+    Attributes:
+        prompt: it, as later ones are compared with it.
+        earlier: the prompt that it should go on after; is_after_running: that had no answer yet.
+        in_tree: units that the tree had; evicted: it had had more.
+        steady, place: units and characters that it shares with the earlier one.
+        found: of what is held at breakpoints alone; None: these rules hold all prefixes.
+    """
+
+    record: Record
+    units: PromptUnits
+    keys: PromptKeys
+    now: float
+    prompt: EarlierPrompt
+    earlier: EarlierPrompt | None
+    is_after_running: bool
+    in_tree: int
+    evicted: bool
+    steady: int
+    place: int
+    found: BreakpointHit | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """A request whose answer has not ended: what is expected of it, and what `Rules.end` needs of it."""
+
+    observation: Observation
+    looked: Looked
+
+
+class Rules:
+    """Observes the requests of a log one after the other, in the order of their beginning.
+
+    Args:
+        rule_set: what is found, and for how long.
+        coding: makes units of prompts; None: characters stand for tokens.
+        memory_bytes: for all that is remembered; the oldest is forgotten.
+        capacity_tokens: of the cache; None: as many as the memory holds.
+
+    Attributes:
+        cache: the tree, of characters (their code points) where no tokenizer is given.
+        num_forgotten: prompts of which there was more to find, had it not had to make room in the memory.
+    """
+
+    def __init__(
+        self,
+        rule_set: RuleSet,
+        coding: PromptCoding | None = None,
+        *,
+        memory_bytes: int = 512 * 1024 * 1024,
+        capacity_tokens: int | None = None,
+    ) -> None:
+        self.rule_set = rule_set
+        self.coding = coding if coding is not None else CharacterCoding()
+        self.num_forgotten = 0
+        self._now = 0.0  # of the log
+        self._default_model = ""  # that requests without `model` get, by the answers so far
+        block = _BLOCK_CHARS
+        if self.coding.is_exact:
+            block = rule_set.block_tokens if rule_set.block_tokens > 1 else _BLOCK_TOKENS
+        blocks = max(64, memory_bytes // 2 // (block * TOKEN_BYTES + _BLOCK_BYTES))
+        self._is_bounded = capacity_tokens is not None
+        if capacity_tokens is not None:
+            per_token = 1.0 if self.coding.is_exact else 4.0
+            blocks = min(blocks, max(1, int(capacity_tokens * per_token) // block))
+        self.cache = PrefixCache(blocks, block, ghost_blocks=max(64, blocks // 4), clock=lambda: self._now)
+        self._earlier = EarlierPrompts(memory_bytes * 3 // 8)
+        self._entries = BreakpointEntries(rule_set, max(1000, memory_bytes // 8 // 300))
+
+    def observe(self, record: Record) -> Observation:
+        """What these rules make of a request, which from then on later ones can find. O(its size).
+
+        Raises:
+            NoRequest: its prompt can't be rendered.
+        """
+        looked = self._look(record)
+        observation = self._observation(looked)
+        available = _available(looked.record)
+        if looked.found is not None and not record.failed:
+            when = looked.now if available is None else available
+            self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, when)
+        if not record.failed:
+            looked.prompt.available = available
+            self._earlier.add(looked.prompt, looked.keys, _said(looked.record))
+            self._supersede(looked)
+        return observation
+
+    def begin(self, record: Record) -> Begun:
+        """As `observe`, of a request without its answer: later ones find it from now on. `end` it once.
+
+        Raises:
+            NoRequest: its prompt can't be rendered.
+        """
+        looked = self._look(record, grows=False)
+        observation = self._observation(looked)
+        if looked.found is not None:
+            self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, math.inf)
+        looked.prompt.available = math.inf
+        self._earlier.add(looked.prompt, looked.keys, ())
+        return Begun(observation, looked)
+
+    def end(self, begun: Begun, record: Record) -> Observation:
+        """What these rules make of a request that was begun, now that its answer is known. O(its size).
+
+        What it could find was decided when it began; the answer tells of how many tokens that was.
+        """
+        looked, prompt = begun.looked, begun.looked.prompt
+        whole = self._with_model(replace(record, blocks=looked.record.blocks))
+        if whole.model != prompt.model:  # known by its answer: later prompts find it under that name
+            self._earlier.drop(prompt)
+            prompt.model = whole.model
+            self._earlier.add(prompt, keys_of(whole), ())
+        units = self.coding.encode(whole)
+        _, evicted = self._grow(whole, units)
+        looked = replace(looked, record=whole, units=units, evicted=evicted)
+        available = _available(whole)
+        if looked.found is not None and record.failed:
+            self._entries.forget_running(looked.keys.chain, looked.found)
+        elif looked.found is not None:
+            when = looked.now if available is None else available
+            self._entries.note(whole, looked.keys.chain, looked.found, looked.now, when)
+        if record.failed:
+            self._earlier.drop(prompt)
+        else:
+            prompt.units, prompt.available = units, available
+            self._earlier.answered(prompt, _said(whole))
+            self._supersede(looked)
+        return self._observation(looked)
+
+    def _look(self, record: Record, *, grows: bool = True) -> Looked:
+        """Everything that a prompt finds when it comes.
+
+        Args:
+            grows: it is in the tree from then on, unless it failed; else a running one before it counts.
+        """
+        if not self.rule_set.tools_first and record.tools:
+            record = replace(record, blocks=_system_first(record.blocks))
+        record = self._with_model(record)
+        units = self.coding.encode(record)
+        keys = keys_of(record)
+        now = self._now if record.time is None else record.time
+        self._now = max(self._now, now)
+        earlier, conversation = self._earlier.find(record, keys)
+        is_running = earlier is not None and earlier.available == math.inf
+        steady, place = shared_beginning(earlier, units)
+        if grows:
+            in_tree, evicted = self._grow(record, units)
+        else:
+            in_tree, evicted = self.cache.match(units.units, self._namespace(record)).num_tokens, False
+            in_tree = max(in_tree, steady if is_running else 0)
+        found = None
+        if self.rule_set.matching != "prefix":
+            tokens = [units.tokens_at(end) for end in units.block_ends]
+            found = self._entries.read(record, keys.chain, tokens, now)
+        prompt = EarlierPrompt.of(record, units, conversation)
+        return Looked(
+            record, units, keys, now, prompt, earlier, is_running, in_tree, evicted, steady, place, found
+        )
+
+    def _with_model(self, record: Record) -> Record:
+        """Return a record that names its model: where its body does not, the one that answers do."""
+        if not record.model:
+            return replace(record, model=self._default_model)
+        if not record.body.get("model"):
+            self._default_model = record.model
+        return record
+
+    def _observation(self, looked: Looked) -> Observation:
+        """What is made of it. Changes nothing."""
+        record, units, found, earlier = looked.record, looked.units, looked.found, looked.earlier
+        reported = record.usage.prompt
+        total = reported if reported and not units.is_exact else units.num_tokens
+        rate = units.tokens_per_unit
+        if record.skips_cache:
+            cached = 0
+        elif found is None:
+            cached = self._in_blocks(looked.in_tree * rate, total)
+        else:
+            end = units.block_ends[found.block] if found.block >= 0 else 0
+            cached = min(round(units.tokens_at(end)), total)
+        shared = max(round(looked.in_tree * rate), round(looked.steady * rate))
+        reason, breaker, lost, (before, old, new) = self._judge(looked, cached, total)
+        return Observation(
+            conversation=looked.prompt.conversation,
+            prompt_tokens=total,
+            is_estimate=not units.is_exact,
+            shared_tokens=min(shared, total),
+            cached_tokens=cached,
+            best_tokens=min(total, cached + lost) if reason == "broken" else cached,
+            reported_tokens=record.usage.cached,
+            reason=reason,
+            fault=self._fault(looked, reason, cached, lost),
+            breaker=breaker,
+            before=before,
+            old=old,
+            new=new,
+            lost_tokens=lost,
+            age_s=_age(earlier, record),
+            earlier=earlier.place if earlier is not None else "",
+            written=self._written(found, units),
+            reported_prompt=reported,
+        )
+
+    # ------------------------------------------------------------------ the tree
+
+    def _grow(self, record: Record, units: PromptUnits) -> tuple[int, bool]:
+        """Units that the tree has of a prompt, and whether it had more; from now on it has all of it.
+
+        Of a request that failed nothing was computed.
+        """
+        namespace = self._namespace(record)
+        prompt = units.units
+        if not len(prompt):
+            return 0, False
+        match = self.cache.match(prompt, namespace)
+        if record.failed:
+            return match.num_tokens, False
+        answers = [after for after in units.after if len(after)] if self.rule_set.keeps_answers else []
+        first, *others = [EncodedTokens(prompt.data + after.data) for after in answers] or [prompt]
+        try:
+            lease = self._computed(first, namespace)
+        except OutOfBlocks:
+            try:
+                lease = self._computed(prompt, namespace)
+            except OutOfBlocks:
+                self.num_forgotten += 1
+                return match.num_tokens, True
+        evicted = match.num_tokens < len(prompt) and lease.report.reason in ("evicted", "expired")
+        self.num_forgotten += evicted and not self._is_bounded
+        for other in others:
+            with suppress(OutOfBlocks):
+                self._computed(other, namespace)
+        return match.num_tokens, evicted
+
+    def _computed(self, tokens: EncodedTokens, namespace: tuple[str, str, str]) -> Lease:
+        """The tree has these tokens from now on; the lease of them, which has ended.
+
+        Raises:
+            OutOfBlocks: it has no room for them.
+        """
+        lease = self.cache.acquire(tokens, namespace)
+        lease.commit(lease.num_tokens)
+        lease.release()
+        return lease
+
+    def _namespace(self, record: Record) -> tuple[str, str, str]:
+        return (record.key if self.rule_set.by_key else "", record.salt, record.model)
+
+    def _in_blocks(self, tokens: float, total: int) -> int:
+        """Tokens of a prefix that a hit is made of: whole blocks, and never all of the prompt."""
+        most = min(int(tokens + 1e-6), total - 1)
+        return max(0, most - most % self.rule_set.block_tokens)
+
+    def _written(self, found: BreakpointHit | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
+        """Tokens that are written for each time to live: those after what was read, or after one before."""
+        if found is None or not found.written:
+            return ()
+        written, before = [], units.tokens_at(units.block_ends[found.block]) if found.block >= 0 else 0.0
+        for block, ttl in found.written:
+            end = units.tokens_at(units.block_ends[block])
+            written.append((round(end - before), ttl))
+            before = end
+        return tuple(written)
+
+    def _supersede(self, looked: Looked) -> None:
+        """What a prompt of the same conversation goes on after needs to be kept no longer."""
+        earlier = looked.earlier
+        if earlier is None or looked.prompt.conversation != earlier.conversation:
+            return
+        if not parts_from(earlier, looked.units, looked.steady):
+            self._earlier.drop(earlier)
+
+    # ------------------------------------------------------------------ why
+
+    def _judge(
+        self, looked: Looked, cached: int, total: int
+    ) -> tuple[Reason, Breaker | None, int, tuple[str, str, str]]:
+        """Why no more was found, what breaks the prompt, tokens lost by it, and the texts there."""
+        record, units, earlier, found = looked.record, looked.units, looked.earlier, looked.found
+        steady, place = looked.steady, looked.place
+        rate, none = units.tokens_per_unit, ("", "", "")
+        if record.skips_cache:
+            return "skipped", None, 0, none
+        if earlier is not None and parts_from(earlier, units, steady):
+            best = tokens_in_best_order(earlier, units, steady, place)
+            lost = (min(round(best), total) if found is not None else self._in_blocks(best, total)) - cached
+            breaker = breaker_between(earlier, looked.prompt, place) if lost > 0 else None
+            if breaker is not None:
+                return "broken", breaker, lost, texts_at(earlier.units.text, units.text, place)
+        within = self._in_blocks(steady * rate, total) if found is None else round(steady * rate)
+        missed = max(0, within - cached)
+        slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
+        if found is not None:
+            tokens = [units.tokens_at(end) for end in units.block_ends]
+            if found.expired_block > found.block:
+                lost = round(tokens[found.expired_block]) - cached
+                what = make_breaker("ttl_passed", "what was cached had run out before it was used again")
+                return "expired", what, lost, none
+            if found.running_block > found.block:
+                return (
+                    "concurrent",
+                    make_breaker("concurrent"),
+                    round(tokens[found.running_block]) - cached,
+                    none,
+                )
+            if missed > slack:
+                minimum = self.rule_set.minimum(record.model)
+                reason: Reason = "too_short" if within < minimum else "no_breakpoint"
+                return reason, None, missed if reason == "no_breakpoint" else 0, none
+        elif missed > slack and looked.evicted:
+            return "evicted", make_breaker("evicted"), missed, none
+        return ("first" if earlier is None or not cached else "hit"), None, 0, none
+
+    def _fault(self, looked: Looked, reason: Reason, cached: int, lost: int) -> Fault:
+        """What is to blame for most of the tokens that were not found, by evidence."""
+        units, earlier = looked.units, looked.earlier
+        reported, prompt = looked.record.usage.cached, looked.record.usage.prompt
+        slack = self.rule_set.block_tokens
+        if prompt and units.is_exact and prompt != units.num_tokens:  # they count in other tokens
+            cached = cached * prompt // units.num_tokens
+        if not units.is_exact or (prompt and prompt != units.num_tokens):
+            slack = max(128, cached // 50)
+        if reported is not None and reported + slack < cached and cached - reported > lost:
+            if looked.is_after_running:
+                return "client"  # what it shares was being computed for another request
+            # These rules find it, and its time is known: the prompt was steady.
+            is_timed = looked.record.time is not None and earlier is not None and earlier.time is not None
+            return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
+        by_reason: dict[str, Fault] = {
+            "broken": "prompt",
+            "expired": "time",
+            "evicted": "room",
+            "no_breakpoint": "client",
+            "concurrent": "client",
+        }
+        return by_reason.get(reason, "none")
+
+
+def _said(record: Record) -> tuple[tuple[Block, ...], ...]:
+    return (record.answer, *record.other_answers)
+
+
+def _available(record: Record) -> float | None:
+    """When what a request wrote can be read; None: not known."""
+    waits = record.first_seconds if record.first_seconds is not None else record.seconds
+    return None if record.time is None or waits is None else record.time + waits
+
+
+def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks with the tools after what the system says first."""
+    tools = [block for block in blocks if block.kind == "tool"]
+    rest = blocks[len(tools) :]
+    system = list(itertools.takewhile(lambda block: block.role == "system", rest))
+    return (*system, *tools, *rest[len(system) :])
+
+
+def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
+    if earlier is None or earlier.time is None or record.time is None:
+        return None
+    return record.time - earlier.time

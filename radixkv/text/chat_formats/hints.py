@@ -1,0 +1,57 @@
+"""Why a conversation parts from what its own earlier turns have left in the cache."""
+
+from __future__ import annotations
+
+from radixkv.text.chat_formats.format import ChatFormat
+
+TEMPLATE_DROPS_REASONING = (
+    "the chat template leaves out the reasoning of earlier turns: turn reasoning off, or use a template that "
+    "keeps it"
+)
+CLIENT_DROPS_REASONING = (
+    "the reasoning of earlier turns is not sent back: send each message's reasoning_content with it"
+)
+RESERIALISED = (
+    "the same text is written otherwise, as by re-serialised arguments of a tool call: send back the "
+    "arguments as they came"
+)
+OTHER_TOKENS = "the same text comes in other tokens than the model had generated"
+OTHER_FORM = "the chat template writes tool calls in another form than the model does"
+ADDED_IDS = "the chat template adds ids to tool calls, which the model had not written"
+
+
+def divergence_hint(
+    cached: str, new: str, chat_format: ChatFormat, *, reasoning_sent: bool = False
+) -> str | None:
+    """What a chat's template or client did to an earlier turn, judged by a few tokens; None: nothing known.
+
+    Args:
+        cached: the text that the cache holds after the place where the prompt parts from it.
+        new: the text that the prompt has there.
+        reasoning_sent: the request's messages carry the reasoning of earlier turns.
+    """
+    opens = chat_format.reasoning[0] if chat_format.reasoning is not None else ()
+    marks = {mark.strip() for mark in opens}
+    if _begins(cached, marks) and not _begins(new, marks):
+        return TEMPLATE_DROPS_REASONING if reasoning_sent else CLIENT_DROPS_REASONING
+    calls = {mark.strip() for mark in (chat_format.calls[0] if chat_format.calls is not None else ())}
+    written = {mark for mark in calls if _begins(cached, {mark})}
+    if new and written and not _begins(new, written):
+        return OTHER_FORM
+    if not cached or not new:
+        return None
+    if chat_format.call_id_length is not None and new.lstrip(" ,").startswith('"id"'):
+        return ADDED_IDS
+    if cached.startswith(new) or new.startswith(cached):
+        return OTHER_TOKENS
+    one, other = "".join(cached.split()), "".join(new.split())
+    if (one.startswith(other) or other.startswith(one)) and min(len(one), len(other)) > 1:
+        return RESERIALISED
+    if ("\\u" in cached) != ("\\u" in new):
+        return RESERIALISED
+    return None
+
+
+def _begins(text: str, marks: set[str]) -> bool:
+    text = text.lstrip()
+    return any(text.startswith(mark) or (len(text) > 3 and mark.startswith(text)) for mark in marks)

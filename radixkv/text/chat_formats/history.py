@@ -1,0 +1,133 @@
+"""Messages as a chat template must get them, so that nothing of tools, calls and results vanishes.
+
+Where the template shows them, it gets them in the form that it takes; where it does not, they are written
+into the texts of the messages as the model's family writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.template_traits import REASONING_FIELDS, Message, TemplateTraits
+from radixkv.text.json_text import JsonText
+
+
+def template_tools(
+    tools: Sequence[Mapping[str, Any]], chat_format: ChatFormat, traits: TemplateTraits
+) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+    """The tools that the template is given as such, and further arguments for it."""
+    if not tools or (chat_format.syntax is not None and not traits.tools):
+        return (), {}
+    return (tools, {}) if traits.tools_option is None else ((), {traits.tools_option: list(tools)})
+
+
+def template_messages(
+    messages: Iterable[Message],
+    tools: Sequence[Mapping[str, Any]],
+    chat_format: ChatFormat,
+    traits: TemplateTraits,
+) -> list[Message]:
+    """Messages in OpenAI's form, with the arguments of calls as objects, as the template must get them.
+
+    Args:
+        tools: those that are offered.
+    """
+    if not traits.late_system:
+        messages = _with_one_system(messages)
+    if chat_format.syntax is None:
+        return list(messages)
+    prepared = [_prepared(message, chat_format, traits) for message in messages]
+    if tools and not traits.tools:
+        prepared = _with_preamble(prepared, chat_format.write_preamble(tools))
+    return prepared
+
+
+def _with_one_system(messages: Iterable[Message]) -> list[Message]:
+    """Messages of the system after others become the user's, as parts of those before or after them.
+
+    Templates that refuse them, or drop them, mostly want the roles to take turns, too.
+    """
+    merged: list[Message] = []
+    is_late = False
+    for message in messages:
+        role = message.get("role")
+        before = merged[-1] if merged else {}
+        late = role == "system" and any(other.get("role") != "system" for other in merged[:1] + merged[-1:])
+        if late:
+            message = {**message, "role": "user"}
+        joins = message.get("role") == before.get("role") == "user" and (late or is_late)
+        if joins and all(isinstance(part.get("content"), str) for part in (before, message)):
+            merged[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
+            is_late = True
+        else:
+            merged.append(message)
+            is_late = late
+    return merged
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """What an assistant's message says it has thought, by any of the names in use."""
+    found = (message.get(name) for name in REASONING_FIELDS)
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _prepared(message: Message, chat_format: ChatFormat, traits: TemplateTraits) -> Message:
+    role = message.get("role")
+    if role == "tool":
+        return _result(message, chat_format, traits)
+    if role != "assistant":
+        return message
+    message = dict(message)
+    if reasoning := reasoning_of(message):
+        for name in REASONING_FIELDS:
+            message.pop(name, None)
+        message[traits.reasoning_field or REASONING_FIELDS[0]] = reasoning
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if traits.calls:
+        message["tool_calls"] = [_call(call, chat_format, traits) for call in calls]
+        return message
+    del message["tool_calls"]
+    written = chat_format.write_calls([_written(call["function"]) for call in calls])
+    content = message.get("content") or ""
+    message["content"] = f"{content}\n{written}" if content else written
+    return message
+
+
+def _call(call: Mapping[str, Any], chat_format: ChatFormat, traits: TemplateTraits) -> Message:
+    call = dict(call)
+    if isinstance(call.get("id"), str):
+        call["id"] = chat_format.call_id(call["id"])
+    if traits.arguments_as_text:
+        function = call["function"]
+        call["function"] = {**function, "arguments": _written(function)[1]}
+    return call
+
+
+def _written(function: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and JSON text of the arguments."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, JsonText):
+        return function["name"], arguments.text
+    return function["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+
+
+def _result(message: Message, chat_format: ChatFormat, traits: TemplateTraits) -> Message:
+    if not traits.results:
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+    if isinstance(message.get("tool_call_id"), str):
+        return {**message, "tool_call_id": chat_format.call_id(message["tool_call_id"])}
+    return message
+
+
+def _with_preamble(messages: list[Message], preamble: str) -> list[Message]:
+    """The preamble at the end of the first system message, or in one of its own."""
+    first = messages[0] if messages else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": preamble}, *messages]
+    content = first.get("content") or ""
+    return [{**first, "content": f"{content}\n\n{preamble}" if content else preamble}, *messages[1:]]

@@ -1,1 +1,0 @@
-"""`radixkv cache`: what lies in the folder of a disk tier."""

@@ -1,1 +1,0 @@
-"""`radixkv explain`: how much of a prompt would come from the cache, and why not the rest."""

@@ -1,1 +1,0 @@
-"""`radixkv proxy`."""

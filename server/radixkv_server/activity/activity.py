@@ -1,0 +1,276 @@
+"""Activity: what the latest requests got from the cache, and how much of the last minutes' prompts was found.
+
+Kept in the server, for consoles: a bounded ring of requests and a few sums for each tenant. Used on the event
+loop.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
+from radixkv_server.diagnostics.comparison import Comparison, Finding
+from radixkv_server.generation.progress import PromptProgress
+from radixkv_server.generation.request import GenerationRequest, MakeParts, PromptRequest
+from radixkv_server.http.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from radixkv.cache.reporting.explain import MissReport
+
+KEPT_REQUESTS = 200  # of each tenant
+KEPT_TENANTS = 1000
+KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
+KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
+KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
+HISTORY_S = 600
+
+State = Literal["running", "finished", "failed", "aborted"]
+
+
+class SeenRequest:
+    """One prompt of a request, as it is known so far.
+
+    Attributes:
+        id: the answer's, with the prompt's index after it where there are several.
+        progress: how far its answers have come.
+        started_at: seconds since the epoch.
+        duration_s: from its arrival; None: not yet.
+        beginning: the prompt's first token ids.
+        last_message: how a chat's last message begins; "" is no chat.
+        before, after: those on both sides of the first one that missed.
+        prompt: all of them, while there is room; else empty.
+        place: whose text the first one that missed is in; None: not known.
+        client_rule: what held its client's own text constant; None: nothing.
+        parts: makes of a chat what prompts are compared by, while its prompt is kept; None: it is no chat.
+        cause: what is known of the miss beyond the report; None: nothing.
+        compared_with, finding: the id of the request that its client had it compared with, and what came of
+            that; None: it did not, or that is not known yet.
+        version: of the whole activity when it last changed.
+    """
+
+    __slots__ = (
+        "_started",
+        "after",
+        "before",
+        "beginning",
+        "cause",
+        "client_rule",
+        "compared_with",
+        "duration_s",
+        "error_code",
+        "finding",
+        "id",
+        "last_message",
+        "operation",
+        "parts",
+        "place",
+        "progress",
+        "prompt",
+        "salt",
+        "started_at",
+        "state",
+        "tenant",
+        "version",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        record: RequestRecord,
+        request: GenerationRequest,
+        prompt_request: PromptRequest,
+        progress: PromptProgress,
+    ) -> None:
+        self.id = name
+        self.progress = progress
+        self.tenant = record.tenant
+        self.salt = request.cache_salt or ""
+        self.operation = request.operation
+        self.started_at = time.time() - record.age_s
+        self.state: State = "running"
+        self.duration_s: float | None = None
+        self.error_code: str | None = None
+        self.beginning = array("i", prompt_request.prompt.token_ids[:KEPT_TOKENS].tobytes())
+        self.last_message = prompt_request.last_message
+        self.client_rule = prompt_request.client_rule
+        self.parts: MakeParts | None = None
+        self.before = self.after = self.prompt = array("i")
+        self.place: str | None = None
+        self.cause: str | None = None
+        self.compared_with: str | None = None
+        self.finding: Finding | None = None
+        self.version = 0
+        self._started = record.started
+
+    @property
+    def started(self) -> float:
+        """When it arrived, by the monotonic clock."""
+        return self._started
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its arrival."""
+        return time.monotonic() - self._started
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from its arrival to its first token; None: not yet."""
+        first = self.progress.first_token_at
+        return None if first is None else first - self._started
+
+    @property
+    def report(self) -> MissReport | None:
+        """Why it missed; None: not known, or prefix caching is off."""
+        return self.progress.report
+
+    def look_at(self, prompt_request: PromptRequest) -> None:
+        """What the cache gave is known: note what of its prompt explains that."""
+        report = self.report
+        position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
+        self.prompt = array("i", prompt_request.prompt.tokens.data)
+        self.parts = prompt_request.parts
+        self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
+        self.after = self.prompt[position : position + KEPT_TOKENS]
+        if report is not None and report.reason == "diverged":
+            self.cause = None if prompt_request.hint is None else prompt_request.hint(report)
+            self.place = (
+                None
+                if prompt_request.place_name is None
+                else prompt_request.place_name(self.before, self.after)
+            )
+
+
+class _Tenant:
+    """The ring and the sums of one tenant."""
+
+    def __init__(self) -> None:
+        self.requests: deque[SeenRequest] = deque(maxlen=KEPT_REQUESTS)
+        self.hits = HitWindows()
+        self.missed: dict[str, int] = {}
+
+
+@dataclass(slots=True)
+class Activity:
+    """All tenants' latest requests.
+
+    Args:
+        clock: seconds, for the windows.
+
+    Attributes:
+        version: changes with every request.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    version: int = 0
+    _tenants: dict[str, _Tenant] = field(default_factory=dict)
+    _prompts: deque[SeenRequest] = field(default_factory=deque)  # those whose prompts are kept, oldest first
+    _kept_tokens: int = 0
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those who have sent something."""
+        return list(self._tenants)
+
+    def begin(
+        self, record: RequestRecord, request: GenerationRequest, prompts: Sequence[PromptProgress]
+    ) -> list[SeenRequest]:
+        """A request begins, of which these prompts will be told."""
+        many = len(prompts) > 1
+        seen = []
+        for index, (prompt_request, progress) in enumerate(
+            zip(request.prompt_requests, prompts, strict=True)
+        ):
+            name = f"{request.id}-{index}" if many else request.id
+            seen.append(SeenRequest(name, record, request, prompt_request, progress))
+            self.changed(seen[-1])
+        self._of(record.tenant).requests.extend(seen)
+        return seen
+
+    def _of(self, tenant: str) -> _Tenant:
+        known = self._tenants.get(tenant)
+        if known is None:
+            while len(self._tenants) >= KEPT_TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+            known = self._tenants[tenant] = _Tenant()
+        return known
+
+    def changed(self, one: SeenRequest) -> None:
+        """A request is not as it was."""
+        self.version += 1
+        one.version = self.version
+
+    def admitted(
+        self, one: SeenRequest, prompt_request: PromptRequest, comparison: Comparison | None = None
+    ) -> None:
+        """Count what a request got from the cache, and keep its prompt for a while."""
+        one.look_at(prompt_request)
+        if comparison is not None:
+            one.compared_with = comparison.earlier_id
+            one.finding = comparison.finding(one.progress.num_cached_tokens)
+        progress, tenant = one.progress, self._of(one.tenant)
+        cached, total = progress.num_cached_tokens, progress.num_tokens
+        tenant.hits.count(HitCounts.of_prompt(total, cached), self.clock())
+        if one.report is not None:
+            missed = one.report.num_missed_tokens
+            tenant.missed[one.report.reason] = tenant.missed.get(one.report.reason, 0) + missed
+        self._keep_prompt(one)
+        self.changed(one)
+
+    def ended(self, one: SeenRequest, state: State, error_code: str | None) -> None:
+        """A request has ended."""
+        one.state, one.error_code, one.duration_s = state, error_code, one.age_s
+        self.changed(one)
+
+    def _keep_prompt(self, one: SeenRequest) -> None:
+        """Keep a request's prompt, and of the oldest ones no more than there is room for."""
+        self._prompts.append(one)
+        self._kept_tokens += len(one.prompt)
+        while self._kept_tokens > KEPT_PROMPT_TOKENS or len(self._prompts) > KEPT_PROMPTS:
+            oldest = self._prompts.popleft()
+            self._kept_tokens -= len(oldest.prompt)
+            oldest.prompt, oldest.parts = array("i"), None
+
+    def _chosen(self, tenant: str | None) -> Iterable[_Tenant]:
+        if tenant is None:
+            return self._tenants.values()
+        known = self._tenants.get(tenant)
+        return () if known is None else (known,)
+
+    def latest(self, tenant: str | None, limit: int = KEPT_REQUESTS, after: int = 0) -> list[SeenRequest]:
+        """The latest requests of a tenant, or of all, newest first.
+
+        Args:
+            after: only those that changed since the activity had this version.
+        """
+        found = [one for each in self._chosen(tenant) for one in each.requests if one.version > after]
+        found.sort(key=lambda one: one.started_at, reverse=True)
+        return found[:limit]
+
+    def find(self, tenant: str | None, name: str) -> SeenRequest | None:
+        """A request by its id."""
+        return next((one for each in self._chosen(tenant) for one in each.requests if one.id == name), None)
+
+    def windows(self, tenant: str | None) -> dict[str, HitCounts]:
+        """What was found in the last minutes, and since the start; of a tenant, or of all."""
+        return windows_of((each.hits for each in self._chosen(tenant)), self.clock())
+
+    def history(self, tenant: str | None) -> list[tuple[float, HitCounts]]:
+        """What was found lately, as `history_of` tells it; of a tenant, or of all."""
+        return history_of((each.hits for each in self._chosen(tenant)), HISTORY_S, self.clock())
+
+    def missed(self, tenant: str | None) -> dict[str, int]:
+        """Prompt tokens that were not found, by the reason for the first of them, since the start."""
+        total: dict[str, int] = {}
+        for each in self._chosen(tenant):
+            for reason, count in each.missed.items():
+                total[reason] = total.get(reason, 0) + count
+        return total
+
+    def num_running(self, tenant: str | None) -> int:
+        """Requests among the latest that have not ended."""
+        return sum(one.state == "running" for each in self._chosen(tenant) for one in each.requests)

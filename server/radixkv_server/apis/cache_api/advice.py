@@ -1,0 +1,101 @@
+"""The advisor's findings in words: where prompts of one group break, and what to move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.observe.advisor import BreakPoint
+from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
+from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
+from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+
+MAX_POINTS = 1000  # of the advisor's, among which one is looked for
+
+
+def owner_of(point: BreakPoint) -> tuple[str, str]:
+    """The tenant and the salt whose prompts break there."""
+    tenant, salt = (*point.namespace, "", "")[:2]
+    return str(tenant), str(salt)
+
+
+def recoverable_each(point: BreakPoint) -> int:
+    """About how many tokens more of one such prompt would have been found."""
+    return point.recoverable_tokens // max(1, point.count)
+
+
+async def point_at(
+    context: ServerContext, owner: tuple[str, str], beginning: Sequence[int], position: int
+) -> BreakPoint | None:
+    """What the advisor knows of the place where a prompt parts from what is cached; None: nothing.
+
+    Args:
+        beginning: the prompt's first tokens, some at least.
+    """
+    points = await context.engine.cache.advice(MAX_POINTS, tenant=owner[0], salt=owner[1])
+    size = context.engine.config.block_size
+    return next((point for point in points if _is_at(point, owner, beginning, position, size)), None)
+
+
+def _is_at(
+    point: BreakPoint, owner: tuple[str, str], beginning: Sequence[int], position: int, block_size: int
+) -> bool:
+    prompt_group = point.group_tokens
+    return (
+        owner_of(point) == owner
+        and tuple(beginning[: len(prompt_group)]) == prompt_group
+        and position // block_size == point.position // block_size
+    )
+
+
+def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
+    report = one.report
+    return (
+        report is not None
+        and report.reason == "diverged"
+        and _is_at(point, (one.tenant, one.salt), one.beginning, report.num_hit_tokens, block_size)
+    )
+
+
+def prompt_group_json(point: BreakPoint | None) -> Json | None:
+    """How often its prompts break there, and anywhere."""
+    return None if point is None else {"here": point.count, "anywhere": point.group_count}
+
+
+async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller) -> Json:
+    """One place; with text if the prompts are the caller's own."""
+    tenant, salt = owner_of(point)
+    size = context.engine.config.block_size
+    latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]
+    place = next((one.place for one in latest if one.place), None)
+    breaker = None
+    shown: Json = {
+        "position": point.position,
+        "place": place,
+        "count": point.count,
+        "share": round(point.count / max(1, point.group_count), 3),
+        "recoverable_tokens": point.recoverable_tokens,
+        "kind": None,
+        "family": None,
+        "example": None,
+    }
+    found = Divergence(point.position, None, 0, point.recoverable_tokens, place=place, group=point)
+    if caller.may_read(tenant, salt):
+        before = context.text_of(point.example_before)
+        new, cached = context.text_of(point.example_new), context.text_of(point.example_cached)
+        if new:
+            found = found.with_text(before, new, cached)
+        shown |= {
+            "kind": found.kind or "text",
+            "family": context.text_of(point.group_tokens),
+            "example": {"before": before, "prompt": new, "cached": cached or None},
+        }
+        if latest:
+            breaker = await breaker_of_request(context, latest[0])
+    shown["breaker"] = breaker_json(breaker)
+    shown["advice"] = with_breaker(prompt_group_advice(found), breaker)
+    if caller.is_admin:
+        shown["tenant"], shown["cache_salt"] = tenant, salt
+    return shown

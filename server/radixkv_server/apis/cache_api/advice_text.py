@@ -1,0 +1,190 @@
+"""Sentences for people: what differs at a break, and what to do about a miss."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.advisor import BreakPoint
+
+MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
+_SHOWN_CHARS = 40  # of a word
+_CONTEXT = 40  # characters before and after the break in which a kind is looked for
+
+_WRITTEN_DATE = re.compile(
+    r"\b(Mon|Tues?|Wed(nes)?|Thu(rs)?|Fri|Sat(ur)?|Sun)(day)?\b"
+    r"|\b(\d\d?(st|nd|rd|th|\.)? +)?(Jan(uary)?|Feb(ruary)?|Mar(ch)?|Apr(il)?|June?|July?|Aug(ust)?"
+    r"|May(?=[ .]*\d)|Sep(tember)?|Oct(ober)?|Nov(ember)?|Dec(ember)?)\b([ .]*\d+)*"
+    r"|\b\d\d?(st|nd|rd|th|\.)? +May\b"
+)
+_KINDS = (
+    (re.compile(r"\d{4}-\d\d?-\d\d?[T ]\d\d?:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "a timestamp"),
+    (re.compile(r"\b[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "an id"),
+    (re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}"), "a date"),
+    (re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?"), "a time"),
+    (_WRITTEN_DATE, "a date"),
+    (re.compile(r"\b\d{10}(\d{3})?\b"), "a timestamp"),
+    (re.compile(r"\b(?=[0-9a-zA-Z_-]*\d)[0-9a-zA-Z_-]{8,}\b"), "an id"),
+    (re.compile(r"\d+([.,]\d+)*"), "a number"),
+)
+_WORD_BEFORE = re.compile(r"[^\s<>|\"“”]*\Z")
+_WORD_AFTER = re.compile(r"[^\s<>|\"“”]*")
+
+
+def what_is_at(before: str, after: str) -> str | None:
+    """What stands where a text is cut, such as `a timestamp`; None: nothing special."""
+    head = before[-_CONTEXT:]
+    text = head + after[:_CONTEXT]
+    for pattern, name in _KINDS:
+        for found in pattern.finditer(text):
+            if found.start() <= len(head) + 1 and found.end() > len(head):
+                return name
+    return None
+
+
+def what_differs(before: str, one: str, other: str) -> str:
+    """What makes two texts part after `before`."""
+    return what_is_at(before, one) or what_is_at(before, other) or "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt parts from another one.
+
+    Args:
+        position: of the first token that differs.
+        kind: what stands there, such as `a timestamp`; `text` is nothing special, None is not to be told.
+        missed: tokens that are computed for it.
+        recoverable: of them, those that are the same further on.
+        words: what is there in the prompt, and in the other one; "" is not known, or not to be told.
+        place: whose text it is in, such as `the system prompt`; None: not known.
+        other: what the other one is called.
+        group: what is known of prompts that begin alike and part there; None: nothing.
+    """
+
+    position: int
+    kind: str | None
+    missed: int
+    recoverable: int
+    words: tuple[str, str] = ("", "")
+    place: str | None = None
+    other: str = "what is cached"
+    group: BreakPoint | None = None
+
+    def with_text(self, before: str, one: str, other: str | None) -> Divergence:
+        """The same with what differs: the prompt and the other one part after `before`."""
+        words = (word_at(before, one), word_at(before, other) if other else "")
+        return replace(self, kind=what_differs(before, one, other or ""), words=words)
+
+
+def word_at(before: str, after: str) -> str:
+    """The word in which a text is cut; "" where none is."""
+    begin, end = _WORD_BEFORE.search(before), _WORD_AFTER.match(after)
+    assert begin is not None
+    assert end is not None
+    if not end[0]:
+        return ""
+    word = (begin[0] + end[0]).rstrip(".,;:!?)]}")
+    if len(word) <= _SHOWN_CHARS:
+        return word
+    start = max(0, len(begin[0]) - _SHOWN_CHARS // 2)
+    return word[start : start + _SHOWN_CHARS]
+
+
+def divergence_advice(found: Divergence) -> str:
+    """What breaks a prompt, where, what that costs, and what to do about it."""
+    missed = _tokens(found.missed)
+    if found.recoverable:
+        return (
+            f"{_what_breaks(found)}: move it to the end of the prompt, and about {found.recoverable:,} of "
+            f"the {missed} from there on would be found."
+        )
+    if found.kind in ("text", None):
+        # Prompts differ in what they ask: that breaks nothing.
+        text = _what_breaks(replace(found, group=None))
+        return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
+    return (
+        f"{_what_breaks(found)}: the {missed} from there on are computed. What follows is not the same "
+        "either, so there is nothing to win by moving it alone."
+    )
+
+
+def cause_advice(found: Divergence, cause: str) -> str:
+    """The same where the cause is known."""
+    return f"{_what_breaks(found)}: {_tokens(found.missed)} are computed for it. It seems that {cause}."
+
+
+def prompt_group_advice(found: Divergence) -> str:
+    """The same of all prompts of a group that break there: `recoverable` is their sum."""
+    if not found.recoverable:
+        return (
+            f"{_what_breaks(found)}; nothing after it was the same, so there is nothing to win by moving it."
+        )
+    return (
+        f"{_what_breaks(found)}: move it to the end of the prompt, and about {_tokens(found.recoverable)} "
+        "more would have been found."
+    )
+
+
+def _what_breaks(found: Divergence) -> str:
+    """As `A date at token 41, in the system prompt (“3 May” instead of “2 May”), breaks ...`."""
+    kind = found.kind or "something"
+    what = "Text that differs" if kind == "text" else kind[0].upper() + kind[1:]
+    one, other = found.words
+    words = f" (“{one}” instead of “{other}”)" if one and other else f" (“{one}”)" if one else ""
+    place = f", in {found.place}{words}," if found.place else words
+    return f"{what} at token {found.position:,}{place} {_what_it_does(found)}"
+
+
+def _what_it_does(found: Divergence) -> str:
+    if found.group is None or found.group.count < MIN_PROMPT_GROUP:
+        return f"is where the prompt parts from {found.other}"
+    here, anywhere = found.group.count, found.group.group_count
+    return f"breaks {here / anywhere:.0%} of this family's misses ({here:,} of {anywhere:,} lately)"
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def miss_advice(report: MissReport, found: Divergence, cause: str | None = None) -> str | None:
+    """What to do about a miss, or None: nothing.
+
+    Args:
+        found: where the prompt left what is cached.
+        cause: why, where more is known of it than the place.
+    """
+    if report.reason == "diverged":
+        return divergence_advice(found) if cause is None else cause_advice(found, cause)
+    if report.reason == "load_too_slow":
+        return (
+            f"The tier {report.tier} has it, and computing it is quicker than loading it, or the tier did "
+            "not answer in time: look at radixkv_tier_up and at how quick the disk or the network is."
+        )
+    if report.reason == "checksum":
+        return (
+            f"What the tier {report.tier} had kept was damaged and has been dropped; it is computed and "
+            "saved anew. If it happens again, look at the disk: `radixkv cache verify PATH`."
+        )
+    if report.reason in ("evicted", "expired", "reset", "first_seen") and report.tier is not None:
+        return f"The tier {report.tier} has it: the next request that needs it loads it from there."
+    if report.reason == "evicted":
+        return (
+            "The cache had too little room for it. Pin what must stay (POST /v1/cache/pins), ask for a quota "
+            "with a floor, or give the server more blocks."
+        )
+    if report.reason == "expired":
+        return "Its pin ran out before it was used again: pin it for longer."
+    if report.reason == "reset":
+        return "The cache was reset since; the next request brings it back."
+    if report.reason == "namespace":
+        return "Another tenant or cache_salt has it. Publish it if all may share it (POST /v1/cache/public)."
+    if report.reason == "first_seen":
+        return (
+            "Nothing that begins like this was cached here lately. If it should have been, look whether the "
+            "key and the cache_salt are the same, and whether the prompt begins with what all of them share."
+        )
+    if report.reason == "partial_block":
+        return "The server shares whole blocks only."
+    return None

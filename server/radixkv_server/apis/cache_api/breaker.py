@@ -1,0 +1,200 @@
+"""What breaks a prompt: compared with the earlier one that it shares most with, or told by the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.message_difference import changing
+from radixkv.observe.message_names import message_name
+from radixkv.observe.prompt_difference import find_breaker
+from radixkv.observe.prompt_parts import PromptParts
+from radixkv.observe.similarity import same_later
+from radixkv.text.chat_formats.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
+from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+from radixkv_server.generation.request import MakeParts
+
+COMPARED_REQUESTS = 200  # the latest of a tenant
+_OF_HINTS = {
+    TEMPLATE_DROPS_REASONING: "thinking_stripped",
+    CLIENT_DROPS_REASONING: "thinking_stripped",
+    RESERIALISED: "arguments_reserialised",
+}
+_REMOVED = {"evicted": "evicted", "expired": "ttl_passed", "reset": "reset"}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A prompt that missed.
+
+    Args:
+        owner: its tenant and salt.
+        ids: its tokens.
+        parts: makes of it what is compared; None: only its text is known.
+        cause: what else is known of the miss.
+        request: the request that it came with; None: it was not sent.
+        cached: text around the place, and how the cache goes on there, where no earlier prompt is known.
+    """
+
+    owner: tuple[str, str]
+    ids: Sequence[int]
+    report: MissReport
+    parts: MakeParts | None = None
+    place: str | None = None
+    cause: str | None = None
+    request: SeenRequest | None = None
+    cached: tuple[str, str, str] = ("", "", "")
+
+
+def breaker_json(found: Breaker | None) -> Json | None:
+    """A breaker as JSON; None: nothing breaks the prompt."""
+    if found is None:
+        return None
+    return {
+        "kind": found.kind,
+        "what": found.what,
+        "place": found.place or None,
+        "message": found.message,
+        "tool": found.tool,
+        "earlier": found.old or None,
+        "now": found.new or None,
+        "remedy": found.remedy,
+        "detail": found.detail,
+    }
+
+
+def with_breaker(advice: str | None, found: Breaker | None) -> str | None:
+    """Advice on a miss, and what is known of what breaks the prompt."""
+    if found is None or found.kind == "unknown":
+        return advice
+    return f"{advice} {found.detail}" if advice else found.detail
+
+
+async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
+    """What breaks a prompt; None: nothing does that is known to break prompts."""
+    reason = broken.report.reason
+    if reason in ("hit", "skipped", "partial_block", "namespace", "load_too_slow", "checksum"):
+        return None
+    seen = context.activity.latest(broken.owner[0], COMPARED_REQUESTS)
+    earlier = [one for one in seen if _is_earlier(one, broken)]
+    if reason in _REMOVED:
+        return await asyncio.to_thread(_removed, context, broken, earlier)
+    return await asyncio.to_thread(_compared, context, broken, earlier)
+
+
+async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breaker | None:
+    """The same of a request, while its prompt is remembered."""
+    report = one.report
+    if report is None or not one.prompt:
+        return None
+    around = (context.text_of(one.before), context.text_of(one.after), "")
+    if not report.cached_is_public:
+        around = (*around[:2], context.text_of(report.cached_tokens_after))
+    owner = (one.tenant, one.salt)
+    return await breaker_of(
+        context, Broken(owner, one.prompt, report, one.parts, one.place, one.cause, one, around)
+    )
+
+
+def _is_earlier(one: SeenRequest, broken: Broken) -> bool:
+    request = broken.request
+    return (
+        one is not request
+        and one.salt == broken.owner[1]
+        and len(one.prompt) > 0
+        and (request is None or one.started_at <= request.started_at)
+    )
+
+
+def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
+    """The request that shares most leading tokens with a prompt, of several the most alike further on."""
+    tokens = encode_tokens(ids)
+    shared = [shared_bytes(tokens, encode_tokens(one.prompt)) // TOKEN_BYTES for one in earlier]
+    if not shared:
+        return None, 0
+    most = max(shared)
+    best = [one for one, count in zip(earlier, shared, strict=True) if count == most][:8]
+    found = max(best, key=lambda one: same_later(ids[most:], one.prompt[most:]))
+    return found, most
+
+
+def _parts_of(
+    context: ServerContext, *prompts: tuple[MakeParts | None, Sequence[int]]
+) -> tuple[PromptParts, ...]:
+    """Prompts as they are compared: chats if all of them are, else texts."""
+    if all(parts is not None for parts, _ in prompts):
+        return tuple(parts() for parts, _ in prompts if parts is not None)
+    return tuple(PromptParts.of_text(context.text_of(list(ids))) for _, ids in prompts)
+
+
+def breaker_between(
+    context: ServerContext,
+    old: tuple[MakeParts | None, Sequence[int]],
+    new: tuple[MakeParts | None, Sequence[int]],
+    place: str | None,
+) -> Breaker | None:
+    """What makes a prompt part from an earlier one; each as its parts, if it is a chat, and its tokens.
+
+    Args:
+        place: whose text they part in, if that is known.
+    """
+    in_tools = None if place is None else place == "the tools"
+    one, other = _parts_of(context, old, new)
+    return find_breaker(one, other, in_tools=in_tools)
+
+
+def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker | None:
+    found, shared = _most_alike(broken.ids, earlier)
+    position, size = broken.report.num_hit_tokens, context.engine.config.block_size
+    if found is not None and shared == len(found.prompt) and broken.cause is not None:
+        return _in_answer(found, broken)
+    if found is None or shared < position:
+        before, new, cached = broken.cached
+        return changing(before + cached, before + new) if cached else None
+    if shared > position + size and shared > 1:
+        return _not_found(broken, found)
+    return breaker_between(context, (found.parts, found.prompt), (broken.parts, broken.ids), broken.place)
+
+
+def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:
+    """The prompt goes on after an earlier one, and parts from what the model had answered to that."""
+    assert broken.cause is not None
+    kind = _OF_HINTS.get(broken.cause, "unknown")
+    found = make_breaker(kind, broken.cause if kind == "unknown" else "")
+    if earlier.parts is None or broken.parts is None:
+        return found
+    answer, messages = len(earlier.parts().messages), broken.parts().messages
+    return (
+        replace(found, message=answer, place=message_name([message.role for message in messages], answer))
+        if answer < len(messages)
+        else found
+    )
+
+
+def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
+    """More of the prompt was there in an earlier request than was found, and was not removed."""
+    request = broken.request
+    first = earlier.progress.first_token_at
+    if first is None or (request is not None and first > request.started):
+        return make_breaker("concurrent")
+    return make_breaker("unknown", "what an earlier request had computed, and the cache does not find")
+
+
+def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker:
+    """What was cached is gone: whose requests took its room."""
+    kind = _REMOVED[broken.report.reason]
+    found, shared = _most_alike(broken.ids, earlier)
+    if kind != "evicted" or found is None or shared < broken.report.num_hit_tokens:
+        return make_breaker(kind)
+    until = float("inf") if broken.request is None else broken.request.started_at
+    written = {True: 0, False: 0}
+    for one in context.activity.latest(None, limit=10_000):
+        if found.started_at < one.started_at < until and one.progress.outcome is not None:
+            written[one.tenant == broken.owner[0]] += one.progress.outcome.num_cache_write_tokens
+    return make_breaker("evicted_by_others" if written[False] > written[True] else kind)

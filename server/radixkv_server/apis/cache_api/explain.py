@@ -1,0 +1,187 @@
+"""Explanations: how much of a prompt would be found, where it breaks, and the text around the break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.advisor import BreakPoint
+from radixkv.observe.similarity import same_later
+from radixkv.text.chat_formats.client_rules import ClientRule
+from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
+from radixkv_server.apis.cache_api.advice_text import Divergence, divergence_advice, miss_advice
+from radixkv_server.apis.cache_api.breaker import (
+    Broken,
+    breaker_between,
+    breaker_json,
+    breaker_of,
+    with_breaker,
+)
+from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.apis.cache_api.prompt_ids import Prompt
+from radixkv_server.chats.applied_rules import in_words
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json
+
+SHOWN_TOKENS = 48  # on each side of a break
+COMPARED_TOKENS = 4096
+
+_CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_seen", "load_too_slow")
+
+
+async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
+    """What the cache would say to a prompt now; nothing is sent to the model."""
+    cache, ids = context.engine.cache, prompt.ids
+    report = await cache.explain(ids, tenant=caller.tenant, salt=caller.salt, admin=caller.is_admin)
+    cached: list[int] = []
+    if report.reason in _CACHED_TOO:
+        cached = await cache.continuation(ids, tenant=caller.tenant, salt=caller.salt, limit=COMPARED_TOKENS)
+    point = None
+    if report.reason == "diverged":
+        point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
+    path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
+    explanation = await asyncio.to_thread(_explanation, context, report, prompt, cached, point)
+    around = explanation["around"] or {}
+    broken = Broken(
+        (caller.tenant, caller.salt),
+        ids,
+        report,
+        prompt.parts,
+        explanation["place"],
+        None if prompt.hint is None else prompt.hint(report),
+        cached=(around.get("before") or "", around.get("prompt") or "", around.get("cached") or ""),
+    )
+    found = await breaker_of(context, broken)
+    return {
+        **explanation,
+        "breaker": breaker_json(found),
+        "advice": with_breaker(explanation["advice"], found),
+        "nodes": [context.names.of(node) for node in path],
+    }
+
+
+def report_json(report: MissReport) -> Json:
+    """The facts of a report, without any tokens."""
+    return {
+        "prompt_tokens": report.num_prompt_tokens,
+        "cached_tokens": report.num_hit_tokens,
+        "missed_tokens": report.num_missed_tokens,
+        "reason": report.reason,
+        "position": None if report.reason == "hit" else report.num_hit_tokens,
+        "age_s": None if report.age_s is None else round(report.age_s, 3),
+        "evicted_by": report.evicted_by,
+        "skipped": report.skipped,
+        "tier": report.tier,
+        "tier_tokens": report.num_tier_tokens,
+    }
+
+
+def normalized_json(rule: ClientRule | None) -> Json | None:
+    """What of a prompt its client wrote about itself, and was held constant; None: nothing."""
+    return None if rule is None else {"client": rule.client, "what": rule.what, "detail": in_words(rule)}
+
+
+def _explanation(
+    context: ServerContext, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
+) -> Json:
+    ids, position = prompt.ids, report.num_hit_tokens
+    recoverable = 0
+    if report.reason == "diverged":  # of what is cached there not all may be left: the group knows more
+        known = 0 if point is None else recoverable_each(point)
+        recoverable = max(min(known, report.num_missed_tokens), same_later(ids[position:], cached))
+    found = Divergence(
+        position,
+        None,
+        report.num_missed_tokens,
+        recoverable,
+        place=_place(prompt, position),
+        group=point,
+    )
+    around = None
+    if report.reason != "hit":
+        around = _around(context, ids, position, cached)
+        found = found.with_text(around["before"], around["prompt"], around["cached"])
+    return {
+        "object": "cache.explanation",
+        **report_json(report),
+        "detail": _detail(report),
+        "place": None if report.reason == "hit" else found.place,
+        "normalized": normalized_json(prompt.client_rule),
+        "recoverable_tokens": recoverable,
+        "family": prompt_group_json(point),
+        "around": around,
+        "advice": miss_advice(report, found, None if prompt.hint is None else prompt.hint(report)),
+    }
+
+
+def _place(prompt: Prompt, position: int) -> str | None:
+    """Whose text a place of a prompt is in."""
+    if prompt.place_name is None:
+        return None
+    ids = prompt.ids
+    return prompt.place_name(
+        ids[max(0, position - SHOWN_TOKENS) : position], ids[position : position + SHOWN_TOKENS]
+    )
+
+
+def _detail(report: MissReport) -> str:
+    """The report as a sentence; of a divergence without the token ids, whose text stands beside it."""
+    if report.reason != "diverged":
+        return report.detail
+    return (
+        f"{report.num_hit_tokens} of {report.num_prompt_tokens} tokens are cached; at token "
+        f"{report.num_hit_tokens} the prompt parts from what is."
+    )
+
+
+def _around(context: ServerContext, ids: Sequence[int], position: int, cached: Sequence[int]) -> Json:
+    """The text before a break, and how the prompt and the nearest cached one go on."""
+    new, old = list(ids[position : position + SHOWN_TOKENS]), list(cached[:SHOWN_TOKENS])
+    return {
+        "position": position,
+        "before": context.text_of(ids[max(0, position - SHOWN_TOKENS) : position]),
+        "prompt": context.text_of(new),
+        "cached": context.text_of(old) if old else None,
+        "prompt_token_ids": new,
+        "cached_token_ids": old,
+    }
+
+
+async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
+    """Where two prompts part, and what that costs the one that comes second."""
+    return await asyncio.to_thread(_comparison, context, prompt, other)
+
+
+def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json:
+    ids, other = prompt.ids, earlier.ids
+    shared = shared_bytes(encode_tokens(ids), encode_tokens(other)) // TOKEN_BYTES
+    is_same = shared == len(ids) == len(other)
+    breaker = None
+    missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
+    recoverable = same_later(ids[shared:], other[shared:])
+    around, place, advice = None, None, "The prompts are the same."
+    if not is_same:
+        around = _around(context, ids, shared, other[shared:])
+        around["with"] = around.pop("cached")
+        around["with_token_ids"] = around.pop("cached_token_ids")
+        place = _place(prompt, shared)
+        advice = "One prompt begins with all of the other: nothing is lost."
+        if shared < min(len(ids), len(other)):
+            found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
+            advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
+            breaker = breaker_between(context, (earlier.parts, other), (prompt.parts, ids), place)
+    return {
+        "object": "cache.comparison",
+        "prompt_tokens": len(ids),
+        "with_tokens": len(other),
+        "shared_tokens": shared,
+        "position": None if is_same else shared,
+        "place": place,
+        "missed_tokens": missed,
+        "recoverable_tokens": recoverable,
+        "around": around,
+        "breaker": breaker_json(breaker),
+        "advice": with_breaker(advice, breaker),
+    }

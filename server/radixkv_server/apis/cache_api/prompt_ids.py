@@ -1,0 +1,55 @@
+"""From the body of a cache route to the token ids of a generation request with the same fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.text.chat_formats.client_rules import ClientRule
+from radixkv_server.apis.cache_api.schemas import CachePromptFields
+from radixkv_server.apis.common.chats import completion_request
+from radixkv_server.context import ServerContext
+from radixkv_server.generation.request import MakeParts
+from radixkv_server.generation.usage import Hint, PlaceName
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt, and what a chat can say of it; see `PromptRequest`."""
+
+    ids: list[int]
+    hint: Hint | None = None
+    place_name: PlaceName | None = None
+    client_rule: ClientRule | None = None
+    parts: MakeParts | None = None
+
+
+async def prompt_ids(
+    context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
+) -> list[int]:
+    """The token ids of a body's prompt; see `prompt_of`."""
+    return (await prompt_of(context, body, add_generation_prompt=add_generation_prompt)).ids
+
+
+async def prompt_of(
+    context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
+) -> Prompt:
+    """A body's prompt, through the very path of chats and completions.
+
+    Args:
+        add_generation_prompt: end a chat where the assistant begins to speak, if the body says nothing.
+
+    Raises:
+        ApiError, InvalidRequestError: what a generation request would be refused for.
+    """
+    context.resolve_model(body.model)
+    if isinstance(body.prompt, str):
+        encoded = await context.prompts.encode(body.prompt, param="prompt")
+        return Prompt(encoded.token_ids.tolist())
+    if body.prompt is not None:
+        await context.prompts.accept(body.prompt, "prompt")
+        return Prompt(body.prompt)
+    if body.add_generation_prompt is None and not body.continue_final_message:
+        body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
+    request, _ = await completion_request(context, body)
+    ids = request.prompt.token_ids.tolist()
+    return Prompt(ids, request.hint, request.place_name, request.client_rule, request.parts)

@@ -1,0 +1,60 @@
+"""What a request of the cache's routes asks about: its caller, and the parameters of its query."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.errors import bad_request
+from radixkv_server.generation.request import check_salt
+from radixkv_server.http.request_record import record_of
+
+
+def caller_of(request: Request, cache_salt: str | None = None) -> Caller:
+    """The caller of a request.
+
+    Args:
+        cache_salt: as the request says it; None: not at all.
+
+    Raises:
+        ApiError: 400; the salt is malformed.
+    """
+    tenant = record_of(request.scope).caller
+    return Caller(tenant.name, "" if cache_salt is None else check_salt(cache_salt), tenant.is_admin)
+
+
+def query_of(request: Request, *known: str) -> dict[str, str]:
+    """The parameters after the `?`, each at most once.
+
+    Args:
+        known: those that the route takes (their values are not looked at).
+
+    Raises:
+        ApiError: 400; another one is given, or one twice.
+    """
+    items = request.query_params.multi_items()
+    values = dict(items)
+    for name, _ in items:
+        if name not in known:
+            raise bad_request(
+                f"Unrecognized query parameter: {name[:100]}; this route takes {', '.join(known) or 'none'}.",
+                param=name[:100],
+                code="unknown_parameter",
+            )
+    if len(values) < len(items):
+        raise bad_request("A query parameter is given twice.")
+    return values
+
+
+def number_in(values: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    """An integer out of the query.
+
+    Raises:
+        ApiError: 400; it is none, or out of range.
+    """
+    text = values.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        raise bad_request(f"{name} must be an integer from {least} to {most}, not {text[:40]!r}.", param=name)
+    return int(text)

@@ -1,0 +1,132 @@
+"""The latest requests as JSON, and as a stream of those that change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from radixkv.cache.reporting.explain import MissReport
+from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
+from radixkv_server.apis.cache_api.advice_text import Divergence, miss_advice
+from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
+from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.apis.cache_api.explain import normalized_json, report_json
+from radixkv_server.apis.common.cache_diagnosis import finding_json
+from radixkv_server.context import ServerContext
+from radixkv_server.dialect import Json, dump
+from radixkv_server.errors import ApiError
+
+LOOK_S = 0.5  # how often a stream looks for what has changed
+
+
+def requests_json(context: ServerContext, caller: Caller, limit: int, after: int = 0) -> list[Json]:
+    """The latest requests, newest first."""
+    return [_summary(context, one, caller) for one in context.activity.latest(caller.scope, limit, after)]
+
+
+def _summary(context: ServerContext, one: SeenRequest, caller: Caller) -> Json:
+    may_read = caller.may_read(one.tenant, one.salt)
+    progress, rate = one.progress, one.progress.tokens_per_s
+    return {
+        "id": one.id,
+        "operation": one.operation,
+        "state": one.state,
+        "error_code": one.error_code,
+        "started_at": round(one.started_at, 3),
+        "prompt_tokens": progress.num_tokens,
+        "cached_tokens": None if progress.outcome is None else progress.num_cached_tokens,
+        "completion_tokens": progress.num_generated_tokens,
+        "reason": None if one.report is None else one.report.reason,
+        "comparison": None if one.finding is None else finding_json(one.compared_with, one.finding),
+        "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 4),
+        "duration_s": round(one.duration_s if one.duration_s is not None else one.age_s, 4),
+        "tokens_per_s": None if rate is None else round(rate, 1),
+        "text": context.text_of(one.beginning) if may_read else None,
+        "last_message": one.last_message or None if may_read else None,
+        "tenant": one.tenant,
+        "cache_salt": one.salt or None,
+    }
+
+
+async def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
+    """One request with the explanation of its miss, and where in the tree its prompt is now.
+
+    Raises:
+        ApiError: 404; it is not among the caller's latest.
+    """
+    one = context.activity.find(caller.scope, name)
+    if one is None:
+        raise ApiError(
+            404, "No such request is among the latest ones of yours.", code="request_not_found", param="id"
+        )
+    shown: Json = {
+        "object": "cache.request",
+        **_summary(context, one, caller),
+        "nodes": await _nodes(context, one),
+        "explanation": None,
+    }
+    if one.report is not None:
+        shown["explanation"] = await _explanation(context, caller, one, one.report)
+    return shown
+
+
+async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
+    """Of what is cached of its prompt, from the top down; empty once the prompt is not remembered."""
+    if not one.prompt:
+        return []
+    path = await context.engine.cache.path(one.prompt.tolist(), tenant=one.tenant, salt=one.salt)
+    return [context.names.of(node) for node in path]
+
+
+async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
+    point = None
+    if report.reason == "diverged":
+        point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)
+    found = Divergence(
+        report.num_hit_tokens,
+        None,
+        report.num_missed_tokens,
+        0 if point is None else min(recoverable_each(point), report.num_missed_tokens),
+        place=one.place,
+        group=point,
+    )
+    around, breaker = None, None
+    if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
+        before, prompt = context.text_of(one.before), context.text_of(one.after)
+        cached = None if report.cached_is_public else context.text_of(report.cached_tokens_after) or None
+        around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
+        found = found.with_text(before, prompt, cached)
+        breaker = await breaker_of_request(context, one)
+    return {
+        **report_json(report),
+        "place": one.place,
+        "normalized": normalized_json(one.client_rule),
+        "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
+        "family": prompt_group_json(point),
+        "around": around,
+        "breaker": breaker_json(breaker),
+        "advice": with_breaker(miss_advice(report, found, one.cause), breaker),
+    }
+
+
+async def request_frames(context: ServerContext, caller: Caller, limit: int) -> AsyncGenerator[bytes, None]:
+    """Server-sent events: the latest requests, then those that changed, newest first.
+
+    They have no ids: a client that was cut off gets the few latest again.
+    """
+    activity = context.activity
+    version = activity.version
+    yield _frame("snapshot", requests_json(context, caller, limit))
+    while True:
+        context.check_serving()
+        if activity.version != version:
+            changed = requests_json(context, caller, limit, after=version)
+            version = activity.version
+            if changed:
+                yield _frame("requests", changed)
+        await asyncio.sleep(LOOK_S)
+
+
+def _frame(event: str, requests: list[Json]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), dump({"requests": requests}))

@@ -1,0 +1,164 @@
+"""Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be pinned.
+
+A breakpoint stands after a block of a conversation, and means all of the prompt up to there, in tokens. No
+template says where a block of its input ended, so it is asked: the chat is rendered again, with something
+else right after the breakpoint, and as little as will do after it. What both prompts have in common is the
+prefix.
+
+    prompt:   <|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user\\nHello<|im_end|>\\n...
+    changed:  <|im_start|>system\\nBe brief.0 another text<|im_end|>\\n<|im_start|>user\\n0<|im_end|>\\n...
+    prefix:   <|im_start|>system\\nBe brief.
+
+That holds for every template, wherever it puts what, and is exact: what comes after the breakpoint could not
+change these tokens. It costs one rendering of what is before it, off the event loop where that is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.request import PrefixPin
+from radixkv.text.json_text import JsonText
+from radixkv_server.chats.chat import Chat, Message, chat_prompt
+from radixkv_server.context import ServerContext
+from radixkv_server.http.body import ParamError, StrictModel
+from radixkv_server.http.fields import WithoutEffect
+
+MAX_BREAKPOINTS = 4
+SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+_OTHER_TEXT = " another text"
+_STUB = "0"
+# Its name comes after all others where tools are sorted.
+_OTHER_TOOL = {"type": "function", "function": {"name": "~another_tool", "parameters": {"type": "object"}}}
+
+
+class CacheControl(StrictModel):
+    """What a block says: keep the prompt up to here for `ttl` after each use."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[Any, WithoutEffect("what is kept is the tenant's")] = None
+
+    @property
+    def seconds(self) -> float:
+        return SECONDS[self.ttl or "5m"]
+
+
+def check_breakpoints(controls: Sequence[CacheControl]) -> None:
+    """Refuse what no API allows.
+
+    Args:
+        controls: in the order of the prompt: tools, system, messages.
+
+    Raises:
+        ParamError: more than `MAX_BREAKPOINTS`, or a longer time after a shorter one.
+    """
+    if len(controls) > MAX_BREAKPOINTS:
+        most, found = MAX_BREAKPOINTS, len(controls)
+        raise ParamError(f"at most {most} blocks may have cache_control, not {found}.", "cache_control")
+    times = [control.seconds for control in controls]
+    if times != sorted(times, reverse=True):
+        message = "a cache_control with ttl '1h' must not come after one with ttl '5m'."
+        raise ParamError(message, "cache_control")
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """Where a breakpoint stands in a converted chat.
+
+    Args:
+        ttl: seconds.
+        tool: after the tool of this index; None: in a message.
+        message: in the message of this index,
+        chars: after so many characters of its content,
+        call: or after the tool call of this index.
+    """
+
+    ttl: float
+    tool: int | None = None
+    message: int = 0
+    chars: int = 0
+    call: int | None = None
+
+
+async def prefix_pins(
+    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], prompt: EncodedPrompt
+) -> tuple[PrefixPin, ...]:
+    """The prefixes that the breakpoints of a chat mean, shortest first.
+
+    Args:
+        chat: as it was rendered.
+        breakpoints: in the messages that its `convert` gives.
+        prompt: its prompt.
+
+    A breakpoint after something that the template leaves out means nothing.
+    """
+    lengths: dict[int, float] = {}
+    for breakpoint in breakpoints:
+        other = await chat_prompt(context, _changed_after(breakpoint, chat))
+        length = shared_bytes(prompt.tokens.data, encode_tokens(other.ids)) // TOKEN_BYTES
+        if 0 < length < len(prompt):
+            lengths[length] = max(breakpoint.ttl, lengths.get(length, 0.0))
+    return tuple(PrefixPin(length, ttl) for length, ttl in sorted(lengths.items()))
+
+
+def _changed_after(breakpoint: Breakpoint, chat: Chat) -> Chat:
+    """The chat up to a breakpoint, with something else after it, in messages of the same roles."""
+
+    def convert() -> list[Message]:
+        messages = chat.convert()
+        if breakpoint.tool is not None:
+            return messages  # some templates show the tools before the last one
+        at = breakpoint.message
+        return [*messages[:at], _change(messages[at], breakpoint), *map(_stub, messages[at + 1 :])]
+
+    tools = chat.tools
+    if breakpoint.tool is not None:
+        last = breakpoint.tool + 1 == len(tools)
+        tools = [*tools, _OTHER_TOOL] if last else tools[: breakpoint.tool + 1]
+    return replace(chat, convert=convert, tools=tools)
+
+
+def _change(message: Message, breakpoint: Breakpoint) -> Message:
+    if breakpoint.call is None:
+        text = message["content"]
+        before, after = text[: breakpoint.chars], text[breakpoint.chars :]
+        # What the message thinks stands before its content, what it calls after it.
+        return {**message, **_stubbed_calls(message), "content": before + _mark(before, after) + _OTHER_TEXT}
+    calls = message["tool_calls"][: breakpoint.call + 1]
+    function = calls[-1]["function"]
+    other = {**function, "arguments": _with_another(function["arguments"])}
+    return {**message, "tool_calls": [*calls[:-1], {**calls[-1], "function": other}]}
+
+
+def _with_another(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments with one more at their end."""
+    members = {**arguments, "another": 0}
+    if not isinstance(arguments, JsonText):
+        return members
+    comma = ", " if arguments else ""
+    return JsonText(members, arguments.text.rstrip().removesuffix("}").rstrip() + comma + '"another": 0}')
+
+
+def _mark(before: str, after: str) -> str:
+    """A character that makes no token with the text before it, and is not the one that follows."""
+    usual = "x" if before[-1:].isdigit() else "0"
+    return usual if after[:1] != usual else "~"
+
+
+def _stub(message: Message) -> Message:
+    """As little as templates take for such a message."""
+    thought = {"reasoning_content": _STUB} if message.get("reasoning_content") else {}
+    return {**message, **_stubbed_calls(message), **thought, "content": _STUB}
+
+
+def _stubbed_calls(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return {}
+    return {"tool_calls": [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]}

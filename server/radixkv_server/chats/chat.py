@@ -1,0 +1,390 @@
+"""Chats in no dialect: from messages, tools and options to a prompt, and from generated text to answers.
+
+Each chat API converts its body to a `Chat` and says what `AnswerReaders` gives it; how the model's family
+writes tools, calls and reasoning is decided below (`radixkv.text.chat_formats`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from radixkv.observe.prompt_parts import PromptParts
+from radixkv.request import CompletionOutput, OutputDelta
+from radixkv.structured import StructuredOutputs
+from radixkv.text.chat_formats.answer import (
+    Answer,
+    AnswerEvent,
+    AnswerParser,
+    PlainParser,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
+from radixkv.text.chat_formats.canonical_tools import canonical_tools
+from radixkv.text.chat_formats.client_rules import ClientRule, normalized
+from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat
+from radixkv.text.chat_formats.hints import divergence_hint
+from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
+from radixkv.text.text_tokenizer import TextTokenizer
+from radixkv_server.chats.message_places import place_name
+from radixkv_server.chats.structured import with_default
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import bad_request
+from radixkv_server.generation.grammar_places import GrammarPlaces
+from radixkv_server.generation.request import PromptRequest, sampling_params
+from radixkv_server.generation.usage import Hint, PlaceName
+
+if TYPE_CHECKING:
+    from radixkv.cache.reporting.explain import MissReport
+
+Message = dict[str, Any]
+SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
+JUDGED_TOKENS = 8  # on each side of a break, for its hint
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrammar:
+    """What the text that a tool takes must look like.
+
+    Args:
+        escaped: in Lark, as written inside of a JSON string (`radixkv.grammar.escaped_lark`).
+        param: what the body calls it, for errors.
+    """
+
+    escaped: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be continued.
+
+    Args:
+        source: the messages as JSON-like data, for their size alone.
+        convert: makes of them what chat templates expect: OpenAI's messages, with the arguments of tool calls
+            as objects (`read_json_text` where they come as text, so that they are printed as they were),
+            reasoning as `reasoning_content`, and content as text. Called once, off the event loop where they
+            are long.
+        param: what the body calls the messages, for errors.
+        tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
+        unlisted_tools: further ones that may be called; what the prompt says of them is in its messages.
+        tool_choice: `auto`, `none`, `required`, or the name of the one function to call.
+        allowed_tools: names of the only tools that may be called; the prompt shows all. None: all.
+        tool_inputs: name of a tool with no other argument than a text, `input` -> what that must look like.
+        parallel_tool_calls: whether one answer may call more than once.
+        add_generation_prompt: end the prompt where the assistant begins to speak.
+        options: further arguments of the chat template.
+    """
+
+    source: Sequence[Any]
+    convert: Callable[[], list[Message]]
+    param: str = "messages"
+    tools: Sequence[Mapping[str, Any]] = ()
+    unlisted_tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    allowed_tools: Collection[str] | None = None
+    tool_inputs: Mapping[str, InputGrammar] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """All tools that may be called."""
+        return [*self.tools, *self.unlisted_tools]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as the model gets it.
+
+    Attributes:
+        ids: the prompt's tokens; their number is not checked.
+        format: how the answer will be written.
+        messages: as the template got them.
+        tools: as they are shown.
+        reasoning_sent: the messages carry the reasoning of earlier turns.
+        client_rule: what held its client's own text constant; None: nothing.
+    """
+
+    ids: list[int]
+    format: ChatFormat
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    reasoning_sent: bool
+    client_rule: ClientRule | None
+
+
+class AnswerReaders:
+    """Turns the text of one request's samples into events, each sample with a parser of its own.
+
+    Args:
+        make_parser: a parser for a further sample.
+
+    Attributes:
+        forced: the answers are calls, without content.
+    """
+
+    def __init__(
+        self, make_parser: Callable[[], AnswerParser] = PlainParser, *, forced: bool = False
+    ) -> None:
+        self.forced = forced
+        self._make_parser = make_parser
+        self._parsers: dict[int, AnswerParser] = {}
+        self._called: set[int] = set()
+
+    def read(self, delta: OutputDelta) -> list[AnswerEvent]:
+        """What a delta adds to its sample; with the last one, what was held back, too."""
+        parser = self._parsers.get(delta.index)
+        if parser is None:
+            parser = self._parsers[delta.index] = self._make_parser()
+        events = parser.push(delta.text)
+        if delta.finish_reason is not None:
+            events = events + parser.finish(cut=_is_cut(delta))
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                self._called.add(delta.index)
+            elif isinstance(event, ToolCallEnd) and event.cut:
+                self._called.discard(delta.index)
+        return events
+
+    def has_called(self, sample: int) -> bool:
+        """Whether what has been read of a sample has tool calls, the last of them whole."""
+        return sample in self._called
+
+    def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
+        """All events of a finished sample."""
+        parser = self._make_parser()
+        return parser.push(sample.text) + parser.finish(cut=_is_cut(sample))
+
+    def answer(self, sample: CompletionOutput) -> Answer:
+        """The whole answer of a finished sample."""
+        return Answer.of(self.read_whole(sample))
+
+
+def _is_cut(ended: OutputDelta | CompletionOutput) -> bool:
+    """Whether a sample ended by what was asked of it, not by itself."""
+    return ended.finish_reason == "length" or ended.stop_reason is not None
+
+
+async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
+    """The prompt of a chat, with its tools shown to the model one way or the other.
+
+    Raises:
+        ApiError, InvalidRequestError: the chat can't be rendered, or is far too long.
+    """
+    if len(chat.source) > context.settings.max_messages:
+        raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
+    template = await context.templates.find(chat.options.get("chat_template"))
+    settings = context.settings
+    tools = chat.tools  # shown whatever the choice is: the next turn, with another choice, finds the prompt
+    if settings.canonical_tools:
+        tools = canonical_tools(tools)  # as shown; what may be called, and how, is as the client says
+    given, more = template_tools(tools, template.format, template.traits)
+    reasoning_sent = False
+    messages: list[Message] = []
+    rule: ClientRule | None = None
+
+    def convert() -> list[Message]:
+        nonlocal messages, reasoning_sent, rule
+        messages = chat.convert()
+        if settings.normalize_clients == "on":
+            messages, rule = normalized(messages)
+        reasoning_sent = any(reasoning_of(message) for message in messages)
+        return template_messages(messages, tools, template.format, template.traits)
+
+    ids = await context.prompts.render_chat(
+        [chat.source, () if given or more else tools],
+        convert,
+        tools=given,
+        add_generation_prompt=chat.add_generation_prompt,
+        options={**chat.options, **more},
+        param=chat.param,
+    )
+    if rule is not None:
+        context.applied_rules.note(rule)
+    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule)
+
+
+async def chat_request(
+    context: ServerContext,
+    chat: Chat,
+    sampling: Mapping[str, Any],
+    *,
+    renamed: Mapping[str, str] | None = None,
+    prompt_only: bool = False,
+) -> tuple[PromptRequest, AnswerReaders]:
+    """The prompt of a chat with its sampling parameters, and what reads its answers.
+
+    Args:
+        sampling: arguments of SamplingParams; `max_tokens` is clamped to the room that the prompt leaves.
+        renamed: argument -> field of the body, where they differ, for errors.
+        prompt_only: no answer is to be generated.
+
+    Raises:
+        ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
+    """
+    prompt = await chat_prompt(context, chat)
+    tokenizer = context.engine.tokenizer
+    encoded = await context.prompts.accept(prompt.ids, chat.param)
+    end = tokenizer.decode(prompt.ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    renamed = renamed or {}
+    wanted = with_default(sampling.get("structured"), context.settings)
+    if wanted is not None:
+        _check_free(chat, renamed.get("structured", "structured_outputs"))
+    structured, places = _grammar(
+        chat,
+        prompt.format,
+        tokenizer,
+        wanted,
+        end,
+        context.settings.closes_objects,
+        renamed.get("structured", "structured_outputs"),
+    )
+    params = sampling_params(
+        {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
+        defaults=context.engine.default_sampling,
+        room=context.engine.limits.max_model_len - len(encoded),
+        renamed=renamed,
+        prompt_only=prompt_only,
+    )
+    forced = chat.tool_choice not in ("none", "auto")
+    make_parser = functools.partial(
+        prompt.format.parser,
+        calls=bool(chat.callable_tools) and chat.tool_choice != "none",
+        parallel=chat.parallel_tool_calls,
+        prompt_end=end,
+        forced=forced,
+        names=[tool["function"]["name"] for tool in chat.callable_tools],
+    )
+    prompt_request = PromptRequest(
+        encoded,
+        params,
+        hint=_hint(tokenizer, prompt),
+        place_name=_place_name(tokenizer, chat, prompt),
+        last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
+        client_rule=prompt.client_rule,
+        parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
+        grammar_places=places,
+    )
+    return prompt_request, AnswerReaders(make_parser, forced=forced)
+
+
+def _check_free(chat: Chat, param: str) -> None:
+    """Refuses a call that must be made where the answer must look like something else."""
+    if chat.tool_choice not in ("none", "auto"):
+        named = (
+            chat.tool_choice if chat.tool_choice == "required" else f"of the function {chat.tool_choice!r}"
+        )
+        raise bad_request(
+            f"tool_choice {named:.80} and {param} exclude each other: an answer that must call a tool can't "
+            "be anything else. Leave one of them out, or use tool_choice 'auto'.",
+            param=param,
+        )
+
+
+def _grammar(
+    chat: Chat,
+    chat_format: ChatFormat,
+    tokenizer: TextTokenizer,
+    wanted: StructuredOutputs | None,
+    end: str,
+    closes_objects: bool,
+    param: str,
+) -> tuple[StructuredOutputs | None, GrammarPlaces]:
+    """What the answer must look like, and the fields that it comes from.
+
+    Args:
+        wanted: what the body says of the answer itself.
+        end: how the prompt ends.
+        closes_objects: see AnswerGrammar.
+        param: what the body calls `wanted`.
+
+    Raises:
+        ApiError: a call is wanted that can't be.
+    """
+    allowed = chat.allowed_tools
+    tools = () if chat.tool_choice == "none" else chat.callable_tools
+    grammar = AnswerGrammar(
+        chat_format,
+        tools if allowed is None else [tool for tool in tools if tool["function"]["name"] in allowed],
+        chat.parallel_tool_calls,
+        functools.partial(_token_of, tokenizer),
+        end,
+        others=allowed is not None,
+        closes_objects=closes_objects,
+        inputs={name: given.escaped for name, given in chat.tool_inputs.items()},
+    )
+    if allowed is not None or chat.tool_choice not in ("none", "auto"):
+        _check_choice(chat)
+    if chat.tool_choice not in ("none", "auto"):
+        lark = grammar.required(None if chat.tool_choice == "required" else chat.tool_choice)
+        if lark is None:
+            message = f"tool_choice: the chat format of this model, {chat_format.name}, has no tool calls."
+            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
+    elif wanted is None and chat.tool_choice == "none":
+        lark = replace(grammar, tools=chat.callable_tools).without_calls()
+    elif wanted is None:
+        lark = grammar.optional()
+        if lark is None and allowed is not None and chat_format.syntax is not None:
+            message = (
+                f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
+            )
+            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
+    else:
+        lark = grammar.json(wanted.json_schema) if wanted.json_schema is not None else None
+    if lark is None:
+        return wanted, GrammarPlaces(param)
+    inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}
+    return StructuredOutputs(grammar=lark), GrammarPlaces("tools" if wanted is None else param, inputs)
+
+
+def _check_choice(chat: Chat) -> None:
+    names = [tool["function"]["name"] for tool in chat.callable_tools]
+    if not names:
+        raise bad_request("tool_choice needs tools to choose from.", param="tool_choice")
+    wanted = chat.allowed_tools
+    if wanted is None:
+        wanted = () if chat.tool_choice == "required" else (chat.tool_choice,)
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        raise bad_request(f"tool_choice: there is no tool {unknown[0][:64]!r}.", param="tool_choice")
+
+
+def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
+    """The token that a text is, if it is one."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        return None
+    return MarkToken(ids[0], is_special=tokenizer.is_added_token(ids[0]))
+
+
+def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
+    """Tells what the template or the client did to an earlier turn, where the prompt parts from it."""
+
+    def hint(report: MissReport) -> str | None:
+        if report.diverged_at is None:
+            return None
+        cached, new = (
+            tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
+            for ids in (report.cached_tokens_after, report.new_tokens_after)
+        )
+        return divergence_hint(cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent)
+
+    return hint
+
+
+def _place_name(tokenizer: TextTokenizer, chat: Chat, prompt: ChatPrompt) -> PlaceName:
+    def name(before: Sequence[int], after: Sequence[int]) -> str | None:
+        texts = (b"".join(map(tokenizer.token_bytes, ids)) for ids in (before, after))
+        return place_name(prompt.messages, chat.tools, *texts)
+
+    return name
+
+
+def _last_text(messages: Sequence[Message]) -> str:
+    texts = (message.get("content") for message in reversed(messages))
+    return next((text for text in texts if isinstance(text, str) and text), "")

@@ -1,0 +1,63 @@
+"""The model's chat template as the server uses it: what it does with tools, and which format answers have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.formats import find_format
+from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits
+from radixkv.text.text_tokenizer import TextTokenizer
+
+#: Templates of requests that are remembered, where such are allowed.
+_MAX_TEMPLATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTemplate:
+    """A chat template with the format of the answers that follow it."""
+
+    format: ChatFormat
+    traits: TemplateTraits
+
+
+class ChatTemplates:
+    """What is known of the model's template, and of those that requests bring. Each is probed once.
+
+    Args:
+        format_name: of the answers' format, or `auto`.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, format_name: str) -> None:
+        self._tokenizer = tokenizer
+        self._format_name = format_name
+        self._known: dict[str | None, KnownTemplate] = {}
+
+    async def find(self, template: str | None) -> KnownTemplate:
+        """What is known of a request's own template, or of the model's (None)."""
+        known = self._known.get(template)
+        if known is None:
+            known = await asyncio.to_thread(self._probe, template)
+            if len(self._known) >= _MAX_TEMPLATES:
+                self._known.clear()
+            self._known[template] = known
+        return known
+
+    def _probe(self, template: str | None) -> KnownTemplate:
+        tokenizer = self._tokenizer
+
+        def render(
+            messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, options: Mapping[str, Any]
+        ) -> str:
+            more = options if template is None else {**options, "chat_template": template}
+            ids = tokenizer.apply_chat_template(messages, tools, True, **more)
+            return tokenizer.decode(ids, skip_special_tokens=False)
+
+        def is_token(text: str) -> bool:
+            return len(tokenizer.encode(text, add_special_tokens=False)) == 1
+
+        chat_format = find_format(self._format_name, template or tokenizer.chat_template, is_token)
+        return KnownTemplate(chat_format, find_traits(render, chat_format.tools_option))

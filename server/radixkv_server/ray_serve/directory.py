@@ -1,0 +1,73 @@
+"""ReplicaDirectory: a request router of Ray Serve that says which replicas there are, and calls one.
+
+Which replica gets a prompt is decided by `radixkv.cluster.routing`, on token ids and exact block events,
+before anything is sent; Ray Serve is asked to call that replica and no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+#: Told of the names of all replicas of a deployment, whenever these change; on any thread.
+Listener = Callable[[frozenset[str]], None]
+
+
+class _Watched:
+    """The replicas that this process may call. Ray Serve makes the routers itself, so they meet here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, frozenset[str]] = {}
+        self._listeners: dict[str, Listener] = {}
+
+    def listen(self, deployment: str, listener: Listener) -> None:
+        with self._lock:
+            self._listeners[deployment] = listener
+            names = self._names.get(deployment)
+        if names is not None:
+            listener(names)
+
+    def update(self, deployment: str, names: frozenset[str]) -> None:
+        with self._lock:
+            self._names[deployment] = names
+            listener = self._listeners.get(deployment)
+        if listener is not None:
+            listener(names)
+
+
+_WATCHED = _Watched()
+
+
+def watch(deployment: str, listener: Listener) -> None:
+    """Be told of a deployment's replicas from now on, first of those that are known already."""
+    _WATCHED.listen(deployment, listener)
+
+
+class ReplicaDirectory(RequestRouter):
+    """A call says by the keyword `replica` whom it is for; without, anybody answers."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The one that is called; where it has gone, the others, which refuse what is not for them."""
+        wanted = None if pending_request is None else pending_request.kwargs.get("replica")
+        named = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
+        return [named or candidate_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray Serve knows of other replicas."""
+        super().update_replicas(replicas)
+        self._tell()
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """One is found dead before Ray Serve's controller has said so."""
+        super().on_replica_actor_died(replica_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        names = frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
+        _WATCHED.update(f"{self.app_name}#{self._deployment_id.name}", names)

@@ -1,0 +1,104 @@
+"""EngineReplica: one engine as Ray Serve runs it: made, watched, drained and replaced by Ray Serve.
+
+Requests come over connections of their own (`radixkv.cluster.remote.tcp`), which cost microseconds where a
+call through Ray costs milliseconds, and which say at once that a reader, or the whole replica, has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator
+
+import ray
+from ray import serve
+
+from radixkv.cluster.remote.tcp import EngineAddress
+from radixkv.config import EngineConfig
+from radixkv.errors import EngineStoppedError
+from radixkv_server.log_format import configure_logging
+from radixkv_server.ray_serve.autoscaling import QUEUE_S
+from radixkv_server.ray_serve.replica_engines import ForkedEngine, OwnEngine, ReplicaEngine, may_fork
+
+# Seconds that a front has to connect, and between two looks whether any is left.
+_CONNECT_S = 30.0
+_LOOK_S = 0.2
+# What a front said of the queue that long ago counts no more.
+_STALE_S = 10.0
+
+
+class EngineReplica:
+    """See the module's text.
+
+    Args:
+        config: of the engine.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        configure_logging("text", None)
+        self._engine = _make_engine(config)
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._queues: dict[str, tuple[float, float]] = {}  # by front: when it said so, seconds
+
+    async def name(self) -> str:
+        """By which it is called."""
+        return self._name
+
+    async def attach(self, *, replica: str) -> AsyncGenerator[EngineAddress]:
+        """Where the engine is served; goes on while any front is connected, so that Ray Serve waits for them.
+
+        Raises:
+            LookupError: another replica was meant.
+        """
+        self._check(replica)
+        yield self._engine.address
+        deadline = time.monotonic() + _CONNECT_S
+        while self._engine.num_clients or time.monotonic() < deadline:
+            if self._engine.num_clients:
+                deadline = 0.0
+            await asyncio.sleep(_LOOK_S)
+
+    async def note_queue(self, front: str, queue_s: float, *, replica: str) -> None:
+        """A front says how long prompts wait, for the autoscaler."""
+        self._check(replica)
+        self._queues[front] = (time.monotonic(), queue_s)
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds until it has computed what the fronts sent, as they said lately."""
+        now = time.monotonic()
+        return sum(queue_s for at, queue_s in self._queues.values() if now - at < _STALE_S)
+
+    def _check(self, replica: str) -> None:
+        if replica != self._name:
+            raise LookupError(f"the replica {replica} has gone; this is {self._name}")
+
+    async def check_health(self) -> None:
+        """Asked by Ray Serve, which replaces a replica that raises.
+
+        Raises:
+            EngineStoppedError: the engine has failed.
+        """
+        if not self._engine.is_healthy:
+            raise EngineStoppedError("the engine has failed")
+
+    def __del__(self) -> None:
+        """Ray Serve has drained it: what waits to be kept in tiers is written."""
+        self._engine.close()
+
+
+def _make_engine(config: EngineConfig) -> ReplicaEngine:
+    host = ray.util.get_node_ip_address()
+    if not may_fork(config, len(ray.get_gpu_ids())):
+        return OwnEngine(config, host)
+    # Ray Serve finds this process dead at its next look, which is sooner than it takes one for ill.
+    return ForkedEngine(config, host, ray.get_runtime_context().get_node_id(), lambda: os._exit(1))
+
+
+class AutoscaledReplica(EngineReplica):
+    """One that reports: Ray Serve can't have that of replicas whose number is fixed."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve's autoscaler is told."""
+        return {QUEUE_S: self.queue_s}

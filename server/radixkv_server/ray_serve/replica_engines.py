@@ -1,0 +1,177 @@
+"""The engine of a replica: in the replica's own process, or in a copy of one that has the model already.
+
+The second is ready in a second, and replicas on one machine share the memory of their weights. Ray's own
+process of the replica then only watches it: when one of the two ends, so does the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from radixkv.cluster.loop_thread import LoopThread
+from radixkv.cluster.remote.fork_server import fork_engine
+from radixkv.cluster.remote.tcp import EngineAddress, EngineListener
+from radixkv.config import EngineConfig
+from radixkv.errors import EngineStoppedError
+from radixkv_server.log_format import configure_logging
+from radixkv_server.ray_serve.slots import Slot, private_folder
+
+if TYPE_CHECKING:
+    from radixkv.model.loading.loader import LoadedModel
+
+# Seconds between two words of a forked engine about itself; one that is silent for longer hangs, and is
+# killed, as is one that takes longer to close.
+_TELL_S = 0.2
+_SILENT_S = 10.0
+_CLOSE_S = 12.0
+
+
+class ReplicaEngine(Protocol):
+    """An engine that is served at an address.
+
+    Attributes:
+        num_clients: connected to it now.
+    """
+
+    address: EngineAddress
+
+    @property
+    def is_healthy(self) -> bool: ...
+
+    @property
+    def num_clients(self) -> int: ...
+
+    def close(self) -> None:
+        """Write what its tiers are to keep, and end it; requests that run fail."""
+
+
+def may_fork(config: EngineConfig, num_gpus: int) -> bool:
+    """Whether an engine with these settings can be a copy of a process that has its model."""
+    uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
+    return sys.platform == "linux" and not uses_gpu and config.tensor_parallel == 1
+
+
+class OwnEngine:
+    """One in this process.
+
+    Args:
+        config: for all replicas; folders and ports become this one's own (`Slot`).
+        host: to listen on.
+    """
+
+    def __init__(self, config: EngineConfig, host: str, *, loaded: LoadedModel | None = None) -> None:
+        from radixkv.engine.async_engine import AsyncEngine
+
+        self._slot = Slot.take(config)
+        self._engine = AsyncEngine.from_config(self._slot.config(config), loaded=loaded)
+        self._listener = EngineListener(self._engine, host)
+        self.address = self._listener.address
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._engine.is_healthy
+
+    @property
+    def num_clients(self) -> int:
+        return self._listener.num_clients
+
+    def close(self) -> None:
+        """See `ReplicaEngine`."""
+        self._listener.close()
+        closing = LoopThread("radixkv-close")
+        closing.run(self._engine.close())
+        closing.stop()
+        self._slot.release()
+
+
+class _Word(NamedTuple):
+    """What a forked engine says of itself, again and again."""
+
+    address: EngineAddress
+    pid: int
+    is_healthy: bool
+    num_clients: int
+
+
+class ForkedEngine:
+    """One in a copy of the process that has the model of `config`, on this machine; see `fork_engine`.
+
+    Args:
+        cluster: names what the process is shared by: it never outlives that by more than a minute.
+        on_end: called in a thread when the engine's process has ended unasked.
+
+    Raises:
+        ConfigError, ModelLoadError, EngineStoppedError: it can't be made.
+    """
+
+    def __init__(self, config: EngineConfig, host: str, cluster: str, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._is_closing = False
+        self._connection = fork_engine(_path(config, cluster), config, partial(_serve, config, host))
+        try:
+            first = self._connection.recv()
+        except EOFError:
+            raise EngineStoppedError("the engine's process ended before its engine was ready") from None
+        if isinstance(first, BaseException):
+            raise first
+        self._word: _Word = first
+        self.address = first.address
+        self._reading = threading.Thread(target=self._read, name="radixkv-engine-words", daemon=True)
+        self._reading.start()
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._word.is_healthy
+
+    @property
+    def num_clients(self) -> int:
+        return self._word.num_clients
+
+    def close(self) -> None:
+        """See `ReplicaEngine`."""
+        self._is_closing = True
+        with suppress(OSError):
+            self._connection.send(None)
+        self._reading.join(_CLOSE_S)
+        if self._reading.is_alive():
+            os.kill(self._word.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                if not self._connection.poll(_SILENT_S) and not self._is_closing:
+                    os.kill(self._word.pid, signal.SIGKILL)
+                self._word = self._connection.recv()
+        self._word = self._word._replace(is_healthy=False, num_clients=0)
+        if not self._is_closing:
+            self._on_end()
+
+
+def _path(config: EngineConfig, cluster: str) -> Path:
+    shared = repr((cluster, sys.executable, __file__, config)).encode()
+    return private_folder() / f"fork-{hashlib.sha256(shared).hexdigest()[:16]}.sock"
+
+
+def _serve(config: EngineConfig, host: str, loaded: LoadedModel, connection: Connection) -> None:
+    """In the copy: until it is told to end, or the replica's process has gone."""
+    configure_logging("text", None)
+    engine = OwnEngine(config, host, loaded=loaded)
+    try:
+        while True:
+            connection.send(_Word(engine.address, os.getpid(), engine.is_healthy, engine.num_clients))
+            if connection.poll(_TELL_S):
+                connection.recv()
+                break
+    except (EOFError, OSError):
+        os._exit(1)  # at once: clients see it, and another may take the slot
+    engine.close()

@@ -1,0 +1,154 @@
+"""`radixkv serve`: every setting is a flag and a name in the configuration file; `radixkv keys`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from radixkv.cli import serve_command as cli
+from radixkv.cli.main import command_tree
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv_server.app import with_tenants
+from radixkv_server.log_format import JsonFormatter
+from radixkv_server.settings import ServerSettings, make_settings
+from radixkv_server.tenants.api_keys import digest_of
+from radixkv_server.tenants.keys_file import read_keys_file
+
+TREE = get_command(command_tree())
+assert isinstance(TREE, TyperGroup)
+SERVE = TREE.commands["serve"]
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """The values that the command would get."""
+    return SERVE.make_context("serve", list(arguments)).params
+
+
+def test_every_setting_of_server_and_engine_is_a_flag() -> None:
+    options = {param.name: param for param in SERVE.params}
+    for settings in (ServerSettings, EngineConfig):
+        for item in fields(settings):
+            assert item.name in options, f"{settings.__name__}.{item.name} has no flag"
+            assert not options[item.name].required
+
+
+def test_a_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        """
+        model = "some/model"
+        port = 9000
+        [server]
+        served-model-name = ["a", "b"]
+        api_key = "alice=k"
+        header-timeout = 3
+        access-log = false
+        [engine]
+        kv-cache-memory = "2g"
+        num-blocks = 7
+        prefix-caching = false
+        namespace-weight = { ada = 3, bob = 0.5 }
+        """
+    )
+    found = parsed("--config", str(path), "--num-blocks", "8", "--served-model-name", "c")
+    assert found["model"] == "some/model"
+    assert (found["port"], found["num_blocks"], found["header_timeout_s"]) == (9000, 8, 3.0)
+    assert list(found["served_model_names"]) == ["c"]
+    assert list(found["api_keys"]) == ["alice=k"]
+    assert found["kv_cache_memory"] == "2g"
+    assert list(found["namespace_weights"]) == ["ada=3", "bob=0.5"]
+    assert (found["access_log"], found["enable_prefix_caching"]) == (False, False)
+    assert parsed("--config", str(path), "--access-log", "other")["model"] == "other"
+    assert list(parsed("--config", str(path))["served_model_names"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("prot = 1", ["prot", "did you mean port"]),
+        ("[server]\nserved-models = ['x']", ["[server] served-models", "served-model-name"]),
+        ("xyzzy = 1", ["xyzzy", "flags"]),
+        ("config = 'x'", ["config"]),
+        ("port = 'many'", ["port", "many"]),
+        ("port = true", ["port", "one value"]),
+        ("access-log = 'yes'", ["access-log", "true or false"]),
+        ("api-key = [1]", ["api-key", "texts"]),
+        ("port = 1\n[server]\nport = 2", ["twice"]),
+        ("port =", ["serve.toml"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parsed("--config", str(path))
+    for part in ("--config", *parts):
+        assert part in str(caught.value)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        parsed("--config", "/no/such/file.toml")
+
+
+def test_keys_come_from_flags_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIXKV_API_KEY", "env=k1")
+    monkeypatch.setenv("RADIXKV_ADMIN_KEY", "env-admin")
+    path = tmp_path / "keys"
+    path.write_text("bob=k2\n")
+    assert make_settings().api_keys == ("env=k1",)
+    assert make_settings().admin_keys == ("env-admin",)
+    assert make_settings(api_key_file=str(path)).api_keys == ("bob=k2",)
+    assert make_settings(api_key_file=str(path), api_keys=["a=b"]).api_keys == ("a=b", "bob=k2")
+
+
+def test_several_tenants_are_scheduled_fairly_unless_told_otherwise() -> None:
+    one, two = ServerSettings(api_keys=("a=1", "a=2")), ServerSettings(api_keys=("a=1", "b=2"))
+    assert with_tenants(EngineConfig(), one).scheduling_policy == "auto"
+    assert with_tenants(EngineConfig(), two).scheduling_policy == "fair"
+    assert with_tenants(EngineConfig(scheduling_policy="prefix"), two).scheduling_policy == "prefix"
+
+
+def test_a_new_key_fits_the_keys_file(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command_tree(), ["keys", "new", "team.a", "--admin"])
+    shown, _, *lines = result.output.splitlines()
+    secret = shown.rsplit(" ", 1)[1]
+    path = tmp_path / "keys.toml"
+    path.write_text("\n".join(lines))
+    (key,) = read_keys_file(path).keys
+    assert (key.tenant.name, key.tenant.role, key.digest) == ("team.a", "admin", digest_of(secret))
+    assert secret not in path.read_text()
+    hashed = CliRunner().invoke(command_tree(), ["keys", "hash"], input=f"{secret}\n").output.strip()
+    assert hashed in path.read_text()
+    with pytest.raises(ConfigError):
+        cli.new_key("no name")
+
+
+def test_json_logs_are_an_object_a_line() -> None:
+    record = logging.LogRecord("radixkv.access", logging.INFO, "", 0, "GET %s", ("/x\n",), None)
+    record.fields = {"status": 200, "request_id": "req_1"}
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    found = json.loads(line)
+    assert found["message"] == "GET /x\n"
+    assert (found["level"], found["logger"], found["status"]) == ("info", "radixkv.access", 200)
+    assert found["time"].endswith("Z")
+    try:
+        raise ValueError("oops")
+    except ValueError:
+        failed = logging.LogRecord("radixkv", logging.ERROR, "", 0, "broken", (), sys.exc_info())
+    assert "ValueError: oops" in json.loads(JsonFormatter().format(failed))["error"]
+    with pytest.raises(ConfigError, match="log_format"):
+        ServerSettings(log_format="xml")

@@ -1,0 +1,189 @@
+"""Seeded traffic over several engines with hardly enough blocks, which come, fail, are drained and leave.
+
+A few seeds here; RADIXKV_FUZZ=50 for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from paged_language_model import LetterTokenizer, make_engine
+from pool_traffic import FREE, POLICIES, Ask, Oracle, Parrot, Traffic
+
+from radixkv.cache.retention.quota import Quota
+from radixkv.cluster.replicas.engine import ReplicatedEngine
+from radixkv.engine.async_engine import AsyncEngine
+from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
+from radixkv.request import PrefixPin
+
+SEEDS = int(os.environ.get("RADIXKV_FUZZ", "3"))
+BLOCK_SIZE = 8
+LONGEST = 150  # tokens; the smallest pool holds a few more
+# Always of both: a tenant gets its quota before its first block.
+QUOTAS = tuple(
+    {"ada": ada, "bob": bob}
+    for ada, bob in (
+        (Quota(0, None), Quota(0, None)),
+        (Quota(4, 22), Quota(0, 26)),
+        (Quota(0, None), Quota(6, None)),
+    )
+)
+
+Samples = list[list[int]]
+
+
+class Fleet:
+    """Engines that were made, and those that are there now."""
+
+    def __init__(self, numbers: random.Random) -> None:
+        self._numbers = numbers
+        self._made: dict[str, AsyncEngine] = {}
+        self.names: list[str] = []
+        self._gone: set[str] = set()
+        first = self._make()
+        self.engine = ReplicatedEngine({first: self._made[first]})
+
+    def _make(self) -> str:
+        numbers, name = self._numbers, f"r{len(self._made)}"
+        blocks = numbers.randrange(22, 60)
+        self._made[name] = AsyncEngine(
+            make_engine(
+                model=Parrot(blocks, BLOCK_SIZE),
+                num_blocks=blocks,
+                block_size=BLOCK_SIZE,
+                max_model_len=LONGEST,
+                budget=numbers.choice([8, 32, 200]),
+                max_num_seqs=numbers.choice([2, 8]),
+                scheduling_policy=numbers.choice(POLICIES),
+                speculation=numbers.choice(["off", "auto"]),
+                step_costs=FREE,
+                tokenizer=LetterTokenizer(),
+            )[0]
+        )
+        self.names.append(name)
+        return name
+
+    def add(self) -> None:
+        name = self._make()
+        self.engine.add(name, self._made[name])
+
+    def drain(self) -> None:
+        self.engine.drain(self.names.pop(0))
+
+    async def fail(self) -> None:
+        name = self.names.pop(0)
+        await self._made[name].close()
+        self._gone.add(name)
+        self.engine.remove(name)
+
+    async def check(self) -> None:
+        """Nothing runs: nothing is held, charged or lost."""
+        async with asyncio.timeout(60):
+            while sorted(self.engine.names) != sorted(self.names):
+                await asyncio.sleep(0.01)
+        for one in self.engine.stats().replicas:
+            assert (one.running, one.queue_s) == (0, 0.0), one
+        for pin in await self.engine.cache.pins():
+            await self.engine.cache.unpin_id(pin.id, tenant=pin.namespace[0], salt=pin.namespace[1])
+        await self.engine.cache.reset()
+        for name in self.names:
+            cache = await self._made[name].call(_whole)
+            assert (cache.num_leases, cache.free_blocks) == (0, cache.total_blocks), (name, cache)
+
+
+def _whole(engine: Any) -> Any:
+    engine.check()
+    return engine.stats().cache
+
+
+async def ask_for(
+    engine: ReplicatedEngine, ask: Ask, numbers: random.Random, name: str
+) -> tuple[str, Samples]:
+    """How it ended, and what there was of each sample."""
+    samples: Samples = [[] for _ in range(ask.params.n)]
+    tenant, salt = ask.namespace if isinstance(ask.namespace, tuple) else (ask.namespace, "")
+    pins = (PrefixPin(len(ask.prompt), 30.0),) if numbers.random() < 0.15 else ()
+    options = {"tenant": tenant, "salt": salt, "priority": ask.priority, "request_id": name, "pins": pins}
+    try:
+        if ask.aborted_after is None and numbers.random() < 0.5:
+            output = await engine.generate(ask.prompt, ask.params, **options)
+            return "whole", [sample.token_ids for sample in output.outputs]
+        left = ask.aborted_after
+        leaves = numbers.random() < 0.5
+        async with aclosing(engine.stream(ask.prompt, ask.params, **options)) as deltas:
+            async for delta in deltas:
+                samples[delta.index] += delta.token_ids
+                if left is not None:
+                    left -= 1
+                    if left < 0 and leaves:
+                        return "left", samples
+                    if left == -1:
+                        await engine.abort(name)
+        return "whole" if ask.aborted_after is None else "aborted", samples
+    except ContextLengthExceededError:
+        return "refused", samples
+    except RequestFailedError as error:
+        if error.code != "out_of_kv_blocks":  # others' floors leave no room in so small a pool
+            raise
+        return "refused", samples
+    except EngineStoppedError:
+        assert any(samples), "before its first token it had to go elsewhere"
+        return "cut", samples
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_every_answer_is_one_engines_and_nothing_is_held_in_the_end(seed: int) -> None:
+    numbers = random.Random(seed)
+    traffic, oracle = Traffic(seed, LONGEST), Oracle(BLOCK_SIZE)
+    has_quotas = seed % 2 == 1
+    fleet, ends, number = Fleet(numbers), Counter[str](), 0
+    engine = fleet.engine
+    try:
+        if has_quotas:
+            await engine.cache.set_quotas(QUOTAS[0])
+        for _ in range(12):
+            asks = [traffic.next() for _ in range(10)]
+            tasks = []
+            for ask in asks:
+                tasks.append(asyncio.ensure_future(ask_for(engine, ask, numbers, f"q{number}")))
+                number += 1
+            await asyncio.sleep(0.02 * numbers.random())
+            if len(fleet.names) < 2 or (len(fleet.names) < 4 and numbers.random() < 0.4):
+                fleet.add()
+            elif numbers.random() < 0.7:
+                await fleet.fail() if numbers.random() < 0.5 else fleet.drain()
+            if numbers.random() < 0.3:
+                await engine.cache.reset()
+            if has_quotas and numbers.random() < 0.3:
+                await engine.cache.set_quotas(numbers.choice(QUOTAS))
+            cancelled = numbers.choice(tasks) if numbers.random() < 0.5 else None
+            if cancelled is not None:
+                cancelled.cancel()
+            for ask, task in zip(asks, tasks, strict=True):
+                try:
+                    async with asyncio.timeout(120):
+                        end, samples = await task
+                except asyncio.CancelledError:
+                    assert task is cancelled
+                    continue
+                ends[end] += 1
+                assert has_quotas or end != "refused"
+                expected = [tokens for tokens, _ in oracle.answer(ask)]
+                if end == "whole" and not has_quotas:  # else some end early, for want of room
+                    assert samples == expected, (seed, ask)
+                else:
+                    for tokens, whole in zip(samples, expected, strict=True):
+                        assert tokens == whole[: len(tokens)], (seed, ask, end)
+        await fleet.check()
+        assert ends["whole"] > 40, ends
+    finally:
+        with contextlib.suppress(EngineStoppedError):
+            await engine.close()
+    print(seed, dict(ends))

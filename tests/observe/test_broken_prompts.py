@@ -1,0 +1,40 @@
+"""What breaks a prompt is named, with its kind and place, on a labelled corpus; what is not known is not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from broken_prompts import BANKS, KINDS_MADE, judge, make_pairs
+
+from radixkv.observe.breaker import KINDS
+
+PAIRS = 300
+#: More of them where somebody has the time.
+SEEDS = range(int(os.environ.get("RADIXKV_BROKEN_SEEDS", "2")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("bank", ["develop", "measure"])
+def test_breaks_are_named_and_nothing_else_is(bank: str, seed: int) -> None:
+    score = judge(make_pairs(bank, seed, PAIRS))
+    wrong = "\n".join(f"{pair.kind} at {pair.place}, {pair.how[:100]}: {said}" for pair, said in score.wrong)
+    assert score.false_alarms == 0, wrong
+    assert score.right >= 0.95 * score.total, wrong
+
+
+def test_the_corpus_has_all_kinds_and_is_the_same_each_time() -> None:
+    pairs = make_pairs("measure", 5, PAIRS)
+    assert pairs == make_pairs("measure", 5, PAIRS)
+    assert pairs != make_pairs("measure", 6, PAIRS)
+    kinds = {pair.kind for pair in pairs}
+    assert None in kinds
+    assert len(kinds) == len(KINDS_MADE) - 1, "two of them break nothing that has a name"
+    assert kinds - {None} <= set(KINDS)
+
+
+def test_the_banks_have_nothing_in_common() -> None:
+    one, other = (
+        {name: set(map(str, values)) for name, values in vars(bank).items()} for bank in BANKS.values()
+    )
+    assert all(values and not values & other[name] for name, values in one.items())

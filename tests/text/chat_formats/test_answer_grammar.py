@@ -1,0 +1,169 @@
+"""Grammars of answers that call tools, in every chat format, with marks as text and as special tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.structured import StructuredOutputs
+from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
+from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.formats import FORMATS
+
+END = 256
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "strict": True, "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "wait", "parameters": {"properties": {"b": {"not": {}}}}}},
+]
+CALLING = [name for name, known in FORMATS.items() if known.syntax is not None]
+
+
+class Marked:
+    """Bytes as tokens, and the marks of a format as special ones."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id, bos_token_id = END, None
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self.ids = {mark: END + 1 + i for i, mark in enumerate(marks)}
+        self.tokens = [*(bytes([i]) for i in range(256)), b"<end>", *(mark.encode() for mark in marks)]
+        self.special_token_ids = [END, *self.ids.values()]
+
+    def grammar_source(self) -> Marked:
+        return self
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        plain = text.decode() if isinstance(text, bytes) else text
+        pieces = re.split(f"({'|'.join(map(re.escape, self.ids))})", plain) if self.ids else [plain]
+        return [token for piece in pieces for token in self._encode(piece)]
+
+    def _encode(self, piece: str) -> Iterator[int]:
+        return iter([self.ids[piece]] if piece in self.ids else piece.encode())
+
+    def token_of(self, text: str) -> MarkToken | None:
+        return MarkToken(self.ids[text], is_special=True) if text in self.ids else None
+
+
+class Case:
+    def __init__(self, chat_format: ChatFormat, special: bool) -> None:
+        self.format = chat_format
+        self.tokenizer = Marked(chat_format.special_tokens if special else ())
+        self.compiler = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {END}))
+        self.call = chat_format.write_calls([("look", '{"a": 12}')])
+        self.bad = chat_format.write_calls([("look", '{"a": "x"}')])
+        self.two = chat_format.write_calls([("look", '{"a":1}'), ("wait", '{"b": null}')])
+        marks = chat_format.reasoning
+        self.thinking = marks[0][0] + "so {} or" + marks[1][0] if marks is not None else ""
+
+    def grammar(self, parallel: bool = True, **options: Any) -> AnswerGrammar:
+        return AnswerGrammar(self.format, TOOLS, parallel, self.tokenizer.token_of, **options)
+
+    def accepts(self, lark: str | None) -> Callable[[str], bool]:
+        assert lark is not None
+        grammar = self.compiler.compile(StructuredOutputs(grammar=lark))
+
+        def accepts(text: str) -> bool:
+            mask, tokens = grammar.start(), self.tokenizer(text)
+            return mask.num_allowed(tokens) == len(tokens) and self._may_end(mask, tokens)
+
+        return accepts
+
+    def _may_end(self, mask: Any, tokens: list[int]) -> bool:
+        for token in tokens:
+            mask.accept(token)
+        logits = torch.zeros(1, len(self.tokenizer.tokens))
+        type(mask).apply(logits, [0], [mask])
+        return bool(torch.isfinite(logits[0, END]))
+
+
+@pytest.fixture(scope="module", params=[(name, special) for name in CALLING for special in (False, True)])
+def case(request: pytest.FixtureRequest) -> Case:
+    name, special = request.param
+    return Case(FORMATS[name], special)
+
+
+def test_required(case: Case) -> None:
+    accepts = case.accepts(case.grammar().required())
+    assert accepts(case.call)
+    assert accepts(case.two)
+    assert not accepts(case.bad)
+    assert not accepts("Hello")
+    assert not accepts("Hello " + case.call)
+    assert not accepts("")
+
+
+def test_one_function_once(case: Case) -> None:
+    accepts = case.accepts(case.grammar().required("look"))
+    assert accepts(case.call)
+    assert not accepts(case.two)
+    assert not accepts(case.format.write_calls([("wait", "{}")]))
+    alone = case.accepts(case.grammar(parallel=False).required())
+    assert alone(case.call)
+    assert not alone(case.two)
+
+
+def test_thinking_comes_first_where_the_model_has_marks_for_it(case: Case) -> None:
+    has_marks = any(mark in case.thinking for mark in case.tokenizer.ids)
+    assert case.accepts(case.grammar().required())(case.thinking + case.call) == has_marks
+    assert not case.accepts(case.grammar().required())(case.thinking + case.bad)
+
+
+def test_free_answers_hold_their_calls_to_strict_schemas(case: Case) -> None:
+    if case.format.spoken is not None:
+        assert case.grammar().optional() is None
+        return
+    accepts = case.accepts(case.grammar().optional())
+    for text in ("", "Hello {}", case.call, "Hello " + case.call, case.two, case.thinking + "Hello"):
+        assert accepts(text)
+    assert not accepts("Hello " + case.bad)
+    once = case.accepts(case.grammar(parallel=False).optional())
+    assert once("Hello " + case.call)
+    assert not once(case.two)
+
+
+def test_text_in_which_no_call_begins(case: Case) -> None:
+    accepts = case.accepts(case.grammar().without_calls())
+    spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
+    for text in ("", "Hello {} <b>\n", '{"name": "Bob"}', case.thinking + spoken + "Hello"):
+        assert accepts(text)
+    for text in (case.call, "Hello\n" + case.call, case.thinking + case.call, case.two, case.bad):
+        assert not accepts(text)
+    if '"name":' in case.call:
+        for name in ("look", "wait"):
+            assert not accepts(f'{{ "name" : "{name}", "arguments"')
+
+
+def test_json_or_a_call(case: Case) -> None:
+    accepts = case.accepts(case.grammar().json('{"type": "integer"}'))
+    spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
+    assert accepts(spoken + "12")
+    assert accepts(case.call)
+    assert not accepts(spoken + "twelve")
+
+
+def test_where_nothing_is_to_be_held() -> None:
+    case = Case(FORMATS["hermes"], special=False)
+    lax = [TOOLS[1]]
+    assert AnswerGrammar(case.format, lax, True, case.tokenizer.token_of).optional() is None
+    assert AnswerGrammar(case.format, [], True, case.tokenizer.token_of).json("{}") is None
+    plain = AnswerGrammar(FORMATS["plain"], TOOLS, True, case.tokenizer.token_of)
+    assert plain.required() is plain.optional() is plain.json("{}") is plain.without_calls() is None
+
+
+def test_thinking_that_the_prompt_has_opened_is_closed_first() -> None:
+    case = Case(FORMATS["hermes"], special=False)
+    accepts = case.accepts(case.grammar(prompt_end="assistant\n<think>\n").required())
+    assert accepts("so.\n</think>\n\n" + case.call)
+    assert not accepts(case.call)
