@@ -66,6 +66,7 @@ class ServerContext:
                 settings.max_json_depth,
                 settings.max_json_parts,
                 takes_unknown=settings.unknown_fields == "warn",
+                images=settings.images,
             ),
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format),
@@ -114,9 +115,10 @@ class ServerContext:
     def max_body_bytes(self, num_prompts: int = 1) -> int:
         """Largest body of a route that takes up to `num_prompts` prompts.
 
-        Parsing JSON of many small parts keeps the interpreter from all others, so a body that no context
-        could hold is refused by its size.
+        Where images are refused, a body that no context could hold is refused by its size.
         """
+        if self.settings.images != "refuse":
+            return self.settings.max_body_bytes
         needed = OTHER_BODY_BYTES + num_prompts * self.engine.limits.max_model_len * BODY_BYTES_PER_TOKEN
         return min(self.settings.max_body_bytes, needed)
 

@@ -101,7 +101,7 @@ class ServedModelCoding:
         answers = [answer for answer in (record.answer, *record.other_answers) if answer]
         if record.dialect == "completions":
             return await self._completion(record), [self._cut(self._text_of(one), record) for one in answers]
-        body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True))
+        body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True, "placeholder"))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
         return prompt.ids, [await self._answer(chat, prompt, answer, record) for answer in answers]
@@ -128,7 +128,7 @@ class ServedModelCoding:
         return await response_chat(self.context, body, EVERYBODY)
 
     async def _completion(self, record: Record) -> list[int]:
-        prompts = CompletionRequest.model_validate(record.body, context=Ignored(True)).prompts
+        prompts = CompletionRequest.model_validate(record.body, context=Ignored(True, "placeholder")).prompts
         if len(prompts) != 1:
             raise NoRequest(f"{len(prompts)} prompts in one request; only one can be followed")
         return self._encode(prompts[0], True) if isinstance(prompts[0], str) else list(prompts[0])

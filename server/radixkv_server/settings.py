@@ -21,6 +21,7 @@ from radixkv_server.tenants.api_keys import (
 
 MIB = 1024 * 1024
 UNKNOWN_FIELDS = ("refuse", "warn")
+IMAGES = ("auto", "placeholder", "refuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class ServerSettings:
         max_json_parts: most arrays, objects and members of objects in a body.
         unknown_fields: what to do with fields that no API of this server knows: `refuse` the request, or
             leave them out and `warn` in the answer's `warning` header.
+        images: what to do with images, files and sounds in messages, which the model can't see: `placeholder`
+            shows it a short text in their place, `refuse` refuses the request, `auto` refuses them in the
+            user's latest words, and replaces them in what came before and in results of tools.
         max_messages: most messages in a chat.
         max_prompts: most prompts in one completions request.
         max_samples: most samples (prompts x best_of) in one request.
@@ -90,11 +94,12 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * MIB
+    max_body_bytes: int = 32 * MIB
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
     max_json_parts: int = 200_000
     unknown_fields: str = "refuse"
+    images: str = "auto"
     max_messages: int = 8192
     max_prompts: int = 256
     max_samples: int = 1024
@@ -164,6 +169,7 @@ class ServerSettings:
         require(
             self.unknown_fields in UNKNOWN_FIELDS, "unknown_fields", "one of " + ", ".join(UNKNOWN_FIELDS)
         )
+        require(self.images in IMAGES, "images", "one of " + ", ".join(IMAGES))
         require(self.normalize_clients in ("on", "off"), "normalize_clients", "on or off")
         for name in ("shutdown_delay_s", "shutdown_grace_s"):
             value = getattr(self, name)

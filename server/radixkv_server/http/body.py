@@ -94,12 +94,16 @@ class BodyReader:
         max_parts: most arrays, objects and members of objects. Each is an object of Python's, which takes
             memory, and time of everybody's in the garbage collector.
         takes_unknown: leave unknown fields out, with a warning, and do not refuse them.
+        images: see `ServerSettings.images`.
     """
 
-    def __init__(self, max_depth: int, max_parts: int, *, takes_unknown: bool = False) -> None:
+    def __init__(
+        self, max_depth: int, max_parts: int, *, takes_unknown: bool = False, images: str = "auto"
+    ) -> None:
         self._max_depth = max_depth
         self._max_parts = max_parts
         self._takes_unknown = takes_unknown
+        self._images = images
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
@@ -125,7 +129,7 @@ class BodyReader:
         value = parse_json(body, self._max_depth, self._max_parts)
         if not isinstance(value, dict):
             raise bad_request("The request body must be a JSON object.", code="invalid_json")
-        ignored = Ignored(self._takes_unknown)
+        ignored = Ignored(self._takes_unknown, self._images)
         try:
             return model.model_validate(value, context=ignored), ignored.words(value)
         except ValidationError as error:

@@ -74,9 +74,11 @@ class Ignored:
 
     Args:
         takes_unknown: unknown fields are left out, not refused.
+        images: see `ServerSettings.images`.
     """
 
     takes_unknown: bool = False
+    images: str = "auto"
     _noted: list[tuple[Json, str, str]] = field(default_factory=list)
     _said: list[str] = field(default_factory=list)
 

@@ -23,6 +23,7 @@ from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
 from radixkv_server.apis.common.fields import RequestFields
 from radixkv_server.apis.common.kinds import ByType
+from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import EmptyCounts, Refused, WithoutEffect
@@ -106,7 +107,7 @@ _THREAD = ByType("thread", lambda kind, known: f"thread: there is no type {kind!
 class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens: all that decides how a conversation becomes a prompt."""
 
-    messages: Annotated[list[InputMessage], FAIL_FAST]
+    messages: Annotated[list[InputMessage], FAIL_FAST, TEXT_ONLY]
     model: str | None = None
     system: Texts | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None

@@ -25,6 +25,7 @@ from radixkv_server.apis.common.fields import (
     check_stream_options,
 )
 from radixkv_server.apis.common.grammars import GrammarFields
+from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
@@ -121,7 +122,7 @@ class ChatFields(ChatTemplateFields):
 class MessageFields(ChatFields):
     """The fields that decide a chat's prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST, TEXT_ONLY]
 
     @property
     def breakpoints(self) -> list[tuple[CacheControl, Breakpoint]]:

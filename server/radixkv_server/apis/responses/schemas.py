@@ -25,6 +25,7 @@ from radixkv_server.apis.common.fields import (
     check_stream_options,
 )
 from radixkv_server.apis.common.grammars import SchemaFields
+from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.apis.responses.tools import AnyTool
 from radixkv_server.chats.structured import format_grammar
@@ -91,7 +92,7 @@ MAX_INPUT_ITEMS = 8192
 class ConversationFields(StrictModel):
     """What says which conversation a body is about."""
 
-    input: Annotated[list[InputItem], FAIL_FAST] | str | None = None
+    input: Annotated[Annotated[list[InputItem], FAIL_FAST] | str, TEXT_ONLY] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Annotated[Any, Refused("a stored conversation (use previous_response_id)")] = None

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from radixkv_server.apis.common.chat_completion import ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage
+from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 
@@ -20,7 +21,7 @@ class TokenizeRequest(ChatFields):
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FAIL_FAST, TEXT_ONLY] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
