@@ -112,8 +112,10 @@ site: install-lint
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f docs/site/mkdocs.yml
 	@echo "the documentation is in build/site/index.html"
 
-wheel: $(VENV)/.installed
-	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+# In an environment of its own, so that it needs no torch.
+wheel:
+	@test -x build/wheel/bin/python || $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
 bench: install-test
 	$(BIN)/python -m benchmarks.time_to_first_token

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin
 from typer.models import ArgumentInfo
 
 from radixkv.cli.main import command_tree
-from radixkv.cli.options import ENGINE_PANEL, setting_helps
+from radixkv.cli.options import setting_helps
 from radixkv.config import EngineConfig
 from radixkv_server.app import APIS
 from radixkv_server.http.fields import field_rows
@@ -145,20 +145,24 @@ def options_table(params: list[Parameter]) -> list[str]:
 
 def command_page(name: str, command: Callable[..., Any]) -> list[str]:
     params = parameters(command)
-    own = [param for param in params if param.panel != ENGINE_PANEL]
+    names = {field.name for field in fields(EngineConfig)}
+    if not names <= {param.name for param in params}:
+        names = set()
+    own = [param for param in params if param.name not in names - {"model"} and param.name != "help_all"]
     positional = [param for param in own if param.is_argument]
     arguments = [p.name.upper() if p.default is MISSING else f"[{p.name.upper()}]" for p in positional]
     lines = ["", f"## radixkv {name}", "", f"    radixkv {' '.join([name, *arguments, '[OPTIONS]'])}", ""]
     lines += [inspect.getdoc(command) or "", ""]
     if own:
         lines += options_table(own)
-    if len(own) < len(params):
+    if names:
         lines += ["", "And the [engine options](#engine-options)."]
     return lines
 
 
 def command_line(commands: dict[str, Callable[..., Any]]) -> str:
-    engine = [param for param in parameters(commands["serve"]) if param.panel == ENGINE_PANEL]
+    names = {field.name for field in fields(EngineConfig)} - {"model"}
+    engine = [param for param in parameters(commands["serve"]) if param.name in names]
     lines = [
         "# The command line",
         "",

@@ -1,12 +1,15 @@
-"""What the base install does without, and what to say where it is needed.
+"""Packages that the base install does without, and the command that installs them.
 
-`pip install radixkv` brings the cache, the audit and the proxy. Extras (`cpu`, `gpu`) bring what serves a
-model; the import names of those packages are here.
+The base brings the cache, the audit and the proxy. The extras `cpu` and `gpu` bring the packages that serve a
+model; their import names are here.
 """
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 
 from radixkv.errors import MissingPackageError
 
@@ -39,6 +42,19 @@ def require_engine(needed_for: str) -> None:
 def _missing(package: str, needed_for: str) -> MissingPackageError:
     return MissingPackageError(
         f"{needed_for} needs {package}, which the base install does without: "
-        "pip install 'radixkv[cpu]', or 'radixkv[gpu]' on a machine with a GPU",
+        f"{install_command('cpu')}, or [gpu] on a machine with a GPU",
         name=package,
     )
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra from the source of this installation."""
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e '{checkout}[{extra}]'"
+    try:
+        origin = json.loads(distribution("radixkv").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    where = f" @ {origin['url']}" if "url" in origin else ""
+    return f"pip install 'radixkv[{extra}]{where}'"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["missing_programs"]
+
 # Two threads that share two cores with a server under test only wait for each other.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

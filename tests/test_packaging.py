@@ -24,6 +24,28 @@ def test_the_wheel_holds_the_three_packages() -> None:
         assert not (ROOT / source_root / "__init__.py").exists(), f"`import {source_root}` would find ours"
 
 
+def test_the_wheel_is_built_without_what_serving_needs() -> None:
+    done = subprocess.run(["make", "-n", "wheel"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pip wheel" in done.stdout
+    assert "torch" not in done.stdout + (ROOT / "pyproject.toml").read_text().partition("[project]")[0]
+    assert "constraints" not in done.stdout
+
+
+def test_a_run_says_how_to_get_what_tests_were_skipped_for(tmp_path: Path) -> None:
+    file = tmp_path / "test_skipped.py"
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_page(n): pytest.skip('no chromium here')\n"
+        "def test_tier(): pytest.skip('needs redis-server')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "missing_programs", str(file), "-c", os.devnull]
+    paths = os.pathsep.join([str(ROOT / "tests" / "support"), *sys.path])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert "2 tests skipped for lack of chromium: .venv/bin/playwright install" in done.stdout, done.stderr
+    assert "1 test skipped for lack of redis-server: apt-get install redis-server" in done.stdout
+
+
 def test_the_pins_agree_with_torchs_build_for_gpus(tmp_path: Path) -> None:
     """By metadata alone: constraints.txt does not rule out what PyPI's torch requires (CUDA, a Triton)."""
     pins = dict(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from radixkv.cli.brief_help import BriefHelp
 from radixkv.cli.explain_local import LocalCache
 from radixkv.cli.openai_http import api_root, authorization, body_of, read_key
 from radixkv.cli.options import engine_options
@@ -22,7 +23,7 @@ SHOWN_CHARS = 160
 
 def add_commands(app: typer.Typer) -> None:
     """Put the command into the command line's `app`."""
-    app.command(name="explain")(explain)
+    app.command(name="explain", cls=BriefHelp)(explain)
 
 
 @partial(engine_options, model_flag=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from radixkv.cli.brief_help import HELP_ALL, PANEL_OF
 from radixkv.config import EMBEDDED_MODEL, EngineConfig, parse_size
 from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
@@ -124,7 +125,7 @@ def settings_parameters(
     """One parameter of a command, an option of the setting's name, for each field of a class of settings.
 
     Args:
-        panel: where `--help` lists them.
+        panel: of the help text, for settings that `PANELS` does not name.
         renamed: field -> what the option is called, where it is not the field's name.
         left_out: fields that are no options.
     """
@@ -134,7 +135,7 @@ def settings_parameters(
         if item.name in left_out:
             continue
         flag = renamed.get(item.name, "--" + item.name.replace("_", "-"))
-        option = typer.Option(flag, help=helps[item.name], rich_help_panel=panel)
+        option = typer.Option(flag, help=helps[item.name], rich_help_panel=PANEL_OF.get(item.name, panel))
         kind = _type_of(item.name, str(item.type))
         parameters.append(
             inspect.Parameter(
@@ -183,7 +184,8 @@ def with_options(
 def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> Callable[..., Any]:
     """Give a typer command a `model` argument and every engine setting as an option.
 
-    The command must take `config: EngineConfig`; its other parameters stay as they are.
+    The command must take `config: EngineConfig`; its other parameters stay as they are. To be registered with
+    the class `BriefHelp`.
 
     Args:
         model_flag: the model is an option, `--model`: the command has arguments of its own.
@@ -196,15 +198,15 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
         default=EMBEDDED_MODEL,
         annotation=Annotated[
             str,
-            typer.Option("--model", help=helps["model"], rich_help_panel=ENGINE_PANEL)
+            typer.Option("--model", help=helps["model"], rich_help_panel="Model")
             if model_flag
             else typer.Argument(help=helps["model"], metavar="[MODEL]"),
         ],
     )
-    return with_options(command, "config", _make_config, [model, *options])
+    return with_options(command, "config", _make_config, [model, *options, HELP_ALL])
 
 
-def _make_config(**settings: Any) -> EngineConfig:
+def _make_config(*, help_all: bool, **settings: Any) -> EngineConfig:
     if settings["kv_cache_memory"] is not None:
         settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
     if settings["namespace_weights"] is not None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 import radixkv
+from radixkv.cli.brief_help import PANEL_OF, BriefHelp
 from radixkv.cli.config_file import take_config_file
 from radixkv.cli.options import engine_options, settings_parameters, with_options
 from radixkv.config import EngineConfig
@@ -55,7 +56,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = settings_parameters(ServerSettings, SERVER_PANEL, renamed=_RENAMED)
     option = typer.Option(
         help="File with such keys, one KEY or NAME=KEY a line; unlike a flag, no list of processes shows it.",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=PANEL_OF["api_key_file"],
     )
     key_file = inspect.Parameter(
         "api_key_file",
@@ -75,6 +76,7 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
         "model": summary.model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 32,
+        "temperature": 0,
     }
     # A key never goes to the screen or a log: the pasted line takes it from the environment.
     key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
@@ -185,5 +187,5 @@ def hash_key() -> None:
 
 def add_commands(app: typer.Typer) -> None:
     """Give the command line `serve` and `keys`."""
-    app.command()(serve)
+    app.command(cls=BriefHelp)(serve)
     app.add_typer(keys, name="keys")

@@ -142,6 +142,14 @@ def test_mistakes_are_told_with_what_to_do(args: list[str], said: str) -> None:
         audit(*args)
 
 
+@pytest.mark.parametrize("content", ["", "\n\n", "[]", '{"log": {"entries": []}}'])
+def test_a_log_without_requests_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"no request in empty\.jsonl"):
+        audit(path, "--json", tmp_path / "report.json")
+
+
 def test_the_size_of_blocks_is_as_reported(tmp_path: Path) -> None:
     def block_size(cached: list[int], *args: object) -> int:
         path = log_of(tmp_path, len(cached))

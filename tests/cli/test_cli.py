@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from tiny_models import save_tiny_model
 from typer.testing import CliRunner
 
 from radixkv.cli import main as cli
+from radixkv.cli.brief_help import PANEL_OF, PANELS
 from radixkv.cli.options import setting_helps
 from radixkv.config import EngineConfig, parse_size
 from radixkv.errors import ConfigError
+from radixkv_server.ray_serve.settings import ReplicaSettings
+from radixkv_server.settings import ServerSettings
 
 COMMANDS = ("serve", "keys", "chat", "pull", "explain", "cache", "bench", "replay", "simulate", "proxy")
 
@@ -68,12 +72,31 @@ def test_help_of_every_command_is_complete():
 
 
 def test_every_setting_is_an_option_with_its_help():
-    output = CliRunner().invoke(cli.command_tree(), ["serve", "--help"], env={"COLUMNS": "250"}).output
+    output = CliRunner().invoke(cli.command_tree(), ["serve", "--help-all"], env={"COLUMNS": "250"}).output
     assert set(setting_helps(EngineConfig)) == set(EngineConfig.__dataclass_fields__)
     for flag in ("--num-blocks", "--block-size", "--max-model-len", "--kv-cache-memory", "--deterministic"):
         assert flag in output
     assert "--gpu-memory-utilization" in output
     assert "--request-timeout" in output
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "explain"])
+def test_help_shows_the_everyday_options_in_panels(command: str):
+    app, runner = cli.command_tree(), CliRunner()
+    brief = runner.invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    whole = runner.invoke(app, [command, "--help-all"], env={"COLUMNS": "250"}).output
+    assert len(brief.splitlines()) <= 150
+    panels = re.findall(r"╭─ ([A-Z][\w ]+) ─", brief)
+    assert panels[2:5] == list(PANELS)[:3]
+    assert "--max-model-len" in brief
+    assert "--ghost-blocks" not in brief
+    assert re.search(r"--help-all +.*every option", brief)
+    assert all(name in whole for name in ("--max-model-len", "--ghost-blocks", *panels))
+
+
+def test_panels_name_settings_that_exist():
+    helps = {**setting_helps(EngineConfig), **setting_helps(ServerSettings), **setting_helps(ReplicaSettings)}
+    assert set(PANEL_OF) <= {*helps, "config_file", "api_key_file"}
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import struct
 import threading
+import types
 import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeli
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.attention_hook import PlainCausalStep, model_inputs
+from radixkv.model.loading import load_progress
 from radixkv.model.loading.gguf_conversion import convert_gguf
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
@@ -528,3 +531,17 @@ class TestGguf:
         path = tmp_path / "cut.gguf"
         path.write_bytes(gguf_file.read_bytes()[:keep])
         assert "cut" in refusal(path)
+
+
+def test_a_log_shows_how_much_of_the_weights_is_read(
+    original: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once that takes some seconds; a model that is there at once needs no lines."""
+    load_model(EngineConfig(model=str(original), device="cpu"))
+    assert "Reading weights" not in capsys.readouterr().err
+    clock = itertools.count()
+    monkeypatch.setattr(load_progress, "time", types.SimpleNamespace(monotonic=lambda: float(next(clock))))
+    load_model(EngineConfig(model=str(original), device="cpu"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Reading weights")]
+    assert [line.split("(")[0] for line in lines][-1] == "Reading weights ... 100 % "
+    assert len(lines) == 4

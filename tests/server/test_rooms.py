@@ -84,6 +84,7 @@ ENGINE = {
     "radixkv.config",
     "radixkv.engine.prompt_limits",  # what prompts must keep to
     "radixkv.errors",
+    "radixkv.extras",
     "radixkv.request",
     "radixkv.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",

@@ -36,6 +36,9 @@ EXAMPLE = "example_log.jsonl.gz"
 _MIN_MEMORY = 16 << 20
 _COLLECTED_AFTER = 200_000  # new objects
 _SHOWN_TOKENS = 400  # of each node of the tree
+_FORMS = (
+    "as JSON lines with `request` and `response`, a HAR file or LiteLLM's log (`radixkv audit --example`)"
+)
 
 
 FilesArgument = Annotated[
@@ -127,6 +130,9 @@ def audit_command(
         result["seconds"] = round(time.perf_counter() - began, 3)
         if recording.problems.count and not recording.num_bytes:
             raise ConfigError(f"audit: no file could be read. {'; '.join(recording.problems.named[:3])}")
+        if not report.num_requests and not recording.problems.count:
+            names = ", ".join(path.name for path in paths)
+            raise ConfigError(f"audit: no request in {names}; expected one or more, {_FORMS}")
         if json_file is not None:
             _write_json(json_file, result, rows)
     if html_file is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cli.replay.driver import ReplayResult
 from radixkv.cli.replay.report import INFINITE, OPTIMUM
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 
 if TYPE_CHECKING:
     from radixkv.cli.replay.simulate import SchemeResult
@@ -27,7 +28,7 @@ def require_matplotlib(path: Path | None = None) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'radixkv[plot]', or leave --plot out") from None
+        raise ConfigError(f"plots need matplotlib: {install_command('plot')}, or leave --plot out") from None
     if path is not None:
         kinds = FigureCanvasAgg.get_supported_filetypes()
         if path.suffix.lstrip(".").lower() not in kinds:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from radixkv.cli.brief_help import BriefHelp
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import engine_options
 from radixkv.config import EngineConfig
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_commands(app: typer.Typer) -> None:
     """Put the command into the command line's `app`."""
-    app.command(name="chat")(engine_options(chat))
+    app.command(name="chat", cls=BriefHelp)(engine_options(chat))
 
 
 def chat(
@@ -38,7 +39,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.7,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
 ) -> None:
     """Chat with a model in the terminal; each turn says how much of it came from the cache.
 

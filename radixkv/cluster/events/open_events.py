@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.cluster.events.spec import parse_events
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 
 if TYPE_CHECKING:
     from radixkv.cluster.events.publisher import EventPublisher
@@ -23,5 +24,5 @@ def open_events(text: str | None) -> EventPublisher | None:
     try:
         from radixkv.cluster.events.publisher import EventPublisher
     except ImportError as error:
-        raise ConfigError(f"--kv-events: {error}; pip install 'radixkv[events]'") from None
+        raise ConfigError(f"--kv-events: {error}; {install_command('events')}") from None
     return EventPublisher(spec)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
-from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.loading.load_progress import counted_tensors, progress_bar
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         ModelLoadError: transformers can't read the file.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
     from radixkv.model.loading.quiet_transformers import quiet_transformers
 
@@ -63,7 +63,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
             update(20)
-            with dequantising_progress(lambda share: update(20 + 75 * share)):
+            with counted_tensors(modeling_gguf_pytorch_utils, lambda share: update(20 + 75 * share)):
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, gguf_file=name, dtype=torch.float32, trust_remote_code=False
                 )
@@ -143,29 +143,6 @@ def _watch_size(path: Path, report: Callable[[float], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def dequantising_progress(report: Callable[[float], None]) -> Iterator[None]:
-    """Feed transformers' own count of dequantised tensors into our bar, in place of its tqdm bar."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
-    original = getattr(reader, "tqdm", None)
-
-    def counted(tensors: Any, **_: Any) -> Iterator[Any]:
-        total = max(len(tensors), 1)
-        for index, tensor in enumerate(tensors):
-            report(index / total)
-            yield tensor
-
-    if original is None:  # another version of transformers without the bar
-        yield
-        return
-    reader.tqdm = counted
-    try:
-        yield
-    finally:
-        reader.tqdm = original
 
 
 def _unreadable(source: Path, error: Exception) -> ModelLoadError:

@@ -1,4 +1,4 @@
-"""Progress of long work at start-up: a rich bar on a terminal, a line per quarter elsewhere (logs, CI)."""
+"""Progress of long work at start-up: a bar on a terminal, a line per quarter elsewhere (logs, CI)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 #: Sets how much of the total is done, in the total's unit.
 Update = Callable[[float], None]
 
 
-def _plain(label: str, total: float) -> Update:
-    """Prints a line when a quarter of the work is done: what a log file can show of progress."""
+def _plain(label: str, total: float, patience: float) -> Update:
+    """Print a line for each quarter of the work that is done, once it has lasted for `patience` seconds."""
     shown, started = 0, time.monotonic()
-    print(f"{label} ...", file=sys.stderr, flush=True)
+    if not patience:
+        print(f"{label} ...", file=sys.stderr, flush=True)
 
     def update(done: float) -> None:
         nonlocal shown
         quarter = int(4 * min(done / max(total, 1.0), 1.0))
-        if quarter > shown:
-            shown, seconds = quarter, time.monotonic() - started
+        seconds = time.monotonic() - started
+        if quarter > shown and seconds >= patience:
+            shown = quarter
             print(f"{label} ... {25 * quarter} % ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
     return update
 
 
 @contextmanager
-def progress_bar(label: str, total: float, *, unit: str = "bytes", show: bool = True) -> Iterator[Update]:
+def progress_bar(
+    label: str, total: float, *, unit: str = "bytes", show: bool = True, patience: float = 0.0
+) -> Iterator[Update]:
     """Show the progress of one task on stderr until the block ends; completed on a normal end.
 
     Args:
@@ -35,12 +41,13 @@ def progress_bar(label: str, total: float, *, unit: str = "bytes", show: bool = 
         total: amount of work.
         unit: `bytes` (shown as MB and MB/s) or any other word (shown as a percentage).
         show: False shows nothing.
+        patience: seconds of work before the first line of a log.
     """
     if not show:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        update = _plain(label, total)
+        update = _plain(label, total, patience)
         yield update
         update(total)
         return
@@ -64,3 +71,23 @@ def progress_bar(label: str, total: float, *, unit: str = "bytes", show: bool = 
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, completed=min(done, total))
         progress.update(task, completed=total)
+
+
+@contextmanager
+def counted_tensors(reader: ModuleType, report: Update) -> Iterator[None]:
+    """Report the share of tensors that a module of transformers has read, in place of its own bar."""
+    if not hasattr(reader, "tqdm"):  # another version of transformers, without the bar
+        yield
+        return
+
+    def counted(tensors: Any, **_: Any) -> Iterator[Any]:
+        total = max(len(tensors), 1)
+        for index, tensor in enumerate(tensors):
+            report(index / total)
+            yield tensor
+
+    original, reader.tqdm = reader.tqdm, counted  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        reader.tqdm = original  # type: ignore[attr-defined]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.loading.gguf_conversion import align_special_tokens, dequantising_progress
-from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.loading.gguf_conversion import align_special_tokens
+from radixkv.model.loading.load_progress import counted_tensors, progress_bar
 from radixkv.model.loading.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
         """
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, core_model_loading, modeling_gguf_pytorch_utils
 
         from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
         from radixkv.model.loading.model_checks import architecture_name, unsupported
@@ -113,15 +113,18 @@ class Pretrained:
                     raise
                 raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
 
-        if self.source.gguf_file is None:
+        gguf = self.source.gguf_file
+        with (
+            progress_bar(
+                "Reading weights" if gguf is None else f"Dequantising {gguf}",
+                1,
+                unit="percent",
+                show=show_progress,
+                patience=2.0 if gguf is None else 0.0,
+            ) as update,
+            counted_tensors(core_model_loading if gguf is None else modeling_gguf_pytorch_utils, update),
+        ):
             model, report = self.explained("weights", read)
-        else:
-            label = f"Dequantising {self.source.gguf_file}"
-            with (
-                progress_bar(label, 1, unit="percent", show=show_progress) as update,
-                dequantising_progress(update),
-            ):
-                model, report = self.explained("weights", read)
         self._check_all_loaded(report)
         return model.eval().requires_grad_(False)
 

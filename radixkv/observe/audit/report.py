@@ -116,6 +116,11 @@ class AuditReport:
         self.failed = 0
         self._counted_otherwise = 0  # requests of which the answer counts other tokens than a tokenizer
 
+    @property
+    def num_requests(self) -> int:
+        """Return the number of requests so far, failed ones included."""
+        return self.total.requests + self.failed
+
     def add(self, record: Record, seen: Observation) -> None:
         """One more request. A failed one is only counted."""
         if record.failed:

@@ -22,6 +22,7 @@ from radixkv.cache.block_identity import framed
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceKey
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 from radixkv.tiers.record import BlockKind, BlockName, BlockNames, RecordError
 
 _NONCE_BYTES = 12
@@ -97,5 +98,5 @@ def _cipher(key: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise ConfigError(f"--kv-tier redis: {error}; pip install 'radixkv[redis]'") from None
+        raise ConfigError(f"--kv-tier redis: {error}; {install_command('redis')}") from None
     return AESGCM(key)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record
@@ -63,7 +64,7 @@ def make_client(url: str) -> Any:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
-        raise ConfigError(f"--kv-tier redis: {error}; pip install 'radixkv[redis]'") from None
+        raise ConfigError(f"--kv-tier redis: {error}; {install_command('redis')}") from None
     try:
         client = redis.Redis.from_url(
             url,

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 
@@ -122,7 +123,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 def _not_installed() -> ConfigError:
-    return ConfigError("traces need OpenTelemetry's SDK: pip install 'radixkv[otel]'")
+    return ConfigError(f"traces need OpenTelemetry's SDK: {install_command('otel')}")
 
 
 def _phases(usage: Usage) -> list[tuple[str, float, float]]:

@@ -20,6 +20,7 @@ from radixkv.cluster.routing.learned_blocks import LearnedBlocks
 from radixkv.cluster.routing.replica import Replica
 from radixkv.cluster.routing.router import Route, Router
 from radixkv.errors import ConfigError
+from radixkv.extras import install_command
 from radixkv_server.proxy.fleet_state import Choice, Health, UpstreamState
 from radixkv_server.proxy.routed_prompt import PromptReader, RoutedPrompt
 from radixkv_server.proxy.upstream import Upstream
@@ -141,7 +142,7 @@ class Fleet:
             try:
                 import radixkv.cluster.events.subscriber  # noqa: F401
             except ImportError as error:
-                raise ConfigError(f"--upstream ...,events=: {error}; pip install 'radixkv[events]'") from None
+                raise ConfigError(f"--upstream ...,events=: {error}; {install_command('events')}") from None
         self._keys = BlockKeys(stream_secrets[0] if stream_secrets else secrets.token_bytes(32))
         self._router = Router(self._keys)
         self._members = {str(member.upstream): _Member(member) for member in members}

@@ -12,6 +12,7 @@ from typing import Any
 
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, EngineStoppedError, MissingPackageError
+from radixkv.extras import install_command
 from radixkv_server.http.listener import bind_socket
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings
@@ -52,7 +53,7 @@ def serve_replicas(
         from ray import serve
     except ImportError as error:
         raise MissingPackageError(
-            f"radixkv serve --replicas needs {error.name}: pip install 'radixkv[ray]'", name=error.name
+            f"radixkv serve --replicas needs {error.name}: {install_command('ray')}", name=error.name
         ) from None
     from radixkv_server.ray_serve.application import application, placed
 

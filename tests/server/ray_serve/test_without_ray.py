@@ -20,6 +20,7 @@ from engine_process import paged_engine
 from radixkv.cluster.remote.tcp import EngineListener, connect_to
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, EngineStoppedError
+from radixkv.extras import install_command
 from radixkv.request import SamplingParams
 from radixkv_server.ray_serve.autoscaling import QUEUE_S, Decision, decide, queue_policy
 from radixkv_server.ray_serve.settings import ReplicaSettings
@@ -55,7 +56,7 @@ def test_without_ray_the_command_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'radixkv[ray]'" in done.stderr
+    assert f"needs ray: {install_command('ray')}" in done.stderr
 
 
 # ---------------------------------------------------------------------- slots
