@@ -65,6 +65,10 @@ class EngineConfig:
         scheduling_policy: one of `radixkv.scheduling.policy.POLICIES`; checked when the engine is made.
             `auto`: `fair` on a server with API keys of several tenants, else `prefix`.
         max_overtake: most steps for which later requests may be admitted before an earlier one.
+        long_prompt_tokens: a prompt that misses more tokens than that begins only when each long prompt in
+            progress has twice as many left to compute; None: twice the token budget of a step; as many as
+            `max_model_len`: all prompts begin as soon as they fit.
+        max_long_overtake: most later long prompts that may begin before an earlier long one.
         namespace_weights: shares of namespaces (of tenants, on the server) under the `fair` policy, as a
             mapping, or NAME=WEIGHT for each; others have weight 1.
         deterministic: logits do not depend on cache state, chunking or batch mates.
@@ -120,6 +124,8 @@ class EngineConfig:
     pin_budget: float = 0.5
     scheduling_policy: str = "auto"
     max_overtake: int = 32
+    long_prompt_tokens: int | None = None
+    max_long_overtake: int = 128
     namespace_weights: Mapping[str, float] | None = None
     deterministic: bool = False
     tensor_parallel: int = 1
@@ -183,6 +189,8 @@ class EngineConfig:
         require(0 < self.tensor_parallel_timeout_s < math.inf, "tensor_parallel_timeout_s", "above 0 seconds")
         at_least("ghost_blocks", 0)
         at_least("max_overtake", 0)
+        at_least("long_prompt_tokens", 1)
+        at_least("max_long_overtake", 0)
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError(
                 "num_blocks and kv_cache_memory both set the size of the KV cache; give one of "

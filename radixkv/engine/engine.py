@@ -141,6 +141,8 @@ class Engine:
             max_tokens_per_request=config.max_tokens_per_request,
             policy=make_policy(config.scheduling_policy, weights=config.namespace_weights),
             max_overtake=config.max_overtake,
+            long_prompt_tokens=config.long_prompt_tokens,
+            max_long_overtake=config.max_long_overtake,
             drafter=self._speculation,
         )
         self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)

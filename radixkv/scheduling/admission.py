@@ -11,6 +11,7 @@ policies differ (`radixkv.scheduling.policy`):
     runs: an admission must not cause a preemption at once. With nothing else running it may take all.
  5. Those after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
  6. When little of the budget is left and many prompts are in progress, what is left is for short prompts.
+ 7. A prompt with much to compute is not tried before its turn has come (`long_prompts`); it bars nobody.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from itertools import takewhile
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
@@ -51,6 +53,7 @@ class AdmissionControl:
 
     Args:
         max_num_seqs: most running requests.
+        long_prompts: decides which long prompts begin; None: all that fit.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class AdmissionControl:
         *,
         max_num_seqs: int,
         tier_waits: TierWaits | None = None,
+        long_prompts: LongPrompts | None = None,
     ) -> None:
         self._tier_waits = tier_waits
+        self._long_prompts = long_prompts
         self._cache = cache
         self._waiting = waiting
         self._running = running
@@ -79,10 +84,12 @@ class AdmissionControl:
 
     def make_room(self, plan: StepPlan) -> SequenceState | None:
         """Preempt others for the one who is entitled to room, if that makes it fit; returns who it is."""
+        if self._long_prompts is not None:
+            self._long_prompts.begin_step()
         if not len(self._waiting):
             return None
         request = self._policy.entitled(self._waiting.firsts(), self._running.num_of)
-        if request is not None and len(self._running):
+        if request is not None and len(self._running) and self._has_turn(plan, request):
             result = self.foresee(plan, request)
             if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
                 self._displace(plan, request)
@@ -166,6 +173,10 @@ class AdmissionControl:
         if match is None or not (plan.matches_are_current or self._cache.is_current(match)):
             match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
         return match
+
+    def _has_turn(self, plan: StepPlan, request: SequenceState) -> bool:
+        """Whether no long prompt in progress comes before the request."""
+        return self._long_prompts is None or self._long_prompts.has_turn(request, self._match(plan, request))
 
     # ------------------------------------------------------------------ what fits
 
@@ -275,6 +286,11 @@ class AdmissionControl:
                 break
             if tenant in at_ceiling and rank(request) > rank(at_ceiling[tenant][0]):
                 continue
+            if self._long_prompts is not None and not self._has_turn(plan, request):
+                is_late = self._long_prompts.put_off(request)
+                if is_late and self._fits(plan, request) is not AdmissionResult.AT_CEILING:
+                    self._long_prompts.close_line(request)
+                continue
             result = self.foresee(plan, request)
             if result is AdmissionResult.ADMITTED:
                 if self._fits_reserve(plan, request, held_back):
@@ -337,6 +353,8 @@ class AdmissionControl:
         request.lease = lease
         request.num_computed = lease.num_cached_tokens
         self._running.add(request)
+        if self._long_prompts is not None:
+            self._long_prompts.began(request)
         plan.sequence_slots -= request.num_sequence_slots
         line, latest = self._policy.line(request), plan.latest_admitted
         latest[line] = max(latest.get(line, -1), request.arrival_order)

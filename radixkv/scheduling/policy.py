@@ -149,6 +149,14 @@ class AdmissionPolicy:
         """
         return None
 
+    def goes_first(self, request: SequenceState, num_running: Callable[[str], int]) -> bool:
+        """Whether a long prompt need not wait for those in progress. O(1).
+
+        Args:
+            num_running: how many requests of a tenant run.
+        """
+        return False
+
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]
     ) -> Sequence[SequenceState]:
@@ -339,6 +347,9 @@ class FairPolicy(AdmissionPolicy):
         """The first of the tenant served least of those of whom nothing runs."""
         idle = (first for first in firsts if not num_running(tenant_of(first.namespace)))
         return min(idle, key=lambda first: (self._level(first), first.arrival_order), default=None)
+
+    def goes_first(self, request: SequenceState, num_running: Callable[[str], int]) -> bool:
+        return not num_running(tenant_of(request.namespace))
 
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]

@@ -30,6 +30,7 @@ from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
 from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies, join_batches
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
@@ -70,6 +71,9 @@ class Scheduler:
             to compute; None: half of the budget that is left when its turn comes.
         policy: an `AdmissionPolicy` or the name of one.
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
+        long_prompt_tokens: a prompt that misses more begins when its turn has come (`long_prompts`); None: two
+            steps' budget.
+        max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
         tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
         stats: counters that are gone on with.
@@ -84,6 +88,8 @@ class Scheduler:
         max_tokens_per_request: int | None = None,
         policy: str | AdmissionPolicy = "prefix",
         max_overtake: int = 32,
+        long_prompt_tokens: int | None = None,
+        max_long_overtake: int = 128,
         drafter: DraftProposer | None = None,
         tier_waits: TierWaits | None = None,
         stats: SchedulerStats | None = None,
@@ -102,6 +108,16 @@ class Scheduler:
         self._running = RunningRequests(cache.block_size, stats)
         self._in_flight = InFlightPrefixes(cache)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
+        self._long_prompts = LongPrompts(
+            self._running,
+            self._in_flight,
+            policy,
+            budget=max_num_batched_tokens,
+            threshold=long_prompt_tokens,
+            max_chunk=max_tokens_per_request,
+            max_overtake=max_long_overtake,
+            tier_waits=tier_waits,
+        )
         self._admission = AdmissionControl(
             cache,
             self._waiting,
@@ -111,6 +127,7 @@ class Scheduler:
             stats,
             max_num_seqs=max_num_seqs,
             tier_waits=tier_waits,
+            long_prompts=self._long_prompts if cache.enabled else None,
         )
 
     # ------------------------------------------------------------------ the queue
@@ -244,7 +261,9 @@ class Scheduler:
             self._add_drafts(plan, self._drafter)
         if plan.is_empty and len(waiting) and not plan.stuck:
             self._unblock(plan)
-        waiting.count_passed(plan.latest_admitted, plan.held_up.values())
+        waiting.count_passed(
+            plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken
+        )
         if waiting.promotes:
             for request in self._running.others:
                 if request.last_scheduled_step < plan.number - self.max_overtake:

@@ -126,6 +126,7 @@ class SequenceState:
     producer: SequenceState | TierLoad | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
     tier_wait: TierWait | None = None  # what it has asked of a tier since it last ran
+    tier_weight: tuple[int, int, float] | None = None  # by its match's length: what it misses, until when
     tier_hits: tuple[TierHit, ...] | None = None  # what tiers brought of its prompt; None: there are none
     num_scheduled: int = 0  # tokens computed once the step being built has run
     num_computed: int = 0
@@ -139,6 +140,9 @@ class SequenceState:
     is_promoted: bool = False  # under `priority`: it was passed often enough, and comes before all others
     overtaken_steps: int = 0  # steps in which later requests were admitted while it waited
     held_up_steps: int = 0  # steps in which it did not fit, and others after it were admitted
+    waits_for_turn: bool = False  # it misses much, and long prompts in progress go first
+    long_passes: int = 0  # later long prompts of its line that began meanwhile
+    begins_early: bool = False  # it began beside long prompts since its tenant goes first
     last_scheduled_step: int = -1
     cache_report: MissReport | None = None
     finish_reason: FinishReason | None = None

@@ -29,6 +29,8 @@ from radixkv.tiers.transfers import Transfers
 
 # Seconds after which a tier that did not know is asked again.
 RETRY_S = 0.005
+# Seconds for which a tier's answer tells how much work a waiting prompt is.
+WEIGHT_S = 1.0
 
 
 class TierWaits:
@@ -135,6 +137,36 @@ class TierWaits:
         wait.begin(load, matched, now)
         request.producer, request.produced_until = load, end
         return True
+
+    @staticmethod
+    def has_begun(request: SequenceState) -> bool:
+        """Whether blocks were, or are being, loaded for a request since it last ran. O(1)."""
+        wait = request.tier_wait
+        return wait is not None and (wait.load is not None or bool(wait.hits))
+
+    def weigh(self, request: SequenceState, match: Match) -> int:
+        """Return the tokens that a request misses, with those in a tier counted by the time of their load.
+
+        A tier's answer is used for a second, while the match stays. O(tokens) where it is asked, O(1) else.
+        """
+        known, now = request.tier_weight, self._clock()
+        if known is None or known[0] != match.num_tokens or now >= known[2]:
+            missing = request.num_tokens - match.num_tokens
+            until = now + WEIGHT_S
+            run = self._cache.block_leases.missing(match)
+            if len(run):
+                found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
+                if found.state is TierState.RETRY:
+                    until = now + RETRY_S
+                elif found.tier is not None and found.num_blocks:
+                    loaded = found.num_kept * run.block_size
+                    missing -= loaded - int(loaded * found.tier.time_share(run.block_size))
+            known = request.tier_weight = match.num_tokens, missing, until
+        return known[1]
+
+    def loads_as_tokens(self) -> list[int]:
+        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
+        return self._transfers.loads.as_tokens()
 
     def admitted(self, request: SequenceState) -> None:
         """It has been admitted for the first time: tell what tiers did for its prompt, or why not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from sortedcontainers import SortedKeyList
@@ -119,12 +119,18 @@ class WaitingQueue:
         """Who may not pass the request any more. O(1)."""
         return self._policy.barred(request, self._bound)
 
-    def count_passed(self, latest_admitted: Mapping[str, int], held_up: Iterable[SequenceState]) -> None:
+    def count_passed(
+        self,
+        latest_admitted: Mapping[str, int],
+        held_up: Iterable[SequenceState],
+        steps: Callable[[SequenceState], int] = lambda request: 1,
+    ) -> None:
         """Account for one step. O(requests that arrived before the latest one admitted).
 
         Args:
             latest_admitted: the largest arrival order of the step's admissions, by line.
             held_up: requests that did not fit while others after them were admitted.
+            steps: for how many steps an overtaken request counts this one.
         """
         for request in held_up:
             request.held_up_steps += 1
@@ -132,7 +138,7 @@ class WaitingQueue:
             if name not in self._lines:
                 continue
             for request in self._policy.overtaken(self._line(name), latest):
-                request.overtaken_steps += 1
+                request.overtaken_steps += steps(request)
                 if self._by_urgency is not None and request.overtaken_steps >= self._bound:
                     self._promote(request, self._by_urgency)
 

@@ -67,6 +67,13 @@ class Loads:
         """Those under way."""
         return len(self._loads)
 
+    def as_tokens(self) -> list[int]:
+        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
+        return [
+            int((load.run.end - load.run.start) * load.tier.time_share(load.run.block_size))
+            for load in self._loads.values()
+        ]
+
     @property
     def is_due(self) -> bool:
         """Whether one has arrived that is to be written. O(1)."""

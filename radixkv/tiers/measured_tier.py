@@ -202,6 +202,16 @@ class MeasuredTier:
         compute_s = self._speeds.compute.seconds(count * block_size)
         return not compute_s or self._load_s(count) < compute_s
 
+    def time_share(self, block_size: int) -> float:
+        """Return the time of loading a block as a share of that of computing it; 1.0 where that is unknown."""
+        compute_s = self._speeds.compute.seconds(block_size)
+        if not compute_s:
+            return 1.0
+        load_s = self._block_s
+        if self._bytes.seconds_per_unit is None:
+            load_s += self._block_bytes / FIRST_BYTES_PER_S
+        return min(1.0, load_s / compute_s)
+
     def _load_s(self, count: int) -> float:
         """Seconds to load so many blocks, as far as known."""
         return self._answer_s + self._bytes.seconds(self.coming_bytes) + count * self._block_s

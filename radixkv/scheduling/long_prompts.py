@@ -1,0 +1,153 @@
+"""Long prompts: a prompt with much to compute begins when its turn to be computed has come, not before.
+
+An admission takes the blocks of a whole prompt. Taken long before the token budget can compute them, these
+blocks displace prefixes that are asked for again a second later; their owners come back cold and take blocks
+in turn. The halving rule ends this: a prompt that misses more than `threshold` tokens begins only if every
+long prompt in progress has at least twice as many left to compute.
+
+    in progress     |=================== 40,000 left ===================|
+    12,000 missing  begins: 2 x 12,000 <= 40,000
+    30,000 missing  waits, and holds no block
+    400 missing     is not long (a warm turn): begins at once
+
+At most log2(longest / threshold) long prompts are in progress, and the blocks that they hold without having
+computed them are at most twice those of the longest. With no long prompt in progress the next one begins.
+
+Exempt are a prompt of a smaller rank, from prompts of larger ones; one prompt at a time of a tenant that the
+policy lets go first; and any prompt while those in progress, capped as they are, leave a part of the step.
+
+A long prompt is passed by at most `max_overtake` later long ones of its line; after that none of its line
+begins before it. It then waits at most for the tokens that it was queued behind, those of these later ones,
+and twice those of the longest.
+"""
+
+from __future__ import annotations
+
+from radixkv.cache.prefix_cache import Match
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
+from radixkv.scheduling.tier_waits import TierWaits
+
+# Steps whose budget a prompt may miss before it counts as long.
+SHORT_STEPS = 2
+# More steps than any request may be overtaken in.
+TOO_MANY_STEPS = 1 << 30
+
+
+class LongPrompts:
+    """Decides which long prompts begin.
+
+    Args:
+        budget: tokens of a step.
+        threshold: most tokens that a prompt may miss without being long; None: those of two steps.
+        max_chunk: most tokens of one prompt in a step; None: there is no cap.
+        max_overtake: most later long prompts of its line that begin before a long one.
+    """
+
+    def __init__(
+        self,
+        running: RunningRequests,
+        in_flight: InFlightPrefixes,
+        policy: AdmissionPolicy,
+        *,
+        budget: int,
+        threshold: int | None = None,
+        max_chunk: int | None = None,
+        max_overtake: int = 128,
+        tier_waits: TierWaits | None = None,
+    ) -> None:
+        self._running = running
+        self._in_flight = in_flight
+        self._policy = policy
+        self._budget = budget
+        self._threshold = SHORT_STEPS * budget if threshold is None else threshold
+        self._max_chunk = budget if max_chunk is None else max_chunk
+        self._max_overtake = max_overtake
+        self._tier_waits = tier_waits
+        # Of the step being built: who began, by line; whose turn has not come; lines in which nobody else begins.
+        self._begun: dict[str, list[int]] = {}
+        self._put_off: set[NamespaceName] = set()
+        self._closed: set[str] = set()
+
+    def begin_step(self) -> None:
+        """Forget the last step's prompts."""
+        self._begun, self._put_off, self._closed = {}, set(), set()
+
+    def has_turn(self, request: SequenceState, match: Match) -> bool:
+        """Whether a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
+
+        Args:
+            match: its cached prefix.
+        """
+        missing = request.num_tokens - (0 if request.needs_prompt_logits else match.num_tokens)
+        request.begins_early = request.waits_for_turn = False
+        if not self._is_long(missing):
+            return True
+        waits = self._tier_waits
+        if waits is not None and waits.has_begun(request):
+            return True
+        if self._in_flight.is_coming(request, match):  # it computes what comes after its producer's tokens
+            missing = request.num_tokens - request.produced_until
+        elif waits is not None and not request.needs_prompt_logits:
+            missing = waits.weigh(request, match)
+        request.waits_for_turn = self._is_long(missing) and not self._begins(request, missing)
+        return not request.waits_for_turn
+
+    def _begins(self, request: SequenceState, missing: int) -> bool:
+        """Whether a long prompt may begin beside those in progress."""
+        if self._policy.line(request) in self._closed:
+            return False
+        own, rank = self._policy.rank(request), self._policy.rank
+        rivals = [
+            other
+            for other in self._running.others
+            if self._is_long(other.num_to_compute) and rank(other) <= own
+        ]
+        loads = [] if self._tier_waits is None else self._tier_waits.loads_as_tokens()
+        loads = [tokens for tokens in loads if self._is_long(tokens)]
+        if not loads and sum(map(self._chunk, rivals)) < self._budget:
+            return True
+        # Behind another tenant's long prompt, what is cached of this one must not decide which comes first.
+        needed = missing if self._put_off <= {request.namespace} else request.num_tokens
+        if all(tokens >= 2 * needed for tokens in (*loads, *(other.num_to_compute for other in rivals))):
+            return True
+        goes_first = self._policy.goes_first(request, self._running.num_of)
+        request.begins_early = goes_first and not any(other.begins_early for other in rivals)
+        return request.begins_early
+
+    def _is_long(self, missing: int) -> bool:
+        return missing > self._threshold
+
+    def _chunk(self, request: SequenceState) -> int:
+        """The most tokens that a prompt in progress gets in a step."""
+        cap = min(self._max_chunk, MAX_LOGITS_CHUNK) if request.needs_prompt_logits else self._max_chunk
+        return min(request.num_to_compute, cap)
+
+    def put_off(self, request: SequenceState) -> bool:
+        """Note a request whose turn has not come; whether it was passed as often as it may be."""
+        self._put_off.add(request.namespace)
+        return request.long_passes >= self._max_overtake
+
+    def close_line(self, request: SequenceState) -> None:
+        """Let no other long prompt of the request's line begin in this step."""
+        self._closed.add(self._policy.line(request))
+
+    def began(self, request: SequenceState) -> None:
+        """Note a request that was just admitted."""
+        if self._is_long(request.num_to_compute):
+            self._begun.setdefault(self._policy.line(request), []).append(request.arrival_order)
+
+    def steps_overtaken(self, request: SequenceState) -> int:
+        """Return for how many steps a request was overtaken by the step's admissions.
+
+        One; none if it waits for its turn, as short prompts that begin meanwhile cost it nothing; and more
+        than any bound once it was passed by as many long ones as allowed.
+        """
+        if not request.waits_for_turn:
+            return 1
+        later = self._begun.get(self._policy.line(request), ())
+        request.long_passes += sum(order > request.arrival_order for order in later)
+        return TOO_MANY_STEPS if request.long_passes >= self._max_overtake else 0
