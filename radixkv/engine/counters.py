@@ -18,6 +18,9 @@ class EngineStats:
     """A snapshot of the engine's counters; tokens and requests since the start, times in seconds.
 
     Attributes:
+        prompts_waiting_for_turn: of those that wait, the long prompts that begin after others
+            (`radixkv.scheduling.long_prompts`).
+        reserved_tokens: of running prompts, tokens that have blocks and are not computed.
         cache: the prefix cache's own snapshot.
         steps_ahead: of the steps, those that were launched before the tokens of the one before were known.
         model_time_s: time in the model, sampling included.
@@ -47,6 +50,8 @@ class EngineStats:
     gap_time_s: float
     num_rebuilds: int
     cache: CacheStats
+    prompts_waiting_for_turn: int = 0
+    reserved_tokens: int = 0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     transfers: TransferCounts | None = None
     tiers: tuple[TierCounts, ...] = ()
@@ -105,6 +110,8 @@ class Counters:
             gap_time_s=self.gap_time_s,
             num_rebuilds=self.num_rebuilds,
             cache=cache,
+            prompts_waiting_for_turn=scheduler.num_waiting_for_turn,
+            reserved_tokens=scheduler.reserved_tokens,
             speculation=speculation,
             transfers=transfers,
             tiers=tiers,

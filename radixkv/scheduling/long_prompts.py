@@ -67,10 +67,20 @@ class LongPrompts:
         self._max_chunk = budget if max_chunk is None else max_chunk
         self._max_overtake = max_overtake
         self._tier_waits = tier_waits
-        # Of the step being built: who began, by line; whose turn has not come; lines in which nobody else begins.
+        self._waiting: set[int] = set()  # by arrival order: those whose turn had not come when last tried
+        # Of the step being built: who began, by line; who was put off; lines in which nobody else begins.
         self._begun: dict[str, list[int]] = {}
         self._put_off: set[NamespaceName] = set()
         self._closed: set[str] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._waiting)
+
+    def forget(self, request: SequenceState) -> None:
+        """Note that a request does not wait for its turn any more."""
+        self._waiting.discard(request.arrival_order)
 
     def begin_step(self) -> None:
         """Forget the last step's prompts."""
@@ -83,7 +93,8 @@ class LongPrompts:
             match: its cached prefix.
         """
         missing = request.num_tokens - (0 if request.needs_prompt_logits else match.num_tokens)
-        request.begins_early = request.waits_for_turn = False
+        request.begins_early = False
+        self.forget(request)
         if not self._is_long(missing):
             return True
         waits = self._tier_waits
@@ -93,8 +104,10 @@ class LongPrompts:
             missing = request.num_tokens - request.produced_until
         elif waits is not None and not request.needs_prompt_logits:
             missing = waits.weigh(request, match)
-        request.waits_for_turn = self._is_long(missing) and not self._begins(request, missing)
-        return not request.waits_for_turn
+        if not self._is_long(missing) or self._begins(request, missing):
+            return True
+        self._waiting.add(request.arrival_order)
+        return False
 
     def _begins(self, request: SequenceState, missing: int) -> bool:
         """Whether a long prompt may begin beside those in progress."""
@@ -146,7 +159,7 @@ class LongPrompts:
         One; none if it waits for its turn, as short prompts that begin meanwhile cost it nothing; and more
         than any bound once it was passed by as many long ones as allowed.
         """
-        if not request.waits_for_turn:
+        if request.arrival_order not in self._waiting:
             return 1
         later = self._begun.get(self._policy.line(request), ())
         request.long_passes += sum(order > request.arrival_order for order in later)

@@ -71,8 +71,7 @@ class Scheduler:
             to compute; None: half of the budget that is left when its turn comes.
         policy: an `AdmissionPolicy` or the name of one.
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
-        long_prompt_tokens: a prompt that misses more begins when its turn has come (`long_prompts`); None: two
-            steps' budget.
+        long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`); None: two steps' budget.
         max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
         tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
@@ -151,6 +150,16 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_waiting_for_turn(self) -> int:
+        """How many long prompts wait for those in progress (`long_prompts`). O(1)."""
+        return self._long_prompts.num_waiting
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens of running prompts that have blocks and are not computed. O(running)."""
+        return sum(request.num_to_compute for request in self._running.others if request.num_to_compute > 1)
+
+    @property
     def has_work(self) -> bool:
         return bool(len(self._running) or len(self._waiting))
 
@@ -188,6 +197,7 @@ class Scheduler:
         self._waiting.remove(request)
         self._running.remove(request, flush=not discard)
         self._in_flight.forget(request)
+        self._long_prompts.forget(request)
         lease, request.lease = request.lease, None
         request.match = request.producer = None
         if lease is not None:
@@ -261,9 +271,7 @@ class Scheduler:
             self._add_drafts(plan, self._drafter)
         if plan.is_empty and len(waiting) and not plan.stuck:
             self._unblock(plan)
-        waiting.count_passed(
-            plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken
-        )
+        waiting.count_passed(plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken)
         if waiting.promotes:
             for request in self._running.others:
                 if request.last_scheduled_step < plan.number - self.max_overtake:

@@ -140,7 +140,6 @@ class SequenceState:
     is_promoted: bool = False  # under `priority`: it was passed often enough, and comes before all others
     overtaken_steps: int = 0  # steps in which later requests were admitted while it waited
     held_up_steps: int = 0  # steps in which it did not fit, and others after it were admitted
-    waits_for_turn: bool = False  # it misses much, and long prompts in progress go first
     long_passes: int = 0  # later long prompts of its line that began meanwhile
     begins_early: bool = False  # it began beside long prompts since its tenant goes first
     last_scheduled_step: int = -1

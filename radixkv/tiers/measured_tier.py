@@ -203,7 +203,7 @@ class MeasuredTier:
         return not compute_s or self._load_s(count) < compute_s
 
     def time_share(self, block_size: int) -> float:
-        """Return the time of loading a block as a share of that of computing it; 1.0 where that is unknown."""
+        """Return the time of loading a block over that of computing it; 1.0 where that is unknown."""
         compute_s = self._speeds.compute.seconds(block_size)
         if not compute_s:
             return 1.0
