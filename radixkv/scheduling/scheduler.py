@@ -71,7 +71,7 @@ class Scheduler:
             to compute; None: half of the budget that is left when its turn comes.
         policy: an `AdmissionPolicy` or the name of one.
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
-        long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`); None: two steps' budget.
+        long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`).
         max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
         tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
