@@ -9,5 +9,5 @@ from pathlib import Path
 __path__ += [
     str(folder)
     for folder in sorted(Path(__file__).parent.iterdir())
-    if folder.is_dir() and folder.name not in ("data", "peers", "results", "__pycache__")
+    if folder.is_dir() and folder.name not in ("cluster_simulator", "data", "peers", "results", "__pycache__")
 ]

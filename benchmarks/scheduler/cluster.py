@@ -2,8 +2,8 @@
 
     python -m benchmarks.cluster [--only NAME] [--traces DIR] [--json FILE]
 
-Recorded traces arrive at simulated replicas (`radixkv simulate cluster`): the real scheduler, prefix cache
-and routing policy; a step takes 2 ms and its prompt tokens what `rate` says; only first tokens are computed.
+Recorded traces arrive at simulated replicas (`benchmarks.cluster_simulator`): the real scheduler, prefix
+cache and routing policy; a step takes 2 ms and its prompt tokens what `rate` says; only first tokens are computed.
 
     load      The fastest arrivals at which 90 % of the requests get their first token within a limit, over
               those of round robin. Targets: 1.8, 5 and 2.1 times.
@@ -24,14 +24,14 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.cluster_simulator.cluster_command import figures_table
+from benchmarks.cluster_simulator.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
+from benchmarks.cluster_simulator.routers import ROUTERS
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
+from benchmarks.cluster_simulator.simulation import ClusterConfig
+from benchmarks.cluster_simulator.step_cost import StepCost
 from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
-from radixkv.cli.cluster_simulator.cluster_command import figures_table
-from radixkv.cli.cluster_simulator.figures import ClusterFigures, find_load, pooled_hit_rate, simulate_cluster
-from radixkv.cli.cluster_simulator.routers import ROUTERS
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig
-from radixkv.cli.cluster_simulator.simulation import ClusterConfig
-from radixkv.cli.cluster_simulator.step_cost import StepCost
 from radixkv.cli.replay.readers import read_trace
 from radixkv.cli.replay.trace import Trace
 

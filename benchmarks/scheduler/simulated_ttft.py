@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulated_ttft [--model NAME] [--requests N] [--traces DIR] [--json FILE]
 
-For each trace what steps cost is fitted anew, as `radixkv simulate fit --check` does it; then the trace
-arrives at the real engine in real time, and at a simulated one. Nothing is fitted to the trace's requests.
+For each trace the cost of steps is fitted as `fit --check` of `benchmarks.cluster_simulator` does it; then
+the trace arrives at the real engine in real time, and at a simulated one. Nothing is fitted to the trace's requests.
 
 Target: p50 and p90 of the predicted times within 20 % of the measured ones.
 """
@@ -17,10 +17,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.cluster_simulator.fit_command import fit_and_check
+from benchmarks.cluster_simulator.reference_step import WallClock
 from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
-from radixkv.cli.cluster_simulator.fit_command import fit_and_check
-from radixkv.cli.cluster_simulator.reference_step import WallClock
 from radixkv.cli.replay.readers import ReadOptions, read_trace
 from radixkv.cli.replay.token_prompts import scaled
 from radixkv.config import EMBEDDED_MODEL, EngineConfig

@@ -25,8 +25,8 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from radixkv.cli.cluster_simulator.figures import ClusterFigures
-from radixkv.cli.cluster_simulator.plots import cluster_figure
+from benchmarks.cluster_simulator.figures import ClusterFigures
+from benchmarks.cluster_simulator.plots import cluster_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 

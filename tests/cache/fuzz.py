@@ -29,12 +29,13 @@ class Fuzzer:
     """One random walk over the operations; the configuration itself is drawn from the seed."""
 
     def __init__(self, seed: int, policy: str | None = None) -> None:
+        from benchmarks.classic_policies import NAMES
         from radixkv.cache.eviction.registry import POLICIES
 
         self.random = random.Random(seed)
         rnd = self.random
         options: dict[str, object] = {
-            "policy": policy or rnd.choice(sorted(POLICIES)),
+            "policy": policy or rnd.choice([*sorted(POLICIES), *NAMES]),
             "ghost_blocks": rnd.choice([0, 8, None]),
             "pin_budget": rnd.choice([0.0, 0.3, 0.5]),
             "partial_reuse": rnd.random() < 0.9,

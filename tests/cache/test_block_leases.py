@@ -25,7 +25,7 @@ class BlockMoves(RuleBasedStateMachine):
     @initialize(
         blocks=st.sampled_from([4, 7, 12]),
         size=st.sampled_from([1, 2, 4]),
-        policy=st.sampled_from(["lru", "s3fifo", "adaptive"]),
+        policy=st.sampled_from(["lru", "benchmarks.s3fifo:S3FIFO", "adaptive"]),
         constant_hash=st.booleans(),
         quota=st.sampled_from([None, (2, 4), (0, 3)]),
         public=st.none() | TOKENS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from radixkv.cache.eviction.classic import LRU
+from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.prefix_cache import PrefixCache
 
 

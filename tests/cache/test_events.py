@@ -251,7 +251,7 @@ async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_call_tells_at_most_one_change_whatever_it_does(seed: int) -> None:
     rng = random.Random(seed)
-    cache = PrefixCache(12, 2, policy=rng.choice(["lru", "adaptive", "s3fifo"]))
+    cache = PrefixCache(12, 2, policy=rng.choice(["lru", "adaptive", "benchmarks.s3fifo:S3FIFO"]))
     told: list[BlockChanges] = []
     follower = Residency()
     cache.subscribe(told.append)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from benchmarks.classic_policies import NAMES
 from radixkv import PrefixCache
 from radixkv.cache.eviction.registry import POLICIES
 
@@ -27,7 +28,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.sampled_from([5, 9, 16]),
         size=st.sampled_from([1, 2, 4]),
-        policy=st.sampled_from(sorted(POLICIES)),
+        policy=st.sampled_from([*sorted(POLICIES), *NAMES]),
         constant_hash=st.booleans(),
         quota=st.sampled_from([None, (2, 4), (0, 3)]),
         events=st.booleans(),
@@ -155,7 +156,7 @@ CacheMachine.TestCase.settings = settings(
 TestCacheMachine = CacheMachine.TestCase
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), *NAMES])
 def test_random_walks(policy: str) -> None:
     outcomes = fuzz(1500, seed=len(policy), walk=500, policy=policy)
     assert outcomes.total() == 1500

@@ -64,7 +64,7 @@ def test_processes_give_the_same_figures(trace_file: Path, monkeypatch: pytest.M
     from radixkv.cli.replay.readers import read_trace
 
     trace = read_trace(trace_file)
-    cells = [runner.Cell(0, policy, size) for policy in ("lru", "slru") for size in (5, 40)]
+    cells = [runner.Cell(0, policy, size) for policy in ("lru", "adaptive") for size in (5, 40)]
     console = Console(quiet=True)
     inline = runner.run_cells([trace], cells, 1, console).results
     monkeypatch.setattr(runner, "_SMALL", 0)

@@ -13,6 +13,7 @@ import click
 import pytest
 import typer
 
+from benchmarks.cluster_simulator.commands import app as simulator
 from radixkv.cache.eviction.registry import POLICIES as EVICTION
 from radixkv.cli.main import command_tree
 from radixkv.cluster.events import spec as events_spec
@@ -302,8 +303,9 @@ def test_every_flag_on_a_page_is_one() -> None:
     scripts = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     declared = re.compile(r'add_argument\(\s*"(--[\w-]+)"')
     of_scripts = (declared.findall(path.read_text(encoding="utf-8")) for path in scripts)
-    commands = typer.main.get_command(command_tree())
-    known = {*options_of(commands), *(flag for found in of_scripts for flag in found), "--help"}
+    commands = (typer.main.get_command(app) for app in (command_tree(), simulator))
+    of_commands = (flag for command in commands for flag in options_of(command))
+    known = {*of_commands, *(flag for found in of_scripts for flag in found), "--help"}
     for page in (*DOCS.rglob("*.md"), ROOT / "README.md"):
         flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text(encoding="utf-8")))
         assert flags <= known, (page.name, sorted(flags - known))

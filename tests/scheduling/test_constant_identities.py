@@ -15,7 +15,7 @@ def identities(request, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("eviction_policy", ["lru", "adaptive", "s3fifo"])
+@pytest.mark.parametrize("eviction_policy", ["lru", "adaptive", "benchmarks.s3fifo:S3FIFO"])
 @pytest.mark.usefixtures("identities")
 def test_requests_that_wait_for_one_another_get_their_own_answers(seed, eviction_policy):
     rng = random.Random(seed)

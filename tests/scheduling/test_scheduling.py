@@ -8,8 +8,8 @@ import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig, SimulatedReplica
-from radixkv.cli.cluster_simulator.step_cost import ESTIMATES
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig, SimulatedReplica
+from benchmarks.cluster_simulator.step_cost import ESTIMATES
 from radixkv.cli.options import setting_helps
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError

@@ -34,6 +34,7 @@ from radixkv.tiers.stack import TierStack
 FREE = StepCosts({1: 1.0, 2: 1.0})
 NAMESPACES = ("", "ada", ("bob", "salt"))
 POLICIES = ("prefix", "fcfs", "priority", "fair", "lpm")
+SLRU, S3FIFO = "benchmarks.classic_policies:SLRU", "benchmarks.s3fifo:S3FIFO"
 
 
 class Parrot(SlowCopies):
@@ -423,7 +424,7 @@ def _small_engine(
         max_tokens_per_request=int(setup.choice([5, 40])) if setup.random() < 0.4 else None,
         scheduling_policy=str(setup.choice(POLICIES)),
         max_overtake=int(setup.choice([0, 2, 32])),
-        eviction_policy=str(setup.choice(["lru", "slru", "adaptive", "s3fifo"])),
+        eviction_policy=str(setup.choice(["lru", SLRU, "adaptive", S3FIFO])),
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
         **({} if below is None else below.options(block_size)),

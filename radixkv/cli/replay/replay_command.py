@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from radixkv.cache.eviction.registry import POLICIES
-from radixkv.cli.options import parse_names
+from radixkv.cache.eviction.registry import parse_policies
 from radixkv.cli.output_files import write_json
 from radixkv.cli.replay.concurrent import ConcurrentResult, ServiceRates
 from radixkv.cli.replay.options import (
@@ -102,7 +101,7 @@ def replay_command(
     Beside the policies stand the infinite-cache bound and opt-pin, the best that any order of eviction could
     have done knowing the future (with the running request held).
     """
-    policies = parse_names("--policy", policy, POLICIES)
+    policies = parse_policies(policy)
     wanted = parse_capacities(capacity) if capacity is not None else None
     check_outputs(json_file, plot)
     traces = _read_traces(trace, replace(options, block_size=block_size))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixkv.cli.cluster_simulator.measure import params_of, vocabulary
-from radixkv.cli.cluster_simulator.reference_step import Clock, ReferenceStep
-from radixkv.cli.cluster_simulator.routers import RoundRobin
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig
-from radixkv.cli.cluster_simulator.simulation import ClusterConfig, ClusterSimulation
-from radixkv.cli.cluster_simulator.step_cost import StepCost
+from benchmarks.cluster_simulator.measure import params_of, vocabulary
+from benchmarks.cluster_simulator.reference_step import Clock, ReferenceStep
+from benchmarks.cluster_simulator.routers import RoundRobin
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
+from benchmarks.cluster_simulator.simulation import ClusterConfig, ClusterSimulation
+from benchmarks.cluster_simulator.step_cost import StepCost
 from radixkv.cli.replay.token_prompts import token_prompts
 from radixkv.cli.replay.trace import Trace
 from radixkv.engine.engine import Engine

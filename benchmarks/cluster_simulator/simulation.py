@@ -20,12 +20,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.cluster_simulator.routers import ArrivingPrompt, MakeRouter
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig, ServedRequest, SimulatedReplica
+from benchmarks.cluster_simulator.step_cost import StepCost
 from radixkv.cache.block_identity import BlockIdentities, each_identity
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.cli.cluster_simulator.routers import ArrivingPrompt, MakeRouter
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig, ServedRequest, SimulatedReplica
-from radixkv.cli.cluster_simulator.step_cost import StepCost
 from radixkv.cli.replay.trace import Trace
 
 _SAMPLES = 200  # how often what the caches hold is looked at

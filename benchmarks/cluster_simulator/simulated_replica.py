@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.cluster_simulator.step_cost import StepCost, work_of
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.cli.cluster_simulator.step_cost import StepCost, work_of
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""`radixkv simulate fit` on an engine whose steps take what we say, by a clock that we turn."""
+"""Fitted step costs, on an engine with scripted step times and a scripted clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paged_language_model import VOCAB, PagedHashModel, make_engine
 from rich.console import Console
 from trace_tools import random_paths
 
-from radixkv.cli.cluster_simulator.fit_command import fit_and_check
-from radixkv.cli.cluster_simulator.measure import num_parts
-from radixkv.cli.cluster_simulator.reference_step import ReferenceStep
-from radixkv.cli.cluster_simulator.step_cost import StepCost, work_of
+from benchmarks.cluster_simulator.fit_command import fit_and_check
+from benchmarks.cluster_simulator.measure import num_parts
+from benchmarks.cluster_simulator.reference_step import ReferenceStep
+from benchmarks.cluster_simulator.step_cost import StepCost, work_of
 from radixkv.cli.replay.trace import Trace, TraceBuilder
 from radixkv.engine.engine import Engine
 from radixkv.scheduling.batch import Batch

@@ -1,4 +1,4 @@
-"""The command `radixkv simulate cluster`."""
+"""The command `python -m benchmarks.cluster_simulator cluster`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from radixkv.cache.eviction.registry import POLICIES as EVICTION
-from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cli.cluster_simulator.figures import (
+from benchmarks.cluster_simulator.figures import (
     GOOD_SHARE,
     ClusterFigures,
     find_load,
     pooled_hit_rate,
     simulate_cluster,
 )
-from radixkv.cli.cluster_simulator.plots import plot_cluster
-from radixkv.cli.cluster_simulator.routers import ROUTERS
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig
-from radixkv.cli.cluster_simulator.simulation import ClusterConfig
-from radixkv.cli.cluster_simulator.step_cost import make_cost
+from benchmarks.cluster_simulator.plots import plot_cluster
+from benchmarks.cluster_simulator.routers import ROUTERS
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
+from benchmarks.cluster_simulator.simulation import ClusterConfig
+from benchmarks.cluster_simulator.step_cost import make_cost
+from radixkv.cache.eviction.registry import POLICIES as EVICTION
+from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cli.options import parse_names
 from radixkv.cli.output_files import write_json
 from radixkv.cli.replay.options import (
@@ -75,7 +75,7 @@ def cluster_command(
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of each replica, in the trace's size.")] = 12_000,
     cost: Annotated[
         str,
-        typer.Option(help="What steps cost: 'h100-8b' (an estimate), or a file of `radixkv simulate fit`."),
+        typer.Option(help="Cost of steps: 'h100-8b' (an estimate), or a file written by `fit`."),
     ] = "h100-8b",
     prefill_rate: Annotated[
         float | None,
@@ -117,7 +117,7 @@ def cluster_command(
     """Simulate a trace on a cluster: hit rates, latencies and the load it carries, per routing policy.
 
     Every replica runs the real scheduler over the real prefix cache; only the model is replaced, by what its
-    steps cost. `radixkv simulate fit` measures that on this machine.
+    steps cost. `python -m benchmarks.cluster_simulator fit` measures that on this machine.
     """
     routers, counts = parse_names("--policy", policy, ROUTERS), parse_replicas(replicas)
     step_cost = make_cost(cost, prefill_rate, decode_step)

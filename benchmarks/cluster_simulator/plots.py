@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from radixkv.cli.cluster_simulator.figures import ClusterFigures
+from benchmarks.cluster_simulator.figures import ClusterFigures
 from radixkv.cli.replay.plots import require_matplotlib
 
 _PANELS = (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cli.cluster_simulator.routers import MakeRouter
-from radixkv.cli.cluster_simulator.simulation import ClusterConfig, ClusterRun, ClusterSimulation
+from benchmarks.cluster_simulator.routers import MakeRouter
+from benchmarks.cluster_simulator.simulation import ClusterConfig, ClusterRun, ClusterSimulation
 from radixkv.cli.replay.driver import replay
 from radixkv.cli.replay.trace import Trace
 

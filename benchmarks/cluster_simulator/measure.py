@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cli.cluster_simulator.reference_step import Clock, ReferenceStep
-from radixkv.cli.cluster_simulator.step_cost import FloatArray, work_of
+from benchmarks.cluster_simulator.reference_step import Clock, ReferenceStep
+from benchmarks.cluster_simulator.step_cost import FloatArray, work_of
 from radixkv.engine.engine import Engine
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch

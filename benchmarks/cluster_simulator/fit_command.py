@@ -1,4 +1,4 @@
-"""The command `radixkv simulate fit`."""
+"""The command `python -m benchmarks.cluster_simulator fit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from radixkv.cli.cluster_simulator.step_cost import Fit, fit
+from benchmarks.cluster_simulator.step_cost import Fit, fit
 from radixkv.cli.output_files import check_writable, write_json
 from radixkv.cli.replay.options import JsonOption, LimitOption, TokenizerOption
 from radixkv.cli.replay.readers import ReadOptions, read_trace
@@ -20,7 +20,7 @@ from radixkv.cli.replay.trace import Trace
 from radixkv.config import EMBEDDED_MODEL, EngineConfig
 
 if TYPE_CHECKING:
-    from radixkv.cli.cluster_simulator.reference_step import Clock
+    from benchmarks.cluster_simulator.reference_step import Clock
     from radixkv.engine.engine import Engine
 
 
@@ -49,12 +49,12 @@ def fit_command(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     tokenizer: TokenizerOption = "bytes",
 ) -> None:
-    """Measure what steps of this engine take on this machine, for `radixkv simulate cluster --cost FILE`.
+    """Measure the steps of this engine on this machine, for `cluster --cost FILE`.
 
     With --check the simulation is put to the test: a trace arrives at the real engine in real time, and at a
     simulated one, and both times to first token are printed.
     """
-    from radixkv.cli.cluster_simulator.reference_step import WallClock
+    from benchmarks.cluster_simulator.reference_step import WallClock
     from radixkv.engine.builder import build_engine
 
     check_writable("--json", json_file)
@@ -88,9 +88,9 @@ def fit_and_check(
         clock: what the engine's steps are measured by.
         trace: in the engine's measure; None: nothing is compared.
     """
-    from radixkv.cli.cluster_simulator.check import compare, replay_on_engine
-    from radixkv.cli.cluster_simulator.measure import measure_steps, num_parts
-    from radixkv.cli.cluster_simulator.reference_step import ReferenceStep
+    from benchmarks.cluster_simulator.check import compare, replay_on_engine
+    from benchmarks.cluster_simulator.measure import measure_steps, num_parts
+    from benchmarks.cluster_simulator.reference_step import ReferenceStep
 
     reference = ReferenceStep(engine, clock)
     with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -1,4 +1,8 @@
-"""The classic orders of eviction, one small class each."""
+"""The classic orders of eviction, to compare with those of the product: one small class each.
+
+Each is selected by its place, wherever a policy is named: `radixkv replay TRACE --policy
+lru,benchmarks.classic_policies:LFU`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,6 @@ from collections import OrderedDict
 from typing import Any
 
 from radixkv.cache.eviction.policy import CachedRun, EvictionPolicy
-
-
-class LRU(EvictionPolicy):
-    """Least recently used leaf first."""
-
-    name = "lru"
-
-    def priority(self, node: CachedRun) -> Any:
-        return node.last_access
 
 
 class LFU(EvictionPolicy):
@@ -74,7 +69,7 @@ class GDSF(EvictionPolicy):
 class SLRU(EvictionPolicy):
     """Segmented LRU (Karedla et al., 1994): blocks that were hit go after those that never were.
 
-    At most `protected_share` of the pool is protected; what is pushed out of it starts anew as recently used.
+    At most `protected_share` of the pool is protected; blocks pushed out of it count as recently used.
     """
 
     name = "slru"
@@ -120,3 +115,10 @@ class SLRU(EvictionPolicy):
     def on_reset(self) -> None:
         self._protected = OrderedDict()
         self._protected_blocks = 0
+
+
+#: Their names, as options and `PrefixCache(policy=...)` take them.
+NAMES = (
+    *(f"benchmarks.classic_policies:{policy.__name__}" for policy in (LFU, SLRU, GDSF, FIFO)),
+    "benchmarks.s3fifo:S3FIFO",
+)

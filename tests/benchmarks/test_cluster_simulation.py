@@ -1,4 +1,4 @@
-"""`radixkv simulate cluster`: a replica by hand, several by what must hold, and the command."""
+"""The cluster simulator: a replica by hand, several by their invariants, and the command."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import pytest
 import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trace_tools import build, random_paths, replay_app, traces_folder, write_hash_ids
+from trace_tools import build, random_paths, traces_folder, write_hash_ids
 from typer.testing import CliRunner
 
+from benchmarks.cluster_simulator import simulated_replica as replica_module
+from benchmarks.cluster_simulator.cluster_command import parse_replicas
+from benchmarks.cluster_simulator.commands import app as simulator_app
+from benchmarks.cluster_simulator.figures import figures_of, find_load, simulate_cluster
+from benchmarks.cluster_simulator.routers import ROUTERS, RoundRobin
+from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
+from benchmarks.cluster_simulator.simulation import ClusterConfig, ClusterRun, ClusterSimulation
+from benchmarks.cluster_simulator.step_cost import StepCost, fit, make_cost, read_cost
 from benchmarks.fragmentation import save_small_model
-from radixkv.cli.cluster_simulator import simulated_replica as replica_module
-from radixkv.cli.cluster_simulator.cluster_command import parse_replicas
-from radixkv.cli.cluster_simulator.figures import figures_of, find_load, simulate_cluster
-from radixkv.cli.cluster_simulator.routers import ROUTERS, RoundRobin
-from radixkv.cli.cluster_simulator.simulated_replica import ReplicaConfig
-from radixkv.cli.cluster_simulator.simulation import ClusterConfig, ClusterRun, ClusterSimulation
-from radixkv.cli.cluster_simulator.step_cost import StepCost, fit, make_cost, read_cost
 from radixkv.cli.options import parse_names
 from radixkv.cli.replay.driver import replay
 from radixkv.cli.replay.readers import ReadOptions, read_trace
@@ -241,7 +242,7 @@ def test_a_cost_is_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"cost": asdict(COST), "fit": {}}), encoding="utf-8")
     assert read_cost(str(path)) == COST
-    with pytest.raises(ConfigError, match="simulate fit"):
+    with pytest.raises(ConfigError, match="cluster_simulator fit"):
         read_cost(str(tmp_path / "none.json"))
     simple = make_cost("h100-8b", 1000.0, 0.02)
     assert (simple.step_s, simple.token_s) == (0.02, 0.001)
@@ -252,7 +253,7 @@ def test_a_cost_is_read_as_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def app() -> typer.Typer:
-    return replay_app()
+    return simulator_app
 
 
 @pytest.fixture
@@ -263,7 +264,7 @@ def trace_file(tmp_path: Path) -> Path:
 
 def test_the_command_writes_table_json_and_plot(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    arguments = ["simulate", "cluster", str(trace_file), "--replicas", "1,2", "--policy", "all"]
+    arguments = ["cluster", str(trace_file), "--replicas", "1,2", "--policy", "all"]
     arguments += ["--blocks", "100", "--prefill-rate", "2000", "--json", str(out), "--plot", str(plot)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -278,7 +279,7 @@ def test_the_command_writes_table_json_and_plot(app: typer.Typer, trace_file: Pa
 
 def test_the_command_finds_loads(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    arguments = ["simulate", "cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
+    arguments = ["cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
     arguments += ["--prefill-rate", "3000", "--ttft-limit", "0.5", "--max-answer", "2", "--json", str(out)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -288,7 +289,7 @@ def test_the_command_finds_loads(app: typer.Typer, trace_file: Path, tmp_path: P
 
 
 def test_the_command_says_where_no_load_is_carried(app: typer.Typer, trace_file: Path) -> None:
-    arguments = ["simulate", "cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
+    arguments = ["cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
     arguments += ["--prefill-rate", "3000", "--ttft-limit", "0.00001", "--max-answer", "2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -305,20 +306,9 @@ def test_the_command_says_where_no_load_is_carried(app: typer.Typer, trace_file:
     ],
 )
 def test_mistakes_are_named(app: typer.Typer, trace_file: Path, arguments: list[str], what: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", "cluster", str(trace_file), *arguments])
+    result = CliRunner().invoke(app, ["cluster", str(trace_file), *arguments])
     assert isinstance(result.exception, ConfigError)
     assert what in str(result.exception)
-
-
-def test_memory_is_simulated_where_nothing_else_is_said(app: typer.Typer) -> None:
-    for arguments in (
-        ["simulate", "alpaca", "--sequences", "50"],
-        ["simulate", "memory", "alpaca", "--sequences", "50"],
-    ):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, result.output
-        assert "paged+sharing" in result.output
-    assert "cluster" in CliRunner().invoke(app, ["simulate", "--help"]).output
 
 
 def test_lists_are_parsed() -> None:
@@ -344,7 +334,7 @@ def test_steps_are_measured_and_the_simulation_is_checked(app: typer.Typer, tmp_
     model, out, trace_file = tmp_path / "model", tmp_path / "cost.json", tmp_path / "trace.jsonl"
     save_small_model(model, longest=1024)
     write_hash_ids(trace_file, random_paths(random.Random(5), requests=30), 40, output_length=64)
-    arguments = ["simulate", "fit", str(model), "--json", str(out), "--check", str(trace_file)]
+    arguments = ["fit", str(model), "--json", str(out), "--check", str(trace_file)]
     arguments += ["--num-blocks", "500", "--max-answer", "4", "--threads", "1"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)

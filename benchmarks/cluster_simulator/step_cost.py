@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
@@ -150,35 +151,12 @@ def _fit_relative_to(unit: FloatArray, features: FloatArray, times: FloatArray) 
     """Factors >= 0 with the least |features factors - times|, each row measured in its unit."""
     weighted = features / unit[:, None]
     scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
-    factors: FloatArray = _non_negative(weighted / scale, times / unit) / scale
+    factors: FloatArray = nnls(weighted / scale, times / unit)[0] / scale
     return factors
 
 
-def _non_negative(a: FloatArray, b: FloatArray) -> FloatArray:
-    """x >= 0 with the least |a x - b|."""
-    count = a.shape[1]
-    x, passive = np.zeros(count), np.zeros(count, dtype=bool)
-    while not passive.all():
-        gradient = a.T @ (b - a @ x)
-        gradient[passive] = -np.inf
-        best = int(np.argmax(gradient))
-        if gradient[best] <= 1e-9:
-            break
-        passive[best] = True
-        while True:
-            trial = np.zeros(count)
-            trial[passive] = np.linalg.lstsq(a[:, passive], b, rcond=None)[0]
-            if (trial[passive] > 0).all():
-                x = trial
-                break
-            blocking = passive & (trial <= 0)
-            x = x + np.min(x[blocking] / (x[blocking] - trial[blocking])) * (trial - x)
-            passive &= x > 1e-12
-    return x
-
-
 def read_cost(name: str) -> StepCost:
-    """A cost by the name of an estimate, or from a file that `radixkv simulate fit --json` has written.
+    """Read a cost by the name of an estimate, or from a file written by `fit --json`.
 
     Raises:
         ConfigError: neither; or the file is none.
@@ -196,11 +174,11 @@ def read_cost(name: str) -> StepCost:
     except FileNotFoundError:
         raise ConfigError(
             f"--cost: {name!r} is neither a file nor one of {', '.join(ESTIMATES)}; "
-            "`radixkv simulate fit --json FILE` measures this machine"
+            "`python -m benchmarks.cluster_simulator fit --json FILE` measures this machine"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--cost: {path} is no file that `radixkv simulate fit` wrote ({error!r})"
+            f"--cost: {path} is no file that `python -m benchmarks.cluster_simulator fit` wrote ({error!r})"
         ) from None
 
 

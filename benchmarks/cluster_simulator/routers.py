@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.cluster_simulator.step_cost import StepCost
 from radixkv.cache.block_identity import each_identity
 from radixkv.cache.keys import frame_namespace
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.cli.cluster_simulator.step_cost import StepCost
 from radixkv.cluster.events.block_keys import NO_CHAIN, BlockKeys, block_key, chains
 from radixkv.cluster.routing import replica as routed
 from radixkv.cluster.routing import router as routing

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.cluster_simulator cluster|fit`."""
+
+from benchmarks.cluster_simulator.commands import main
+
+main()
