@@ -3,7 +3,8 @@
     python -m benchmarks.cluster [--only NAME] [--traces DIR] [--json FILE]
 
 Recorded traces arrive at simulated replicas (`benchmarks.cluster_simulator`): the real scheduler, prefix
-cache and routing policy; a step takes 2 ms and its prompt tokens what `rate` says; only first tokens are computed.
+cache and routing policy; a step takes 2 ms and its prompt tokens what `rate` says; only first tokens are
+computed.
 
     load      The fastest arrivals at which 90 % of the requests get their first token within a limit, over
               those of round robin. Targets: 1.8, 5 and 2.1 times.

@@ -3,7 +3,8 @@
     python -m benchmarks.simulated_ttft [--model NAME] [--requests N] [--traces DIR] [--json FILE]
 
 For each trace the cost of steps is fitted as `fit --check` of `benchmarks.cluster_simulator` does it; then
-the trace arrives at the real engine in real time, and at a simulated one. Nothing is fitted to the trace's requests.
+the trace arrives at the real engine in real time, and at a simulated one. Nothing is fitted to the trace's
+requests.
 
 Target: p50 and p90 of the predicted times within 20 % of the measured ones.
 """
