@@ -33,5 +33,9 @@ def test_the_help_of_each_command_knows_every_flag_of_its_page() -> None:
     for name, section in commands:
         told = section + (engine if "#engine-options" in section else "")
         flags = set(re.findall(r"^\| .*?`(--[\w-]+)`", told, re.MULTILINE))
-        result = CliRunner().invoke(command_tree(), [name, "--help"], env={"COLUMNS": "300"})
+        result = CliRunner().invoke(
+            command_tree(),
+            [name, "--help-all" if "#engine-options" in section else "--help"],
+            env={"COLUMNS": "300"},
+        )
         assert flags <= set(re.findall(r"--[\w-]+", result.output)), name

@@ -226,6 +226,29 @@ def unsupported(param: str, what: str) -> ParamError:
     return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
 
 
+#: Fields of other servers -> their names here, in the order of preference.
+_OTHER_NAMES = {
+    "enable_thinking": ("chat_template_kwargs.enable_thinking",),
+    "thinking": ("chat_template_kwargs.enable_thinking", "reasoning"),
+    "reasoning_effort": ("reasoning.effort", "chat_template_kwargs.reasoning_effort"),
+    "thinking_budget": ("chat_template_kwargs.thinking_budget", "thinking.budget_tokens"),
+    "add_generation_prompt": ("chat_template_kwargs",),
+    "system": ("instructions", "messages"),
+    "system_prompt": ("instructions", "system", "messages"),
+    "prompt": ("messages", "input"),
+    "input": ("messages", "prompt"),
+    "repeat_penalty": ("repetition_penalty",),
+    "stop_sequences": ("stop",),
+    "response_format": ("text.format", "output_config.format"),
+    "conversation_id": ("previous_response_id", "prompt_cache_key"),
+    "session_id": ("prompt_cache_key",),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "n_predict", "num_predict"), ("max_tokens", "max_output_tokens")
+    ),
+    **dict.fromkeys(("grammar", "regex", "json_schema", "guided_grammar"), ("structured_outputs",)),
+}
+
+
 class FieldError(ValueError):
     """A complaint about a field, wherever in the body it is: it is unknown, or refused.
 
@@ -247,7 +270,10 @@ class FieldError(ValueError):
         if self._what is not None:
             return f"{path}: {self._what} is not supported by this server."
         close = difflib.get_close_matches(self.field, self._known, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        elsewhere = next(
+            (ours for ours in _OTHER_NAMES.get(self.field, ()) if ours.split(".")[0] in self._known), None
+        )
+        hint = f" Did you mean {elsewhere or close[0]}?" if elsewhere or close else ""
         return f"Unrecognized request argument supplied: {path}.{hint}"
 
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import is_expected, shutting_down, to_api_error
 from radixkv_server.http.request_record import record_of
+from radixkv_server.http.unserved_routes import hint_of
 
 logger = logging.getLogger("radixkv.server")
 
@@ -23,7 +24,8 @@ async def raise_router_error(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
     path = request.url.path[:200]
     if error.status_code == 404:
-        api_error.message = f"Invalid URL ({request.method} {path})"
+        hint = hint_of(path)
+        api_error.message = f"Invalid URL ({request.method} {path})" + (f": {hint}." if hint else "")
     elif error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         api_error.message = f"{path} takes {allow or 'another method'}, not {request.method}."

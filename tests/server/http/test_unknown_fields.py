@@ -95,6 +95,24 @@ def test_refused_fields_are_named(strict: httpx.Client, lenient: httpx.Client, p
             assert error.get("code", "unsupported_parameter") == "unsupported_parameter"
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "ours"),
+    [
+        (CHAT, "max_new_tokens", "max_tokens"),
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+        (CHAT, "thinking_budget", "chat_template_kwargs.thinking_budget"),
+        (CHAT, "system_prompt", "messages"),
+        ("/v1/completions", "n_predict", "max_tokens"),
+        ("/v1/responses", "max_length", "max_output_tokens"),
+        ("/v1/messages", "system_prompt", "system"),
+        (CHAT, "mesages", "messages"),
+    ],
+)
+def test_names_of_other_servers_are_translated(strict: httpx.Client, path: str, name: str, ours: str) -> None:
+    message = strict.post(path, json={**GOOD[path], name: 5}).json()["error"]["message"]
+    assert message == f"Unrecognized request argument supplied: {name}. Did you mean {ours}?"
+
+
 @pytest.mark.parametrize("path", GOOD)
 def test_unknown_fields_are_refused_or_left_out(
     strict: httpx.Client, lenient: httpx.Client, path: str

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from radixkv_server.chats.breakpoints import CacheControl
 from radixkv_server.dialect import Json
@@ -26,6 +26,14 @@ from radixkv_server.http.fields import Ignored, WithoutEffect
 _SEARCH = "tool_search_tool_"
 _ON_A_SERVER = re.compile(
     rf"(web_search|web_fetch|code_execution|advisor)_\d{{8}}|{_SEARCH}(regex|bm25)(_\d{{8}})?"
+)
+#: Types of tools that can't be left out in silence -> the reason, with what to send instead.
+_NOT_HERE = (
+    (r"computer(_\d{8}|_use.*)?", "no model here sees screenshots; leave the tool out"),
+    (
+        r"mcp_toolset(_\d{8})?",
+        "this server connects to no MCP server; list its tools as your own, and call them in the client",
+    ),
 )
 
 
@@ -122,11 +130,24 @@ def _kind(value: Any) -> str:
     return "[server]" if _ON_A_SERVER.fullmatch(kind) else "[known]"
 
 
+def _can_be_offered(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    why = next(
+        (why for pattern, why in _NOT_HERE if isinstance(kind, str) and re.fullmatch(pattern, kind)), None
+    )
+    if why is not None:
+        raise ParamError(
+            f"A tool of type {kind[:40]!r} can't be offered: {why}.", code="unsupported_parameter"
+        )
+    return value
+
+
 AnyTool = Annotated[
     Annotated[AnthropicTool, Tag("[custom]")]
     | Annotated[KnownTool, Tag("[known]")]
     | Annotated[ServerTool, Tag("[server]")],
     Discriminator(_kind),
+    BeforeValidator(_can_be_offered),
 ]
 
 

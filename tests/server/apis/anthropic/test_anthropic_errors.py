@@ -164,7 +164,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("any call of a server's tool", {"tools": [SEARCH], "tool_choice": {"type": "any"}}, "no tools"),
     ("a tool of no known type", {"tools": [{"type": "web_surf_20250305", "name": "f"}]}, "type"),
-    ("a screen", {"tools": [{"type": "computer_20250124", "name": "computer"}]}, "type"),
+    (
+        "a screen",
+        {"tools": [{"type": "computer_20250124", "name": "computer", "display_width_px": 800}]},
+        "'computer_20250124' can't be offered: no model here sees screenshots; leave the tool out.",
+    ),
+    (
+        "tools of an MCP server",
+        {"tools": [{"type": "mcp_toolset", "mcp_server_name": "x"}]},
+        "connects to no MCP server; list its tools as your own",
+    ),
     ("a tool by another's name", {"tools": [{"type": "bash_20250124", "name": "memory"}]}, "memory"),
     (
         "a tool that only code may call",

@@ -234,3 +234,32 @@ class TestTokenize:
         assert answer.status_code in (400, 413), answer.text
         if param is not None:
             assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/v1/rerank", "computes no vectors or scores"),
+        ("POST", "/score", "computes no vectors or scores"),
+        ("POST", "/v1/batches", "the server queues them"),
+        ("POST", "/v1/messages/batches", "the server queues them"),
+        ("GET", "/v1/files", "keeps no files"),
+        ("POST", "/api/pull", "the model that it was started with"),
+        ("POST", "/completion", "POST /v1/completions"),
+        ("GET", "/slots", "GET /load"),
+        ("POST", "/generate", "POST /v1/completions"),
+        ("POST", "/flush_cache", "POST /v1/cache/reset"),
+        ("POST", "/reset_prefix_cache", "POST /v1/cache/reset"),
+    ],
+)
+def test_a_route_of_another_server_is_told_what_is_here_instead(
+    client: httpx.Client, method: str, path: str, hint: str
+) -> None:
+    answer = client.request(method, path, json={})
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"Invalid URL ({method} {path}): ")
+    assert hint in message
+    assert message.count("\n") == 0
+    plain = client.get("/v1/cats").json()["error"]["message"]
+    assert plain == "Invalid URL (GET /v1/cats)"
