@@ -20,7 +20,7 @@ from typer.models import ArgumentInfo
 
 from radixkv.cli.main import command_tree
 from radixkv.cli.options import setting_helps
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv_server.app import APIS
 from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings

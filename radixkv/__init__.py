@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, PrefixCache
-    from radixkv.config import EngineConfig
-    from radixkv.engine.async_engine import AsyncEngine
+    from radixkv.engine.config import EngineConfig
     from radixkv.engine.engine import Engine
-    from radixkv.engine.llm import LLM
+    from radixkv.entrypoints.async_engine import AsyncEngine
+    from radixkv.entrypoints.llm import LLM
     from radixkv.errors import (
         ConfigError,
         ContextLengthExceededError,
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from radixkv.sampling.beam_search import BeamSearchParams
 
 _HOMES = {
-    "AsyncEngine": "radixkv.engine.async_engine",
+    "AsyncEngine": "radixkv.entrypoints.async_engine",
     "BeamSearchParams": "radixkv.sampling.beam_search",
     "CompletionOutput": "radixkv.request",
     "ConfigError": "radixkv.errors",
     "ContextLengthExceededError": "radixkv.errors",
     "Engine": "radixkv.engine.engine",
-    "EngineConfig": "radixkv.config",
+    "EngineConfig": "radixkv.engine.config",
     "InvalidRequestError": "radixkv.errors",
-    "LLM": "radixkv.engine.llm",
+    "LLM": "radixkv.entrypoints.llm",
     "Lease": "radixkv.cache.prefix_cache",
     "LeaseError": "radixkv.errors",
     "ModelLoadError": "radixkv.errors",
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ModuleNotFoundError as error:
-        from radixkv.extras import missing_package
+        from radixkv.entrypoints.extras import missing_package
 
         raise missing_package(error, f"radixkv.{name}") or error from None
     value = getattr(home, name)

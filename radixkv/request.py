@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import InvalidRequestError
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport

@@ -34,9 +34,9 @@ COMMAND_LINE = "radixkv.cli"
 #: neighbours. A part of a room that stands on another floor than the rest is named apart.
 FLOORS = (
     ("errors",),
-    ("config", "extras"),
+    ("engine.config", "entrypoints.extras"),
     ("cache", "text", "cluster.loop_thread"),
-    ("text.chat_formats", "structured"),
+    ("text.chat_formats", "sampling.structured"),
     ("tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
     ("request",),
@@ -44,6 +44,7 @@ FLOORS = (
     ("grammar", "speculation"),
     ("model",),
     ("engine",),
+    ("entrypoints",),
     ("cluster",),
     ("",),
     ("cli",),
@@ -51,8 +52,8 @@ FLOORS = (
 )
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 
-#: Rooms that `pip install radixkv` without extras can use: they do without `radixkv.extras.SERVING` (torch,
-#: tokenizers, numpy, ...), except inside functions that nobody needs there.
+#: Rooms that `pip install radixkv` without extras can use: they do without torch, tokenizers, numpy and the
+#: rest of `radixkv.entrypoints.extras.SERVING`, except inside functions that nobody needs there.
 BASE = (
     "radixkv.cache",
     "radixkv.observe",
@@ -76,7 +77,7 @@ TORCH_FREE = (
     "radixkv.cli.replay",
     "radixkv.observe.audit",
     "radixkv.request",
-    "radixkv.config",
+    "radixkv.engine.config",
 )
 
 

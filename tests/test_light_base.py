@@ -16,7 +16,7 @@ from running_proxy import running_proxy
 from scripted_upstream import scripted_upstream
 from source_graph import ROOT
 
-from radixkv.extras import SERVING
+from radixkv.entrypoints.extras import SERVING
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAX_INSTALLED_BYTES = 80_000_000

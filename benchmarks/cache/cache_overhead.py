@@ -27,9 +27,9 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.host_scale import Stopwatch
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import engine_for_model
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams

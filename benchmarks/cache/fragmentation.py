@@ -39,9 +39,9 @@ from radixkv.cli.replay.simulate import simulate
 from radixkv.cli.replay.token_prompts import scaled as scaled_trace
 from radixkv.cli.replay.token_prompts import token_prompts
 from radixkv.cli.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import build_engine
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 from radixkv.request import SamplingParams
 
 TARGET = 0.04

@@ -17,7 +17,7 @@ from radixkv.cli.replay.options import JsonOption, LimitOption, TokenizerOption
 from radixkv.cli.replay.readers import ReadOptions, read_trace
 from radixkv.cli.replay.token_prompts import scaled
 from radixkv.cli.replay.trace import Trace
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 
 if TYPE_CHECKING:
     from benchmarks.cluster_simulator.reference_step import Clock
@@ -55,7 +55,7 @@ def fit_command(
     simulated one, and both times to first token are printed.
     """
     from benchmarks.cluster_simulator.reference_step import WallClock
-    from radixkv.engine.builder import build_engine
+    from radixkv.entrypoints.builder import build_engine
 
     check_writable("--json", json_file)
     trace = None

@@ -29,8 +29,8 @@ from benchmarks import speculation_exactness
 from benchmarks.figures import write_figures
 from benchmarks.speculation_workloads import WORKLOADS, prompts, sampling
 from radixkv import EngineConfig
-from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 
 
 def decode(engine: Engine, requests: list[list[int]], workload: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.figures import write_figures
 from benchmarks.speculation_exactness import FREE
 from radixkv import EngineConfig, SamplingParams
-from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 
 #: Rows of each request and requests at once.
 SIZES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (32, 2), (32, 4))

@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.speculation_workloads import WORKLOADS, prompts, sampling
 from radixkv import EngineConfig, SamplingParams
-from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 from radixkv.speculation.step_costs import StepCosts
 
 #: Guesses cost nothing: as many are made as there are, whether they pay or not.

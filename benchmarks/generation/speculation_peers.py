@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--start-timeout", type=float, default=300, metavar="S")
     args = parser.parse_args()
 
-    from radixkv.config import EMBEDDED_MODEL
+    from radixkv.engine.config import EMBEDDED_MODEL
     from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
     from radixkv.model.loading.model_cache import cache_home
 

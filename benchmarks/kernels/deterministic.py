@@ -21,8 +21,8 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from radixkv import EngineConfig, SamplingParams
-from radixkv.engine.builder import build_engine
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 
 CONTEXT = 500
 CASES = {"decode, batch 1": 1, "decode, batch 8": 8, "prompt of 512 tokens": 0}

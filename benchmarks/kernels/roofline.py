@@ -36,7 +36,7 @@ from torch import nn
 
 from benchmarks.figures import write_figures
 from radixkv.cli.bench.server_process import machine
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner

@@ -23,7 +23,7 @@ from benchmarks.gpu_graphs import recording
 from benchmarks.gpu_machine import copy_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes, profiled
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.model.attention_hook import register_attention_hook
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.runner import ModelRunner

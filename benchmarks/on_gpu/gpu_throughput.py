@@ -28,7 +28,7 @@ from benchmarks.gpu_parts import Report
 from benchmarks.gpu_steps import SHAPES, TOY_SHAPES, engine_config, loaded_model, random_model
 from benchmarks.paged_bench import Sizes
 from radixkv import LLM, SamplingParams
-from radixkv.engine.builder import engine_for_model
+from radixkv.entrypoints.builder import engine_for_model
 
 CONCURRENCY = 64
 

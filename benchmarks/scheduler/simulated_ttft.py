@@ -24,8 +24,8 @@ from benchmarks.figures import write_figures
 from benchmarks.traces import traces_folder
 from radixkv.cli.replay.readers import ReadOptions, read_trace
 from radixkv.cli.replay.token_prompts import scaled
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.engine.builder import build_engine
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.entrypoints.builder import build_engine
 
 TARGET = 0.2
 MAX_MODEL_LEN, NUM_BLOCKS, MAX_ANSWER = 4096, 2000, 64

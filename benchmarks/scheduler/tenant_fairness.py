@@ -121,8 +121,8 @@ def waits(policy: str, scenario: Scenario) -> dict[str, Any]:
 
 def seconds(policy: str) -> dict[str, float]:
     """Seconds from each quiet request's arrival to its first token, on the embedded model."""
-    from radixkv.config import EngineConfig
-    from radixkv.engine.builder import build_engine
+    from radixkv.engine.config import EngineConfig
+    from radixkv.entrypoints.builder import build_engine
 
     engine = build_engine(EngineConfig(scheduling_policy=policy, allow_download=False, num_blocks=4000))
     rng = np.random.default_rng(0)

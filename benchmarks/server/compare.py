@@ -319,7 +319,7 @@ def main() -> None:
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
     wanted = [name.strip() for name in args.settings.split(";")] if args.settings else None
 
-    from radixkv.config import EMBEDDED_MODEL
+    from radixkv.engine.config import EMBEDDED_MODEL
     from radixkv.model.loading.embedded_model import fetch_gguf, find_embedded, prepare_embedded
     from radixkv.model.loading.model_cache import cache_home
 

@@ -31,8 +31,8 @@ import httpx
 
 from benchmarks.figures import write_figures
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
-from radixkv.observe.tree_walk import TreeWalk
+from radixkv.cache.reporting.tree_walk import TreeWalk
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv_server.app import make_server
 from radixkv_server.http.listener import bind_socket
 from radixkv_server.settings import ServerSettings

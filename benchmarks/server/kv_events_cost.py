@@ -31,9 +31,9 @@ from benchmarks.figures import write_figures
 from benchmarks.host_scale import VOCABULARY, RandomRunner
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cluster.events.open_events import open_events
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
-from radixkv.engine.builder import build_engine
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 from radixkv.request import SamplingParams
 
 TARGET = 1.02

@@ -26,9 +26,9 @@ import numpy as np
 
 from benchmarks.figures import write_figures
 from radixkv.cli.bench.server_process import machine
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import build_engine
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
 from radixkv.request import SamplingParams
 
 PROMPT_TOKENS = 24

@@ -16,7 +16,7 @@ import httpx
 from benchmarks.peers import lmcache, vllm_cpu
 from benchmarks.peers.engines import Places
 from benchmarks.peers.process import RunningServer
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
 from radixkv.model.loading.model_cache import cache_home
 from radixkv.request import RequestOutput, SamplingParams

@@ -40,7 +40,7 @@ from benchmarks.figures import write_figures
 from benchmarks.tier_contestants import BLOCK_COUNTS, Contestant, contestants
 from benchmarks.traces import traces_folder
 from radixkv.cli.replay.readers import read_trace
-from radixkv.config import EMBEDDED_MODEL
+from radixkv.engine.config import EMBEDDED_MODEL
 
 TRACE = "chat_bytes64.jsonl.gz"
 # Prompts that follow each other without a pause where nothing is shared.

@@ -11,25 +11,14 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
+from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.explain import DueReport, due_report, new_due
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.tree_nodes import Walk
-
-
-class DivergenceObserver(Protocol):
-    """Is told where prompts part from what is cached, such as `radixkv.observe.advisor.Advisor`."""
-
-    def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
-        """An acquire of `data` in `owner` found some tokens, then left `walk.neighbour`.
-
-        In the middle of the acquire: it must be quick, raise nothing and call nothing of the cache.
-        """
 
 
 class Leasing:

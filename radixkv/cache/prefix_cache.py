@@ -38,11 +38,12 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.leasing import DivergenceObserver, Leasing
+from radixkv.cache.leasing import Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import UseTimes
+from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.events import ChangeLog, Listener
 from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.reporting.ghost import GhostIndex

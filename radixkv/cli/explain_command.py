@@ -15,7 +15,7 @@ from radixkv.cli.explain_local import LocalCache
 from radixkv.cli.openai_http import api_root, authorization, body_of, read_key
 from radixkv.cli.options import engine_options
 from radixkv.cli.output_files import check_writable, write_json
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, RequestFailedError
 
 SHOWN_CHARS = 160

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, InvalidRequestError
 
 SHOWN_TOKENS = 48

@@ -17,9 +17,9 @@ import typer
 from rich.markup import escape
 
 import radixkv
-from radixkv.config import EMBEDDED_MODEL
+from radixkv.engine.config import EMBEDDED_MODEL
+from radixkv.entrypoints.extras import missing_package
 from radixkv.errors import RadixKVError
-from radixkv.extras import missing_package
 
 app = typer.Typer(
     name="radixkv",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from radixkv.cli.brief_help import HELP_ALL, PANEL_OF
-from radixkv.config import EMBEDDED_MODEL, EngineConfig, parse_size
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig, parse_size
 from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from radixkv.cli.output_files import check_writable
-from radixkv.config import parse_size
+from radixkv.engine.config import parse_size
 from radixkv.errors import ConfigError
 from radixkv.observe.audit.prices import read_prices
 from radixkv.observe.audit.rule_sets import rule_set

@@ -17,9 +17,9 @@ import radixkv
 from radixkv.cli.brief_help import PANEL_OF, BriefHelp
 from radixkv.cli.config_file import take_config_file
 from radixkv.cli.options import engine_options, settings_parameters, with_options
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
-from radixkv.extras import require_engine
 from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings, make_settings

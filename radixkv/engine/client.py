@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
-    from radixkv.config import EngineConfig
-    from radixkv.engine.async_cache import CacheClient
+    from radixkv.engine.cache_client import CacheClient
+    from radixkv.engine.config import EngineConfig
     from radixkv.engine.counters import EngineStats
     from radixkv.engine.prompt_limits import Prompt, PromptLimits
     from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.scheduling.policy import make_policy
 
 

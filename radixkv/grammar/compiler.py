@@ -26,7 +26,7 @@ from radixkv.grammar.trial import follow
 from radixkv.grammar.trial_process import TrialProcess, shared_trials
 from radixkv.grammar.trial_server import NICENESS, STACK_BYTES
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.thread_priority import yield_to_steps
 
 #: Tenants whose grammars are compiled at the same time.

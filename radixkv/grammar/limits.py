@@ -19,7 +19,7 @@ from radixkv.grammar.exactness import check_exactness
 from radixkv.grammar.joined_patterns import joined_patterns
 from radixkv.grammar.lark_operators import joined_ways
 from radixkv.grammar.regex_text import max_repetitions, num_atoms
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_DEPTH = 64

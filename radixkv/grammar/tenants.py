@@ -13,7 +13,7 @@ from radixkv.cache.keys import NamespaceKey
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.masks import Grammar
 from radixkv.grammar.work import WorkAccount
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 #: Grammars that are kept, of all tenants; who has most gives way.
 MAX_KNOWN = 256

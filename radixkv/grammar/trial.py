@@ -19,7 +19,7 @@ import numpy as np
 from radixkv.grammar.limits import TooComplex, check_spec
 from radixkv.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.grammar.work import PROMISED_S, Effort
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 #: CPU time of all of a trial.
 MAX_TRIAL_S = 1.0

@@ -18,7 +18,7 @@ from radixkv.errors import EngineOverloadedError
 from radixkv.grammar.trial import Verdict
 from radixkv.grammar.trial_server import message
 from radixkv.grammar.vocabulary import VocabularyRecipe
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 #: The module that the process runs.
 SERVER = "radixkv.grammar.trial_server"

@@ -25,7 +25,7 @@ from typing import Any
 
 from radixkv.grammar.trial import MAX_TRIAL_BYTES, MAX_TRIAL_S, Verdict, try_out
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.thread_priority import yield_to_steps
 
 #: Compilers follow references by recursion.

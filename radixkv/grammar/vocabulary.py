@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from radixkv.grammar.json_escapes import allowed_escapes, limit_escapes
 from radixkv.grammar.special_tokens import hidden_names, hide_special_tokens
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 #: What a matcher may need; beyond it, it is in error. Common grammars need a tenth.
 #: - compile fuel: half of llguidance's; what it refuses at this takes a third of a second, not a whole one.

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_kernels import KVSpec
 

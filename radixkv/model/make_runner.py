@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control

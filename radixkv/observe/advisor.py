@@ -8,10 +8,9 @@ id, a user's name) come later in the prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace
+from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.tree_nodes import Walk, continuation
 from radixkv.observe.similarity import same_later
 
@@ -22,33 +21,6 @@ _CREDIT = 1 / 64  # comparisons per lookup observed: each costs as much as an ac
 WINDOW = 10_000  # divergences after which older ones begin to be forgotten
 _EXACT = 512  # divergences of a window that are all looked at; of later ones every eighth, counted as eight
 _STRIDE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class BreakPoint:
-    """A place where prompts of one group part from what is cached.
-
-    Attributes:
-        example_cached, example_new: tokens of one such place.
-    """
-
-    position: int  # the first token that differed, at the earliest
-    count: int  # lookups that parted there, in the window
-    recoverable_tokens: int  # estimate of the tokens, over all of them, that would have hit had it come later
-    group_tokens: tuple[int, ...]  # the tokens that the group's prompts begin with
-    example_cached: tuple[int, ...]
-    example_new: tuple[int, ...]
-    namespace: NamespaceKey = ()  # whose lookups: groups of different namespaces are apart
-    group_count: int = 0  # lookups of the group that parted anywhere
-    example_before: tuple[int, ...] = ()  # the tokens in front of that place
-
-    @property
-    def advice(self) -> str:
-        """The finding as one sentence."""
-        return (
-            f"{self.count} prompts that begin with {list(self.group_tokens)} part at token {self.position}; "
-            f"about {self.recoverable_tokens} tokens would have been found had that come later."
-        )
 
 
 _Place = tuple[NamespaceKey, bytes, int]  # whose, the group's first tokens, the block

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from radixkv.config import parse_size
+from radixkv.engine.config import parse_size
 from radixkv.errors import ConfigError
 from radixkv.tiers.selection import LONG_TOKENS, Selection
 

@@ -28,8 +28,8 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 import radixkv
-from radixkv.config import EngineConfig
 from radixkv.engine.client import EngineClient
+from radixkv.engine.config import EngineConfig
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
@@ -216,7 +216,7 @@ def serve(
     settings = make_settings(**options)
     with _no_hangups(settings), contextlib.closing(bind_socket(settings.host, settings.port)) as sock:
         if engine_factory is None:
-            from radixkv.engine.async_engine import AsyncEngine
+            from radixkv.entrypoints.async_engine import AsyncEngine
 
             engine_factory = AsyncEngine.from_config
         serve_engine(engine_factory(with_tenants(config, settings)), settings, on_ready=on_ready, sock=sock)

@@ -15,7 +15,7 @@ from stored_prompts import store
 
 from radixkv import Lease, OutOfBlocks, PrefixCache
 from radixkv.cache.reporting.events import MAX_FAILURES, BlockChanges, Listener
-from radixkv.engine.async_cache import CacheClient
+from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError
 from radixkv.observe.residency import Residency
 
@@ -215,7 +215,7 @@ async def test_an_engine_that_ends_before_a_follower_hears_that_it_is_one() -> N
         calls.fail_all(EngineStoppedError("over"))
         return result
 
-    calls = CacheClient(run)
+    calls = AsyncCache(run)
     with pytest.raises(EngineStoppedError, match="over"):
         await asyncio.wait_for(anext(calls.events()), 30)
 
@@ -240,7 +240,7 @@ async def test_a_follower_that_leaves_before_it_hears_that_it_is_one() -> None:
         return result
 
     cache.subscribe = subscribe  # type: ignore[method-assign]
-    reader = asyncio.ensure_future(anext(CacheClient(run).events()))
+    reader = asyncio.ensure_future(anext(AsyncCache(run).events()))
     await reached.wait()
     reader.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -9,8 +9,8 @@ from stored_prompts import store as fill
 
 from radixkv import PrefixCache
 from radixkv.cache.keys import decode_tokens
+from radixkv.cache.reporting.tree_walk import TreeWalk
 from radixkv.observe.advisor import Advisor
-from radixkv.observe.tree_walk import TreeWalk
 
 
 def finished(walk: TreeWalk, nodes: int = 1000) -> TreeWalk:

@@ -10,7 +10,7 @@ from stored_prompts import store_checked as store
 
 from radixkv import InvalidRequestError, PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.observe.tree_walk import TreeWalk
+from radixkv.cache.reporting.tree_walk import TreeWalk
 from radixkv.request import SamplingParams
 
 TEXT = list(range(40))

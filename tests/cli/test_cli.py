@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from radixkv.cli import main as cli
 from radixkv.cli.brief_help import PANEL_OF, PANELS
 from radixkv.cli.options import setting_helps
-from radixkv.config import EngineConfig, parse_size
+from radixkv.engine.config import EngineConfig, parse_size
 from radixkv.errors import ConfigError
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings

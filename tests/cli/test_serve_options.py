@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from radixkv.cli import serve_command as cli
 from radixkv.cli.main import command_tree
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.app import with_tenants
 from radixkv_server.log_format import JsonFormatter

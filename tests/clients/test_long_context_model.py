@@ -17,7 +17,7 @@ from live_server import LiveServer, live_server
 from long_context_model import POSITIONS, save_long_context_model
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 SCHEMA: Any = {
     "type": "object",

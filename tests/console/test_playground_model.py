@@ -14,7 +14,7 @@ from browser_page import console, expect
 from live_server import LiveServer, live_server
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 CITIES = ["Madrid", "Lisbon"]
 SCHEMA = {

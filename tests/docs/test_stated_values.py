@@ -15,23 +15,23 @@ import typer
 
 from benchmarks.cluster_simulator.commands import app as simulator
 from radixkv.cache.eviction.registry import POLICIES as EVICTION
+from radixkv.cache.reporting.tree_walk import SLICE_NODES
 from radixkv.cli.main import command_tree
 from radixkv.cluster.events import spec as events_spec
 from radixkv.cluster.events.publisher import MAX_WAITING_BLOCKS
 from radixkv.cluster.events.replay_log import MAX_BATCHES, MAX_BYTES
 from radixkv.cluster.events.subscriber import SILENCE_S
 from radixkv.cluster.replicas.engine import PATIENCE_S
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import RestartPolicy
 from radixkv.engine.tier_use import ASK_TIERS_S, SAVE_AT_END_S
+from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar import limits, tenants, trial, work
 from radixkv.grammar.ebnf import MAX_EBNF_BYTES
 from radixkv.grammar.escaped_lark import MAX_CHARS
 from radixkv.observe.audit.rule_sets import RULE_SETS
 from radixkv.observe.similarity import MIN_RUN
-from radixkv.observe.tree_walk import SLICE_NODES
 from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING

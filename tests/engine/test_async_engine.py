@@ -14,7 +14,7 @@ import pytest
 import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import (
     EngineOverloadedError,
     EngineStoppedError,

@@ -33,8 +33,8 @@ from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams
 from radixkv.sampling.device_arrays import Fetch
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.batch import Batch
-from radixkv.structured import StructuredOutputs
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 

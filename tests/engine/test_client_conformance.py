@@ -16,7 +16,7 @@ from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
-from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counters import EngineStats
 from radixkv.errors import (

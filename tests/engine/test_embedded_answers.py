@@ -16,7 +16,7 @@ from inspection import inside
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
-from radixkv.engine.builder import engine_for_model
+from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 from radixkv.sampling.beam_search import BeamSearchParams
 

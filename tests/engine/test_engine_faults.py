@@ -10,7 +10,7 @@ import torch
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 from told_deltas import collect_outputs
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams

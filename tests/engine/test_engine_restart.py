@@ -15,9 +15,9 @@ import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
 
 from radixkv.cache.retention.quota import Quota
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import RestartPolicy
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError
 from radixkv.request import SamplingParams
 

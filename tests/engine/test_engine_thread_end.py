@@ -7,8 +7,8 @@ import threading
 import pytest
 from paged_language_model import LetterTokenizer, make_engine
 
-import radixkv.engine.engine_thread as engine_thread
-from radixkv.engine.engine_thread import EngineThread
+import radixkv.entrypoints.engine_thread as engine_thread
+from radixkv.entrypoints.engine_thread import EngineThread
 from radixkv.errors import EngineStoppedError
 
 

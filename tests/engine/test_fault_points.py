@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-import radixkv.engine.streams as streams
+import radixkv.entrypoints.streams as streams
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.retention.capacity import Capacity
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import RadixKVError
 from radixkv.request import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState

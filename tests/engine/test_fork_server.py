@@ -16,8 +16,8 @@ import pytest
 from tiny_models import save_tiny_model
 
 from radixkv.cluster.remote.fork_server import fork_engine
-from radixkv.config import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.request import SamplingParams

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from paged_language_model import LetterTokenizer, make_engine
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.request import SamplingParams
 

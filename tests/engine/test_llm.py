@@ -8,7 +8,7 @@ import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, make_engine
 
 from radixkv import BeamSearchParams
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError, RadixKVError, RequestFailedError
 from radixkv.request import SamplingParams
 

@@ -10,7 +10,7 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.request import PrefixPin, SamplingParams
 

@@ -17,7 +17,7 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.cluster.remote.channel import Ask, Channel, Reply
-from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
@@ -221,7 +221,7 @@ async def served_in_a_thread(scripted: ScriptedEngine) -> AsyncIterator[EngineCl
     ours, theirs = multiprocessing.Pipe()
     host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
     host.start()
-    engine = await asyncio.to_thread(connect, ours)
+    engine = await asyncio.to_thread(RemoteEngine, ours)
     try:
         yield engine
     finally:
@@ -288,7 +288,7 @@ async def test_nothing_runs_further_ahead_than_it_is_read():
     ours, theirs = multiprocessing.Pipe()
     host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
     host.start()
-    engine = await asyncio.to_thread(connect, ours)
+    engine = await asyncio.to_thread(RemoteEngine, ours)
     stream = engine.stream("say:" + "x" * 5000, SamplingParams(max_tokens=5000))
     for _ in range(10):
         await anext(stream)

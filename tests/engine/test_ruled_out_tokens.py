@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from paged_language_model import END, VOCAB, LetterTokenizer, make_engine, next_logits
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 

@@ -15,10 +15,10 @@ from paged_language_model import PagedHashModel
 from tiny_models import save_tiny_model
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import engine_for_model, engine_on_runner, summarize
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import StartupPhases
+from radixkv.entrypoints.builder import engine_for_model, engine_on_runner, summarize
 from radixkv.model.loading.loader import load_model
 from radixkv.request import SamplingParams
 from radixkv.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.request import SamplingParams
 from radixkv.sampling.beam_search import BeamSearch, BeamSearchParams

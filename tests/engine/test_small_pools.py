@@ -12,7 +12,7 @@ from paged_language_model import VOCAB, make_engine, run_all
 from pool_traffic import FREE, Outcome, Parrot
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.request import SamplingParams
 from radixkv.sampling.beam_search import BeamSearchParams
 from radixkv.scheduling.batch import Batch

@@ -5,9 +5,9 @@ import re
 import pytest
 from tiny_models import save_tiny_model
 
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import build_engine
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.startup import EngineSummary, StartupPhases, resident_memory
+from radixkv.entrypoints.builder import build_engine
 from radixkv.errors import ConfigError
 from radixkv.model.runner import ModelRunner
 from radixkv.request import SamplingParams

@@ -20,11 +20,11 @@ from paged_language_model import (
     next_logits,
 )
 
-from radixkv.engine.async_engine import AsyncEngine
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.request import SamplingParams
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -16,8 +16,8 @@ import pytest
 from live_server import LiveServer, live_server
 from tiny_models import save_tiny_model
 
-from radixkv.config import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 pytestmark = pytest.mark.injects_faults
 

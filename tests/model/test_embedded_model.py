@@ -25,7 +25,7 @@ import torch
 from tiny_models import write_tiny_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading import embedded_fetch, embedded_model, gguf_conversion, model_cache
 from radixkv.model.loading.embedded_fetch import EmbeddedModel

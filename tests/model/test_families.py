@@ -16,7 +16,7 @@ import torch
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch

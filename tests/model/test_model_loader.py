@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB_SIZE, save_random_model, save_tiny_model, write_tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.attention_hook import PlainCausalStep, model_inputs
 from radixkv.model.loading import load_progress

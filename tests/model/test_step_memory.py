@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.model import step_memory
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import load_model

@@ -10,7 +10,7 @@ import pytest
 from test_model_loader import load, refusal
 from tiny_models import save_tiny_model
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.loader import load_tokenizer
 

@@ -14,7 +14,7 @@ from scripted_engine import ByteTokenizer
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.closed_objects import close_objects
 
 END = 257

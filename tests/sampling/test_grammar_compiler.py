@@ -23,7 +23,7 @@ from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.tenants import Tenants
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 
 def test_known_grammars_are_bounded_and_compiled_once() -> None:

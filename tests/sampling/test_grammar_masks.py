@@ -22,7 +22,7 @@ from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.grammar.work import Effort, WorkAccount
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.tokenizer import Tokenizer
 
 

@@ -22,7 +22,7 @@ from radixkv.errors import InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.limits import MAX_TEXT_BYTES, TooComplex, check_lark
 from radixkv.grammar.vocabulary import PlainTokens, Vocabulary, VocabularyRecipe
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12.json"
 

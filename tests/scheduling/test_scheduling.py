@@ -11,7 +11,7 @@ from scheduled_prompts import LONG, ONE, prompt, steps_until
 from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig, SimulatedReplica
 from benchmarks.cluster_simulator.step_cost import ESTIMATES
 from radixkv.cli.options import setting_helps
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 from radixkv.scheduling.policy import POLICIES, AdmissionPolicy, MatchedTokens, make_policy

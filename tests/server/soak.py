@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from live_server import LiveServer, live_server
 from paged_language_model import END, VOCAB, LetterTokenizer, greedy_reference, make_engine
 
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 CLIENTS = 6
 NUM_BLOCKS = 96  # of 8 tokens: about what the clients' prompts need, so that blocks are evicted all the time

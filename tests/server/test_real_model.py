@@ -13,7 +13,7 @@ import pytest
 from live_server import LiveServer, live_server, raw_request
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 pytestmark = pytest.mark.slow
 

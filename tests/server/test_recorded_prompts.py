@@ -15,7 +15,7 @@ import pytest
 from live_server import LiveServer, live_server
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.observe.audit.readers.recording import Recording
 from radixkv.observe.audit.rule_sets import rule_set
 from radixkv.observe.audit.rules import Rules

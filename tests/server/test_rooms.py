@@ -47,13 +47,13 @@ ENGINE = {
     "radixkv.cache.cache_stats",  # the type of a tree's figures
     "radixkv",  # its version
     "radixkv.observe.audit.prompt_units",  # what counts the prompts of a log
-    "radixkv.observe.advisor",  # the type of a hint
+    "radixkv.cache.reporting.divergence",  # the type of a hint
     "radixkv.cache.reporting.events",  # the types of events
     "radixkv.cache.reporting.ages",  # bounds of counted ages
     "radixkv.cache.reporting.explain",  # the type of a miss report
     "radixkv.observe.similarity",  # what two prompts have in common further on
-    "radixkv.engine.async_cache",
-    "radixkv.engine.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
+    "radixkv.engine.cache_client",
+    "radixkv.entrypoints.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
     "radixkv.cluster.loop_thread",
     "radixkv.text.text_tokenizer",  # the type of an engine's tokenizer
     "radixkv.cluster.remote.fork_server",
@@ -62,7 +62,7 @@ ENGINE = {
     "radixkv.cluster.replicas.engine",
     "radixkv.tiers.spec",
     "radixkv.cache.keys",  # how tokens are encoded
-    "radixkv.observe.tree_walk",  # the type of a node
+    "radixkv.cache.reporting.tree_walk",  # the type of a node
     "radixkv.cache.retention.pins",  # the type of a pin
     "radixkv.cache.retention.quota",  # what a tenant is granted
     "radixkv.text.chat_formats.answer",
@@ -81,10 +81,10 @@ ENGINE = {
     "radixkv.text.chat_formats.history",
     "radixkv.text.chat_formats.template_traits",
     "radixkv.engine.client",
-    "radixkv.config",
+    "radixkv.engine.config",
     "radixkv.engine.prompt_limits",  # what prompts must keep to
     "radixkv.errors",
-    "radixkv.extras",
+    "radixkv.entrypoints.extras",
     "radixkv.request",
     "radixkv.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
@@ -100,7 +100,7 @@ ENGINE = {
     "radixkv.cluster.routing.prompt_blocks",
     "radixkv.cluster.routing.replica",
     "radixkv.cluster.routing.router",
-    "radixkv.structured",
+    "radixkv.sampling.structured",
     "radixkv.grammar.ebnf",  # a second notation of grammars
     "radixkv.grammar.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
     "radixkv.text.json_text",  # arguments of tool calls as they were written
@@ -132,7 +132,7 @@ def test_rooms_import_downwards(module: str) -> None:
 def test_the_engine_is_an_engine_client(module: str) -> None:
     ours = {name for name in imports_of(module) if name.split(".")[0] == "radixkv"}
     if module == f"{SERVER}.app":
-        ours.discard("radixkv.engine.async_engine")  # what serves when nobody says otherwise
+        ours.discard("radixkv.entrypoints.async_engine")  # what serves when nobody says otherwise
     assert ours <= ENGINE, f"{module} must not know {sorted(ours - ENGINE)}"
 
 

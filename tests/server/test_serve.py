@@ -16,7 +16,7 @@ import pytest
 from live_server import raw_request
 from scripted_engine import ScriptedEngine
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.app import check_port_is_free, serve
 from radixkv_server.http.listener import bind_socket
@@ -26,7 +26,7 @@ PROGRAM = """
 import sys, threading
 sys.path.insert(0, {folder!r})
 from scripted_engine import ScriptedEngine
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv_server.app import serve
 
 engine = ScriptedEngine()

@@ -13,9 +13,9 @@ from live_server import LiveServer, live_server
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import save_tiny_model
 
-from radixkv.config import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 TENANTS = tuple(f"t{number}" for number in range(6))  # each has a cache of its own
 KEYS = {"api_keys": tuple(f"{name}={name}-key" for name in TENANTS), "admin_keys": ("a=admin-key",)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.extras import SERVING
+from radixkv.entrypoints.extras import SERVING
 
 _BLOCK = """
 import sys

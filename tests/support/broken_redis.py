@@ -23,9 +23,9 @@ from paged_language_model import LetterTokenizer, PagedHashModel, make_engine, n
 from redis_server import RedisServer, redis_server
 
 from radixkv.cluster.remote.process import start_engine
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.client import EngineClient
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.request import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.record import BlockKind

@@ -30,7 +30,7 @@ from scripted_engine import ScriptedEngine
 from told_answers import told_answer
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 HERE = Path(__file__).resolve().parents[1] / "clients"
 ENVIRONMENTS, PROGRAMS = HERE / "environments", HERE / "trials"

@@ -19,18 +19,18 @@ from typing import Any
 
 from paged_language_model import LetterTokenizer, make_engine
 
-from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.remote.process import start_engine
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.client import EngineClient
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv_server.app import make_server
 from radixkv_server.settings import ServerSettings
 
 # What takes seconds to import is imported once, in the process that the others are copies of.
 multiprocessing.set_forkserver_preload(
     [
-        "radixkv.engine.async_engine",
+        "radixkv.entrypoints.async_engine",
         "radixkv.cluster.remote.process",
         "radixkv.model.device_paths",
         "radixkv_server.app",
@@ -73,7 +73,7 @@ def server_elsewhere(engine: EngineClient, sock: socket.socket, settings: Server
 def _serve(
     connection: Connection, sock: socket.socket, settings: ServerSettings, ready: Event, go_on: Event
 ) -> None:
-    server = make_server(connect(connection), settings, on_ready=lambda host, port: ready.set())
+    server = make_server(RemoteEngine(connection), settings, on_ready=lambda host, port: ready.set())
 
     def end() -> None:
         go_on.wait()

@@ -13,7 +13,7 @@ from radixkv.grammar.limits import MAX_TEXT_BYTES
 from radixkv.grammar.masks import Grammar, GrammarMask
 from radixkv.grammar.tenants import Tenants
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 END = 257
 

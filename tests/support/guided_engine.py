@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Unpack
 
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.client import RequestOptions
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 #: The last thing in a prompt that is to be said.
 _TOLD = re.compile(r"say\{\{(.*?)\}\}say", re.DOTALL)

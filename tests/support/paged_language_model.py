@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import xxhash
 
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import engine_on_runner
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.scheduling.batch import Batch, Copy
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.block_copy import BlockCopy

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from radixkv.config import EngineConfig
-from radixkv.engine.builder import engine_for_model
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.communicator import Communicator

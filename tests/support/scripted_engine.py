@@ -24,12 +24,12 @@ from told_deltas import collect_outputs
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.config import EngineConfig
-from radixkv.engine.async_cache import CacheClient
 from radixkv.engine.client import RequestOptions
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
+from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ from radixkv.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 from radixkv.tiers.measured_tier import TierCounts
 
@@ -223,7 +223,7 @@ class ScriptedEngine:
         self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
         self._caches = caches
         self._script = script or what_to_say
-        self.cache = CacheClient(self._run_on_cache, self.model_fingerprint)
+        self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
         self.config = EngineConfig()
         self.is_healthy = True
         self.is_full = False

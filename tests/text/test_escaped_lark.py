@@ -14,7 +14,7 @@ from scripted_engine import ByteTokenizer
 
 from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 
 END = 257
 GRAMMARS = [

@@ -14,9 +14,9 @@ from tier_engines import GREEDY, PROMPT, Clock, filled, steps
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cli.terminal_chat.partners import LocalPartner
-from radixkv.engine.async_engine import AsyncEngine
-from radixkv.engine.llm import LLM
 from radixkv.engine.tier_use import ASK_TIERS_S
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.llm import LLM
 from radixkv.tiers.tier import TierState
 
 OTHERS = [[30 + 3 * number + i % 11 for i in range(100)] for number in range(4)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_models import save_tiny_model
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.request import SamplingParams
 from radixkv.tiers.measured_tier import MeasuredTier
 

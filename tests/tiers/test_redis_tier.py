@@ -17,7 +17,7 @@ from tiny_models import save_tiny_model
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
 from radixkv.engine.engine import Engine
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 from radixkv.tiers.open_tiers import check_tiers

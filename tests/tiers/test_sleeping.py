@@ -17,10 +17,10 @@ from scripted_tier import ScriptedTier
 from tier_engines import PROMPT, assert_right, filled
 
 from radixkv.cache.cache_key import CacheKey
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import RestartPolicy
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.engine_thread import RestartPolicy
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
 from radixkv.request import SamplingParams
 from radixkv.tiers.tier import TierState

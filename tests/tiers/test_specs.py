@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.tiers.open_tiers import check_tiers
 from radixkv.tiers.spec import parse_tiers

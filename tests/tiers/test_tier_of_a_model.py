@@ -6,7 +6,7 @@ import pytest
 from scripted_tier import ScriptedTier
 from tiny_models import save_tiny_model
 
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.request import SamplingParams
 
 PROMPT = [5 + 7 * i % 90 for i in range(53)]

@@ -15,11 +15,11 @@ from tier_engines import assert_right
 from tiny_models import save_tiny_model
 
 from radixkv.cluster.remote.process import start_engine
-from radixkv.config import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import RestartPolicy
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.engine_thread import RestartPolicy
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
 from radixkv.request import SamplingParams
 from radixkv.tiers.disk.disk_tier import DiskTier

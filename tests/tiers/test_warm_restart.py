@@ -13,7 +13,7 @@ import pytest
 from tiny_models import save_tiny_model
 
 from radixkv.cli.bench.server_process import started_process
-from radixkv.engine.llm import LLM
+from radixkv.entrypoints.llm import LLM
 from radixkv.errors import ConfigError
 from radixkv.request import SamplingParams
 
@@ -69,7 +69,7 @@ def test_a_changed_weight_is_another_model(model, tmp_path):
 
 def test_deterministic_mode_wants_the_same_processor(model, tmp_path, monkeypatch):
     first = answers(model, tmp_path, deterministic=True)
-    monkeypatch.setattr("radixkv.engine.builder.computed_by", lambda *_: "another processor")
+    monkeypatch.setattr("radixkv.entrypoints.builder.computed_by", lambda *_: "another processor")
     assert max(answers(model, tmp_path, deterministic=True)[1]) < 48
     monkeypatch.undo()
     assert answers(model, tmp_path, deterministic=True) == (first[0], [48, 48, 48])

@@ -19,7 +19,7 @@ class TreeView:
     """Reads the tree of one cache: `PrefixCache.tree`. Every method is read-only.
 
     Attributes:
-        index: the tree itself, for who visits its nodes, such as `radixkv.observe.tree_walk`.
+        index: the tree itself, for who visits its nodes, such as `radixkv.cache.reporting.tree_walk`.
         clock: seconds, as the cache has them.
     """
 

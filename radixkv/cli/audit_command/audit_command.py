@@ -13,13 +13,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.cli.audit_command.block_size import reported_block_size
 from radixkv.cli.audit_command.input_files import readable_again
 from radixkv.cli.audit_command.tables import print_report
 from radixkv.cli.output_files import check_writable
-from radixkv.config import EngineConfig, parse_size
+from radixkv.engine.config import EngineConfig, parse_size
+from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
-from radixkv.extras import require_engine
 from radixkv.observe.audit.prices import read_prices
 from radixkv.observe.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.observe.audit.readers.recording import Recording
@@ -29,7 +30,6 @@ from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.observe.audit.request_rows import RequestRows
 from radixkv.observe.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.observe.audit.rules import Rules
-from radixkv.observe.tree_walk import TreeSnapshot, TreeWalk
 
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"

@@ -15,8 +15,8 @@ from radixkv.cli.bench.options import LoadOptions, Measured
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import parse_names, with_options
 from radixkv.cli.output_files import check_writable, write_json
+from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
-from radixkv.extras import require_engine
 
 if TYPE_CHECKING:
     from radixkv.cli.bench.scenarios import Session

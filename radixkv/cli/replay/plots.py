@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.replay.driver import ReplayResult
 from radixkv.cli.replay.report import INFINITE, OPTIMUM
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 
 if TYPE_CHECKING:
     from radixkv.cli.replay.simulate import SchemeResult

@@ -24,7 +24,7 @@ from radixkv.cli.replay.options import (
 from radixkv.cli.replay.plots import plot_waste
 from radixkv.cli.replay.readers import ReadOptions
 from radixkv.cli.replay.simulate import SCHEMES, SchemeResult, simulate
-from radixkv.config import parse_size
+from radixkv.engine.config import parse_size
 from radixkv.errors import ConfigError
 
 # layers, KV heads, head size

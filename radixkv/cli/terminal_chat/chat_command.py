@@ -13,8 +13,8 @@ from rich.console import Console
 from radixkv.cli.brief_help import BriefHelp
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import engine_options
-from radixkv.config import EngineConfig
-from radixkv.extras import require_engine
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.extras import require_engine
 
 if TYPE_CHECKING:
     from radixkv.cli.terminal_chat.partners import LocalPartner, RemotePartner
@@ -74,8 +74,8 @@ def chat(
 def _model(config: EngineConfig, console: Console, max_tokens: int, temperature: float) -> LocalPartner:
     require_engine("radixkv chat, without --url,")
     from radixkv.cli.terminal_chat.partners import LocalPartner
-    from radixkv.engine.builder import build_engine
-    from radixkv.engine.llm import LLM
+    from radixkv.entrypoints.builder import build_engine
+    from radixkv.entrypoints.llm import LLM
 
     console.print(f"Loading {config.model} ...")
     llm = LLM.from_engine(build_engine(config))

@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError, RequestFailedError
 from radixkv.request import SamplingParams
 
 if TYPE_CHECKING:
-    from radixkv.engine.llm import LLM
+    from radixkv.entrypoints.llm import LLM
 
 Message = dict[str, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixkv.cluster.events.spec import parse_events
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 
 if TYPE_CHECKING:
     from radixkv.cluster.events.publisher import EventPublisher

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar, cast
+from typing import Any, Unpack, cast
 
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.keys import TokenIds
+from radixkv.cache.reporting.divergence import BreakPoint
+from radixkv.cache.reporting.events import BlockChanges
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.tree_walk import TreeSnapshot
+from radixkv.cache.retention.pins import PinInfo
+from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cluster.remote.channel import (
     WINDOW,
     Ask,
@@ -31,12 +35,12 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
-from radixkv.engine.async_cache import CacheClient
-from radixkv.engine.client import EngineClient
+from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.client import RequestOptions
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.prompt_limits import Prompt
 from radixkv.errors import EngineStoppedError, InvalidRequestError
-
-T = TypeVar("T")
+from radixkv.request import OutputDelta, RequestOutput, SamplingParams
 
 Event = Reply | Item | End | Failed
 
@@ -168,54 +172,88 @@ class Link:
         await asyncio.to_thread(self._channel.join)
 
 
-def _by_name(interface: type, prefix: str = "") -> Callable[[type[T]], type[T]]:
-    """Gives a class the interface's asynchronous methods that it does not have: calls over its `_link`."""
-
-    def complete(cls: type[T]) -> type[T]:
-        for name, method in vars(interface).items():
-            if name.startswith("_") or name in vars(cls) or not inspect.isfunction(method):
-                continue
-            if inspect.iscoroutinefunction(method):
-                setattr(cls, name, _calling(prefix + name, method))
-            elif str(method.__annotations__.get("return")).startswith("AsyncGenerator"):
-                setattr(cls, name, _iterating(prefix + name, method))
-        return cls
-
-    return complete
-
-
-def _calling(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    async def call(self: Any, *args: Any, **options: Any) -> Any:
-        return await self._link.call(name, args, options)
-
-    return call
-
-
-def _iterating(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def iterate(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any]:
-        return cast(AsyncGenerator[Any], self._link.iterate(name, args, options))
-
-    return iterate
-
-
-@_by_name(CacheClient, "cache.")
 class RemoteCache(CacheClient):
     """The prefix cache of that engine."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__(_not_here, link.facts.model_fingerprint)
+        super().__init__(link.facts.model_fingerprint)
         self._link = link
 
+    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        return await self._link.call(f"cache.{name}", args, options)
 
-def _not_here(function: Callable[[PrefixCache], T]) -> Awaitable[T]:
-    raise AssertionError("the cache is in another process: each call of it goes there")
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        return cast(int, await self._call("match", token_ids, tenant=tenant, salt=salt))
+
+    async def explain(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+    ) -> MissReport:
+        report = await self._call("explain", token_ids, tenant=tenant, salt=salt, admin=admin)
+        return cast(MissReport, report)
+
+    async def pin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> PinInfo | None:
+        pin = await self._call("pin", token_ids, tenant=tenant, salt=salt, ttl=ttl)
+        return cast(PinInfo | None, pin)
+
+    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        return cast(bool, await self._call("unpin", token_ids, tenant=tenant, salt=salt))
+
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        return cast(bool, await self._call("unpin_id", pin_id, tenant=tenant, salt=salt))
+
+    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
+        return cast(list[PinInfo], await self._call("pins", tenant=tenant, max_tokens=max_tokens))
+
+    async def quotas(self) -> list[QuotaUsage]:
+        return cast(list[QuotaUsage], await self._call("quotas"))
+
+    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        await self._call("set_quotas", quotas)
+
+    async def publish(self, token_ids: TokenIds) -> int:
+        return cast(int, await self._call("publish", token_ids))
+
+    async def unpublish(self, token_ids: TokenIds) -> bool:
+        return cast(bool, await self._call("unpublish", token_ids))
+
+    async def reset(self) -> None:
+        await self._call("reset")
+
+    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        return cast(list[BreakPoint], await self._call("advice", limit, tenant=tenant, salt=salt))
+
+    async def continuation(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+    ) -> list[int]:
+        tokens = await self._call("continuation", token_ids, tenant=tenant, salt=salt, limit=limit)
+        return cast(list[int], tokens)
+
+    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        return cast(list[int], await self._call("path", token_ids, tenant=tenant, salt=salt))
+
+    async def nodes(
+        self,
+        *,
+        tenant: str | None = None,
+        salt: str = "",
+        shown_tokens: int = 0,
+        max_nodes: int = 20_000,
+        max_tokens: int = 1_000_000,
+    ) -> TreeSnapshot:
+        most = {"shown_tokens": shown_tokens, "max_nodes": max_nodes, "max_tokens": max_tokens}
+        return cast(TreeSnapshot, await self._call("nodes", tenant=tenant, salt=salt, **most))
+
+    async def tree(self, max_lines: int = 50) -> str:
+        return cast(str, await self._call("tree", max_lines))
+
+    def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
+        return self._link.iterate("cache.events", (), {"replay": replay})
 
 
-@_by_name(EngineClient)
 class RemoteEngine:
-    """See the module's text; `connect` gives one that type checkers know as an `EngineClient`.
+    """The `EngineClient` of the engine at the other end of a connection.
 
     Args:
         connection: see `Link`. Blocks until the engine there is ready.
@@ -225,7 +263,7 @@ class RemoteEngine:
         EngineStoppedError: nothing serves an engine there; and what making that engine raised.
     """
 
-    def __init__(self, connection: Connection, on_close: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, on_close: Callable[[], None] = lambda: None) -> None:
         self._link = Link(connection)
         self._on_close = on_close
         facts = self._link.facts
@@ -249,6 +287,36 @@ class RemoteEngine:
         self._link.ask_status()  # for the next caller
         return self._link.status.stats
 
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        options = {"add_special_tokens": add_special_tokens, "allow_special": allow_special}
+        return cast(list[int], await self._link.call("tokenize", (text,), options))
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        options |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        return cast(list[int], await self._link.call("render_chat", (messages,), options))
+
+    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
+        await self._link.call("check_quota", (prompts,), {"tenant": tenant, "salt": salt})
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[OutputDelta]:
+        return self._link.iterate("stream", (prompt, params), dict(options))
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> RequestOutput:
+        return cast(RequestOutput, await self._link.call("generate", (prompt, params), dict(options)))
+
     async def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
             await self._link.call("abort", (request_id,), {})
@@ -258,8 +326,3 @@ class RemoteEngine:
             await self._link.call("close", (), {})
         await self._link.close()
         await asyncio.to_thread(self._on_close)
-
-
-def connect(connection: Connection, on_close: Callable[[], None] = lambda: None) -> EngineClient:
-    """The engine that is served at the other end of a connection; see `RemoteEngine`."""
-    return cast(EngineClient, RemoteEngine(connection, on_close))

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from radixkv.cluster.remote.channel import as_sent
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 
 if TYPE_CHECKING:
@@ -181,7 +181,10 @@ def _load(config: EngineConfig) -> LoadedModel:
     torch.set_num_threads(1)
     loaded = load_model(config)
     rewrite_layers(loaded.model, config.quantization, "cpu")
-    for module in ("radixkv.engine.async_engine", "radixkv.engine.builder"):  # what else its copies need
+    for module in (
+        "radixkv.entrypoints.async_engine",
+        "radixkv.entrypoints.builder",
+    ):  # what else its copies need
         importlib.import_module(module)
     torch.set_num_threads(num_threads)
     gc.collect()

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 from radixkv.cluster.remote.channel import Channel, Failed, as_sent
-from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineStoppedError
@@ -35,7 +35,7 @@ def start_engine(
     process.start()
     theirs.close()  # so that its end is noticed
     try:
-        return connect(ours, process.join)
+        return RemoteEngine(ours, process.join)
     except BaseException:
         process.join()
         raise

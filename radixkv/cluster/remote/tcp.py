@@ -19,7 +19,7 @@ from multiprocessing.connection import Client, Connection, Listener, answer_chal
 from typing import Any, cast
 
 from radixkv.cluster.loop_thread import LoopThread
-from radixkv.cluster.remote.engine import connect
+from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineStoppedError
@@ -125,7 +125,7 @@ def connect_to(address: EngineAddress) -> EngineClient:
         raise EngineStoppedError(
             f"the engine at {address.host}:{address.port} can't be reached: {error}"
         ) from error
-    return connect(connection, connection.close)
+    return RemoteEngine(connection, connection.close)
 
 
 def _expect_words(connection: Connection) -> None:

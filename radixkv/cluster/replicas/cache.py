@@ -15,24 +15,20 @@ from typing import TypeVar
 
 from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cluster.replicas.member import AGAIN_S, Member
-from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, EngineStoppedError
-from radixkv.observe.advisor import BreakPoint
-from radixkv.observe.tree_walk import TreeSnapshot
 
 T = TypeVar("T")
 
 #: Seconds between two looks for engines that have come or gone, while events are read.
 LOOK_S = 0.25
-
-
-def _not_here(function: Callable[[PrefixCache], T]) -> Awaitable[T]:
-    raise AssertionError("there is no single cache: each call goes to all of them")
 
 
 class ReplicatedCache(CacheClient):
@@ -44,7 +40,7 @@ class ReplicatedCache(CacheClient):
     """
 
     def __init__(self, members: Callable[[], Iterable[Member]], model: str) -> None:
-        super().__init__(_not_here, model)
+        super().__init__(model)
         self._members = members
         self._quotas: dict[str, Quota] = {}
         self._public: dict[EncodedTokens, None] = {}
@@ -237,9 +233,6 @@ class ReplicatedCache(CacheClient):
                 yield changes
         finally:
             await merged.close()
-
-    def fail_all(self, error: EngineStoppedError) -> None:
-        """Nothing: each engine tells its own followers."""
 
 
 def _sum(one: QuotaUsage, other: QuotaUsage) -> int:

@@ -27,8 +27,8 @@ from radixkv.cluster.replicas.attempts import Attempts, Running
 from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.member import AGAIN_S, Member
 from radixkv.cluster.replicas.members import Members
-from radixkv.config import EngineConfig
 from radixkv.engine.client import EngineClient
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError

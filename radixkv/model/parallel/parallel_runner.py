@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.make_runner import make_runner

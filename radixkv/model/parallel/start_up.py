@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 
 import psutil
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 
 
 def threads_of_rank(config: EngineConfig) -> int:

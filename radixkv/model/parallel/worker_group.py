@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
 from radixkv.model.loading.loader import fetch
 from radixkv.model.parallel.communicator import Communicator

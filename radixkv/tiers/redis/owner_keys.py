@@ -21,8 +21,8 @@ from typing import Any
 from radixkv.cache.block_identity import framed
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceKey
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 from radixkv.tiers.record import BlockKind, BlockName, BlockNames, RecordError
 
 _NONCE_BYTES = 12

@@ -21,8 +21,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.block_run import BlockRun
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record, unpack_record

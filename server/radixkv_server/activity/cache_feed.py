@@ -13,7 +13,7 @@ import secrets
 from collections import deque
 from dataclasses import dataclass
 
-from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 LOG_EVENTS = 20_000

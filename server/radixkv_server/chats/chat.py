@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.request import CompletionOutput, OutputDelta
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,

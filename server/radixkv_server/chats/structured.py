@@ -9,7 +9,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar.ebnf import is_ebnf, lark_of_ebnf
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.errors import bad_request
 from radixkv_server.settings import ServerSettings
 

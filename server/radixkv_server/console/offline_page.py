@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.errors import ConfigError
-from radixkv.observe.tree_walk import TreeSnapshot
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.activity.texts import as_text
 from radixkv_server.apis.cache_api.caller import Onlooker

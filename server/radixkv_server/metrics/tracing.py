@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 

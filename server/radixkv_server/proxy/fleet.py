@@ -19,8 +19,8 @@ from radixkv.cluster.events.spec import EventsSpec, parse_events
 from radixkv.cluster.routing.learned_blocks import LearnedBlocks
 from radixkv.cluster.routing.replica import Replica
 from radixkv.cluster.routing.router import Route, Router
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv.extras import install_command
 from radixkv_server.proxy.fleet_state import Choice, Health, UpstreamState
 from radixkv_server.proxy.routed_prompt import PromptReader, RoutedPrompt
 from radixkv_server.proxy.upstream import Upstream

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from radixkv.cache.cache_stats import CacheStats
+from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.observe.audit.record import Record
 from radixkv.observe.audit.rule_sets import RuleSet
 from radixkv.observe.audit.rules import Begun, Observation, Rules
-from radixkv.observe.tree_walk import TreeSnapshot, TreeWalk
 from radixkv_server.activity.hit_windows import (
     MAX_WINDOW_S,
     HitCounts,

@@ -20,7 +20,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
 from radixkv_server.app import with_tenants

@@ -15,7 +15,7 @@ import ray
 from ray import serve
 
 from radixkv.cluster.remote.tcp import EngineAddress
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.autoscaling import QUEUE_S

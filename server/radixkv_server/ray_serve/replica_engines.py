@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.slots import Slot, private_folder
@@ -70,7 +70,7 @@ class OwnEngine:
     """
 
     def __init__(self, config: EngineConfig, host: str, *, loaded: LoadedModel | None = None) -> None:
-        from radixkv.engine.async_engine import AsyncEngine
+        from radixkv.entrypoints.async_engine import AsyncEngine
 
         self._slot = Slot.take(config)
         self._engine = AsyncEngine.from_config(self._slot.config(config), loaded=loaded)

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError, EngineStoppedError, MissingPackageError
-from radixkv.extras import install_command
 from radixkv_server.http.listener import bind_socket
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings

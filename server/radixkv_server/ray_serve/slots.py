@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from radixkv.cluster.events.spec import parse_events
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.tiers.spec import parse_tiers
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from radixkv.cache.retention.quota import Quota, check_floors
-from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv_server.tenants.api_keys import KeyRing
 from radixkv_server.tenants.keys_file import KeysFile, read_keys_file

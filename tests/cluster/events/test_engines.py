@@ -28,9 +28,9 @@ from radixkv.cluster.events.block_keys import NO_CHAIN, BlockKeys, block_key, ch
 from radixkv.cluster.events.follower import Follower
 from radixkv.cluster.events.spec import parse_events
 from radixkv.cluster.events.subscriber import Subscriber
-from radixkv.engine.async_engine import AsyncEngine
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import RestartPolicy
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import ConfigError, EngineStoppedError
 from radixkv.observe.residency import Residency
 from radixkv.request import SamplingParams

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.cluster.events.spec import parse_events
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 
 

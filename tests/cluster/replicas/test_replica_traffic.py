@@ -19,7 +19,7 @@ from pool_traffic import FREE, POLICIES, Ask, Oracle, Parrot, Traffic
 
 from radixkv.cache.retention.quota import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
 from radixkv.request import PrefixPin
 

@@ -16,7 +16,7 @@ from kernel_count import counted_kernels
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer

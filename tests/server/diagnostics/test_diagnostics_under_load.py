@@ -15,7 +15,7 @@ from fuzzing import examples
 from live_server import live_server
 from paged_language_model import LetterTokenizer, make_engine
 
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 KEYS = {"ada": "key-a", "bob": "key-b"}
 TAIL = 16  # tokens: what a template may write otherwise at a prompt's end

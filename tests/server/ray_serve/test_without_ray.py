@@ -18,9 +18,9 @@ import pytest
 from engine_process import paged_engine
 
 from radixkv.cluster.remote.tcp import EngineListener, connect_to
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError, EngineStoppedError
-from radixkv.extras import install_command
 from radixkv.request import SamplingParams
 from radixkv_server.ray_serve.autoscaling import QUEUE_S, Decision, decide, queue_policy
 from radixkv_server.ray_serve.settings import ReplicaSettings

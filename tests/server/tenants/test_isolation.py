@@ -10,7 +10,7 @@ import pytest
 from live_server import live_server
 from paged_language_model import LetterTokenizer, make_engine
 
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv_server.tenants.api_keys import stored_form
 
 KEYS = f"""

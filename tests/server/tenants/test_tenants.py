@@ -16,7 +16,7 @@ from live_server import live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.retention.quota import Quota
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.app import create_app, serve
 from radixkv_server.errors import ApiError

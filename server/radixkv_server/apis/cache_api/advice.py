@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.observe.advisor import BreakPoint
+from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
 from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.observe.advisor import BreakPoint
 from radixkv.observe.similarity import same_later
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each

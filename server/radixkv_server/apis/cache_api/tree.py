@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from radixkv.observe.tree_walk import CachedNode, TreeSnapshot
+from radixkv.cache.reporting.tree_walk import CachedNode, TreeSnapshot
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.dialect import Json

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.chats.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import StrictModel

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from radixkv.structured import StructuredOutputs
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.apis.common.chat_completion import MAX_TOOLS
 from radixkv_server.apis.common.fields import (
     AnyToolChoice,

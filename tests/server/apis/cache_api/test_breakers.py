@@ -14,7 +14,7 @@ from live_server import LiveServer, live_server
 from long_context_model import save_long_context_model
 
 from radixkv import EngineConfig
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 PAIRS = make_pairs("measure", 11, 2 * len(KINDS_MADE))
 

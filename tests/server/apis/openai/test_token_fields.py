@@ -13,7 +13,7 @@ import pytest
 from live_server import LiveServer, live_server
 from paged_language_model import VOCAB, LetterTokenizer, make_engine
 
-from radixkv.engine.async_engine import AsyncEngine
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 PROMPT = "the prompt of these tests"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 20}

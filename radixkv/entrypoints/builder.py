@@ -13,7 +13,7 @@ import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cluster.events.open_events import open_events
-from radixkv.config import EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner

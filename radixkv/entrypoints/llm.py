@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from radixkv.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
@@ -74,7 +74,7 @@ class LLM:
         options: any field of `EngineConfig`.
 
     Raises:
-        ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
+        ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
 
     Example::
 
@@ -84,7 +84,7 @@ class LLM:
     """
 
     def __init__(self, model: str = EMBEDDED_MODEL, *, tier: Tier | None = None, **options: Any) -> None:
-        from radixkv.engine.builder import build_engine
+        from radixkv.entrypoints.builder import build_engine
 
         self.engine: Engine = build_engine(EngineConfig.from_options(model, options), tier=tier)
         self._inboxes: dict[str, _Inbox] = {}

@@ -1,7 +1,7 @@
-"""The prefix cache of a running engine for callers on event loops: each call runs between two steps.
+"""AsyncCache: the prefix cache of an engine in this process; each call runs between two steps.
 
-`CacheClient` says what is done with the cache, and is given a way to run that where the cache may be touched:
-on the engine's thread, or, in tests without an engine, on the spot.
+It is given a way to run a function where the cache may be touched: on the engine's thread, or, in tests
+without an engine, on the spot.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.cache.retention.pins import PinInfo
 from radixkv.cache.retention.quota import Quota, QuotaUsage
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
-from radixkv.observe.advisor import Advisor, BreakPoint
-from radixkv.observe.tree_walk import TreeSnapshot, TreeWalk
 
 T = TypeVar("T")
 
@@ -49,36 +49,25 @@ class ExplainByTiers(Protocol):
     ) -> Awaitable[MissReport]: ...
 
 
-class CacheClient:
-    """The prefix cache of an engine, for callers on an event loop: plain calls with plain results.
-
-    Callers say whose by `tenant` and `salt`. Ids of nodes and blocks are unlike those of all other caches.
+class AsyncCache(CacheClient):
+    """The `CacheClient` of an engine in this process.
 
     Args:
         run: runs a function on the cache.
         model: the fingerprint of the model whose K/V the cache holds.
         explain_by_tiers: asked for each report; None: there are no tiers.
-
-    Raises (all calls):
-        InvalidRequestError: token ids that are none, or a value out of range.
-        EngineStoppedError: the engine has been closed or has failed.
     """
 
     def __init__(
         self, run: RunOnCache, model: str = "", explain_by_tiers: ExplainByTiers | None = None
     ) -> None:
+        super().__init__(model)
         self._run = run
         self._explain_by_tiers = explain_by_tiers
-        self._model = model
         self._followers: set[_Follower] = set()
         self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
 
-    def namespace(self, tenant: str = "", salt: str = "") -> tuple[str, ...]:
-        """Where the requests of a tenant are cached."""
-        return CacheKey(tenant, salt, model=self._model).namespace
-
     async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        """Leading tokens that are cached; changes nothing."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
@@ -86,10 +75,6 @@ class CacheClient:
     async def explain(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
     ) -> MissReport:
-        """Why the prompt would miss if it came now; `admin`: look into other tenants' spaces, too.
-
-        Tiers are asked what they have of it; one that does not answer soon is not waited for.
-        """
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
@@ -100,27 +85,19 @@ class CacheClient:
     async def pin(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
     ) -> PinInfo | None:
-        """Keep what is cached of a prefix, for `ttl` seconds after each use.
-
-        Returns:
-            The pin; None: nothing of it is cached, or the pins' budget is spent.
-        """
         namespace = self.namespace(tenant, salt)
         found = await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
         return None if found is None else self._known(found)
 
     async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
-        """End a pin; False: there was none."""
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin(token_ids, namespace))
 
     async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
-        """End the pin of that id; False: there is none."""
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
-        """The pins of a tenant; None: of all. `max_tokens`: of each, show only so many leading ones."""
         found = await self._run(lambda cache: cache.pins(max_tokens))
         return [self._known(pin) for pin in found if tenant in (None, pin.tenant)]
 
@@ -128,35 +105,25 @@ class CacheClient:
         return replace(pin, node=self._first_id + pin.node)
 
     async def quotas(self) -> list[QuotaUsage]:
-        """The quotas, and how much of each is used."""
         return await self._run(lambda cache: cache.quota_usage())
 
     async def publish(self, token_ids: TokenIds) -> int:
-        """Share a prefix among all tenants; the tokens that are shared."""
         return await self._run(lambda cache: cache.publish(token_ids, self.namespace()))
 
     async def unpublish(self, token_ids: TokenIds) -> bool:
-        """End that; False: it was not shared."""
         return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace()))
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
-        """Replace the quotas of all tenants; those not named are unbounded. Nothing changes if it raises.
-
-        Raises:
-            ConfigError: the floors together exceed the pool, or a tenant that has blocks gets its first one.
-        """
         await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))
 
     async def reset(self) -> None:
-        """Forget everything that is cached; running requests keep what they use."""
         await self._run(lambda cache: cache.reset())
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        """Where prompts break off from cached ones: those of a tenant and salt; None: of all."""
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
         def read(cache: PrefixCache) -> list[BreakPoint]:
-            if not isinstance(cache.observer, Advisor):
+            if cache.observer is None:
                 return []
             key = None if namespace is None else cache.namespace_key(namespace)
             return cache.observer.advice(limit, key)
@@ -166,13 +133,11 @@ class CacheClient:
     async def continuation(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
     ) -> list[int]:
-        """With what the tenant's nearest cached prompt goes on where this one's match ends."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
     async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
-        """The ids of the nodes that hold what is cached of a prompt, from the top down."""
         namespace = self.namespace(tenant, salt)
         key = PrefixCache.encode(token_ids)
         path = await self._run(lambda cache: cache.tree.path(key, namespace))
@@ -187,13 +152,6 @@ class CacheClient:
         max_nodes: int = 20_000,
         max_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
-        """The nodes of the cache as data, upper ones first, read in slices of about a millisecond.
-
-        Args:
-            tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
-            shown_tokens: leading tokens of each node to show; -1: all.
-            max_nodes, max_tokens: nodes seen and tokens shown after which the rest is left out.
-        """
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
         def begin(cache: PrefixCache) -> tuple[TreeWalk, bool]:
@@ -216,17 +174,9 @@ class CacheClient:
         return TreeSnapshot(nodes, walk.is_complete, is_exact)
 
     async def tree(self, max_lines: int = 50) -> str:
-        """The tree as ASCII, at most `max_lines` lines."""
         return await self._run(lambda cache: cache.tree.show(max_lines))
 
     async def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
-        """Which whole blocks are stored and removed from now on, in order, first (`replay`) what is there.
-
-        Closing the iterator ends the subscription.
-
-        Raises:
-            EngineOverloadedError: the reader was so slow that events were dropped; subscribe again.
-        """
         follower = _Follower(asyncio.get_running_loop())
         self._followers.add(follower)  # from before it is subscribed on: the engine may end at any moment
         try:

@@ -20,13 +20,13 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from radixkv.config import EngineConfig
-from radixkv.engine.async_cache import CacheClient
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_thread import EngineThread, RestartPolicy
-from radixkv.engine.streams import Event, Stream, Streams
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
+from radixkv.entrypoints.async_cache import AsyncCache
+from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
+from radixkv.entrypoints.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
 from radixkv.text.prompt_texts import RendersChats
@@ -73,7 +73,7 @@ class AsyncEngine(RendersChats):
         self._streams = Streams()
         super().__init__()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
-        self.cache = CacheClient(
+        self.cache = AsyncCache(
             self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
         )
 
@@ -88,9 +88,9 @@ class AsyncEngine(RendersChats):
             loaded: the model, where it has been loaded before.
 
         Raises:
-            ConfigError, ModelLoadError: see `radixkv.engine.builder.build_engine`.
+            ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
         """
-        from radixkv.engine.builder import build_engine
+        from radixkv.entrypoints.builder import build_engine
 
         restarts = config.tensor_parallel > 1 if config.restart_engine is None else config.restart_engine
         restart = RestartPolicy() if restarts else None

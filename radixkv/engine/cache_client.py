@@ -1,0 +1,141 @@
+"""CacheClient: the calls of an engine's prefix cache for callers on event loops, wherever the engine runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+
+from radixkv.cache.cache_key import CacheKey
+from radixkv.cache.keys import TokenIds
+from radixkv.cache.reporting.divergence import BreakPoint
+from radixkv.cache.reporting.events import BlockChanges
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.tree_walk import TreeSnapshot
+from radixkv.cache.retention.pins import PinInfo
+from radixkv.cache.retention.quota import Quota, QuotaUsage
+
+
+class CacheClient(ABC):
+    """The prefix cache of an engine, or of several: plain calls with plain results.
+
+    Callers say whose by `tenant` and `salt`. Ids of nodes and blocks are unlike those of all other caches.
+
+    Args:
+        model: the fingerprint of the model whose K/V the cache holds.
+
+    Raises (all calls):
+        InvalidRequestError: malformed token ids, or a value out of range.
+        EngineStoppedError: the engine has been closed or has failed.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model
+
+    def namespace(self, tenant: str = "", salt: str = "") -> tuple[str, ...]:
+        """Return the namespace in which the requests of a tenant are cached."""
+        return CacheKey(tenant, salt, model=self._model).namespace
+
+    @abstractmethod
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        """Count the leading tokens that are cached; changes nothing."""
+
+    @abstractmethod
+    async def explain(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+    ) -> MissReport:
+        """Explain why the prompt would miss now; `admin`: look into other tenants' namespaces, too.
+
+        Tiers are asked for the missing tokens; a tier that does not answer soon is not waited for.
+        """
+
+    @abstractmethod
+    async def pin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+    ) -> PinInfo | None:
+        """Keep the cached part of a prefix, for `ttl` seconds after each use.
+
+        Returns:
+            The pin; None: nothing of the prefix is cached, or the pins' budget is spent.
+        """
+
+    @abstractmethod
+    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+        """End a pin; False: there was none."""
+
+    @abstractmethod
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+        """End the pin of that id; False: there is none."""
+
+    @abstractmethod
+    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
+        """List the pins of a tenant (None: of all), each with at most `max_tokens` leading tokens."""
+
+    @abstractmethod
+    async def quotas(self) -> list[QuotaUsage]:
+        """List the quotas and the blocks used of each."""
+
+    @abstractmethod
+    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of all tenants; tenants not named are unbounded. Nothing changes if it raises.
+
+        Raises:
+            ConfigError: the floors together exceed the pool, or a tenant that has blocks gets its first one.
+        """
+
+    @abstractmethod
+    async def publish(self, token_ids: TokenIds) -> int:
+        """Share a prefix among all tenants; returns the number of shared tokens."""
+
+    @abstractmethod
+    async def unpublish(self, token_ids: TokenIds) -> bool:
+        """Stop sharing a prefix; False: it was not shared."""
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """Forget all cached prefixes; running requests keep their blocks."""
+
+    @abstractmethod
+    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
+        """List the places where prompts part from cached ones: of a tenant and salt, or (None) of all."""
+
+    @abstractmethod
+    async def continuation(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+    ) -> list[int]:
+        """Return the tokens with which the tenant's nearest cached prompt goes on after this one's match."""
+
+    @abstractmethod
+    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+        """List the ids of the nodes that hold the cached part of a prompt, from the top down."""
+
+    @abstractmethod
+    async def nodes(
+        self,
+        *,
+        tenant: str | None = None,
+        salt: str = "",
+        shown_tokens: int = 0,
+        max_nodes: int = 20_000,
+        max_tokens: int = 1_000_000,
+    ) -> TreeSnapshot:
+        """List the nodes of the cache as data, upper ones first, read in slices of about a millisecond.
+
+        Args:
+            tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
+            shown_tokens: leading tokens of each node to show; -1: all.
+            max_nodes, max_tokens: nodes seen and tokens shown after which the rest is left out.
+        """
+
+    @abstractmethod
+    async def tree(self, max_lines: int = 50) -> str:
+        """Draw the tree as ASCII, in at most `max_lines` lines."""
+
+    @abstractmethod
+    def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
+        """Yield the whole blocks stored and removed from now on, in order, first (`replay`) those cached.
+
+        Closing the iterator ends the subscription.
+
+        Raises:
+            EngineOverloadedError: the reader was so slow that events were dropped; subscribe again.
+        """
