@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, PrefixCache
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.engine import Engine
+    from radixkv.engine.outputs import CompletionOutput, RequestOutput
     from radixkv.entrypoints.async_engine import AsyncEngine
+    from radixkv.entrypoints.beam_search import BeamSearchParams
     from radixkv.entrypoints.llm import LLM
     from radixkv.errors import (
         ConfigError,
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
         OutOfBlocks,
         RadixKVError,
     )
-    from radixkv.request import CompletionOutput, RequestOutput, SamplingParams
-    from radixkv.sampling.beam_search import BeamSearchParams
+    from radixkv.sampling.sampling_params import SamplingParams
 
 _HOMES = {
     "AsyncEngine": "radixkv.entrypoints.async_engine",
-    "BeamSearchParams": "radixkv.sampling.beam_search",
-    "CompletionOutput": "radixkv.request",
+    "BeamSearchParams": "radixkv.entrypoints.beam_search",
+    "CompletionOutput": "radixkv.engine.outputs",
     "ConfigError": "radixkv.errors",
     "ContextLengthExceededError": "radixkv.errors",
     "Engine": "radixkv.engine.engine",
@@ -45,8 +46,8 @@ _HOMES = {
     "OutOfBlocks": "radixkv.errors",
     "PrefixCache": "radixkv.cache.prefix_cache",
     "RadixKVError": "radixkv.errors",
-    "RequestOutput": "radixkv.request",
-    "SamplingParams": "radixkv.request",
+    "RequestOutput": "radixkv.engine.outputs",
+    "SamplingParams": "radixkv.sampling.sampling_params",
 }
 
 __all__ = [

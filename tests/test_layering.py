@@ -39,8 +39,8 @@ FLOORS = (
     ("text.chat_formats", "sampling.structured"),
     ("tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
-    ("request",),
-    ("scheduling", "sampling"),
+    ("sampling",),
+    ("scheduling",),
     ("grammar", "speculation"),
     ("model",),
     ("engine",),
@@ -76,7 +76,7 @@ TORCH_FREE = (
     "radixkv.speculation",
     "radixkv.cli.replay",
     "radixkv.observe.audit",
-    "radixkv.request",
+    "radixkv.sampling.sampling_params",
     "radixkv.engine.config",
 )
 

@@ -32,7 +32,7 @@ from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 REQUESTS, PROMPT, OUTPUT, AT_ONCE = 16, 256, 32, 8
 NUM_BLOCKS = 640  # a round takes 288

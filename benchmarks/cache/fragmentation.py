@@ -42,7 +42,7 @@ from radixkv.cli.replay.workload import DISTRIBUTIONS, Workload, from_distributi
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import build_engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 TARGET = 0.04
 VOCABULARY = 320

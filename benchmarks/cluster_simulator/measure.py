@@ -10,7 +10,7 @@ import numpy.typing as npt
 from benchmarks.cluster_simulator.reference_step import Clock, ReferenceStep
 from benchmarks.cluster_simulator.step_cost import FloatArray, work_of
 from radixkv.engine.engine import Engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.step_plan import StepPlan
 

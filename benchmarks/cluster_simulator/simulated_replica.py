@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchmarks.cluster_simulator.step_cost import StepCost, work_of
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState

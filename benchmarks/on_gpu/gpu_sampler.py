@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu_parts import Report
 from benchmarks.gpu_steps import timed
 from benchmarks.paged_bench import Sizes
-from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -44,7 +44,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.observe.advisor import Advisor
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 
 BLOCK = 16

@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 

@@ -34,7 +34,7 @@ from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import build_engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 TARGET = 1.02
 BLOCK, NUM_BLOCKS, RUNNING = 16, 512, 8

@@ -29,7 +29,7 @@ from radixkv.cli.bench.server_process import machine
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import build_engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 24
 WARM_UP = 10

@@ -16,10 +16,11 @@ import httpx
 from benchmarks.peers import lmcache, vllm_cpu
 from benchmarks.peers.engines import Places
 from benchmarks.peers.process import RunningServer
+from radixkv.engine.outputs import RequestOutput
 from radixkv.entrypoints.llm import LLM
 from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
 from radixkv.model.loading.model_cache import cache_home
-from radixkv.request import RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 OUTPUT_TOKENS = 4
 BLOCK_COUNTS = ("offered_blocks", "saved_blocks", "dropped_blocks", "loaded_blocks")

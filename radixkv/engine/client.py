@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from radixkv.engine.cache_client import CacheClient
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.counters import EngineStats
+    from radixkv.engine.outputs import OutputDelta, RequestOutput
     from radixkv.engine.prompt_limits import Prompt, PromptLimits
-    from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
+    from radixkv.sampling.sampling_params import SamplingParams
+    from radixkv.scheduling.request import PrefixPin
     from radixkv.text.text_tokenizer import TextTokenizer
 
 

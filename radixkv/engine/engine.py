@@ -49,10 +49,11 @@ from radixkv.errors import (
     EngineOverloadedError,
 )
 from radixkv.grammar.masks import Grammar
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
+from radixkv.scheduling.request import PrefixPin
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.scheduling.step_plan import SchedulerStats

@@ -20,8 +20,9 @@ from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.masks import Grammar
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
+from radixkv.scheduling.request import PrefixPin
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.text.encoding import encode_prompt
 

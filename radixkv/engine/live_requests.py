@@ -15,8 +15,8 @@ from radixkv.engine.sample_output import TextSource
 from radixkv.engine.speculation import Speculation
 from radixkv.engine.tier_use import TierUse
 from radixkv.errors import InvalidRequestError
-from radixkv.request import FinishReason
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import FinishReason
 from radixkv.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:

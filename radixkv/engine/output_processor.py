@@ -11,18 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.request_group import Failure, RequestGroup, Sample
 from radixkv.engine.sample_output import TextSource, name_logprobs
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
-from radixkv.request import (
-    CompletionOutput,
-    FinishReason,
-    OutputDelta,
-    PromptOutcome,
-    RequestOutput,
-    TokenLogprobs,
-)
+from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
+from radixkv.scheduling.request import FinishReason
 
 if TYPE_CHECKING:
     import torch

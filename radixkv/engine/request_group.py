@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from radixkv.engine.sample_output import SampleOutput
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
+from radixkv.scheduling.request import PrefixPin
 from radixkv.scheduling.sequence_state import SequenceState
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from radixkv.request import FinishReason, Logprob, SamplingParams, TokenLogprobs
+from radixkv.sampling.logprobs import Logprob, TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import FinishReason
 from radixkv.text.text_tokenizer import TextDecoder
 
 

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
 from radixkv.entrypoints.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
-from radixkv.request import OutputDelta, PrefixPin, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 from radixkv.text.prompt_texts import RendersChats
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
+from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
 from radixkv.errors import InvalidRequestError, RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
-from radixkv.sampling.beam_search import BeamSearchParams, search_beams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.sequence_state import NamespaceName
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineStoppedError
-from radixkv.request import OutputDelta, RequestOutput
 
 Event = OutputDelta | RequestOutput | BaseException
 

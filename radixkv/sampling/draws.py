@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from radixkv.request import SamplingParams
 from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.sampling_params import SamplingParams
 
 #: Candidates of a row on a GPU.
 CANDIDATES = 1024

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import numpy as np
 import torch
 
-from radixkv.request import SamplingParams
 from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.sampling_params import SamplingParams
 
 #: A list of ids, or an integer array.
 TokenIds = Sequence[int] | np.ndarray[Any, Any]

@@ -23,10 +23,10 @@ from typing import Protocol
 
 import torch
 
-from radixkv.request import SamplingParams
 from radixkv.sampling.device_arrays import Fetch, to_device
 from radixkv.sampling.draws import draw
 from radixkv.sampling.logits_processors import apply_processors, prepare_processors
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
 

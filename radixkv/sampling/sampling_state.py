@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from radixkv.request import SamplingParams
 from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, TokenIds, make_processors
+from radixkv.sampling.sampling_params import SamplingParams
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4

@@ -25,7 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, encode_tokens
-from radixkv.request import FinishReason, RequestTimes, SamplingParams, TokenLogprobs
+from radixkv.sampling.logprobs import TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import FinishReason, RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, Match

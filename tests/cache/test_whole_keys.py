@@ -11,7 +11,7 @@ from stored_prompts import store_checked as store
 from radixkv import InvalidRequestError, PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.tree_walk import TreeWalk
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 TEXT = list(range(40))
 

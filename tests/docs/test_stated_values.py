@@ -32,7 +32,7 @@ from radixkv.grammar.ebnf import MAX_EBNF_BYTES
 from radixkv.grammar.escaped_lark import MAX_CHARS
 from radixkv.observe.audit.rule_sets import RULE_SETS
 from radixkv.observe.similarity import MIN_RUN
-from radixkv.request import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK

@@ -14,6 +14,7 @@ import pytest
 import torch
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
+from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import (
     EngineOverloadedError,
@@ -22,7 +23,7 @@ from radixkv.errors import (
     RadixKVError,
     RequestFailedError,
 )
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.prompt_texts import HUGE_TEXT, LONG_TEXT
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

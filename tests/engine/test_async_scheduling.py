@@ -31,8 +31,8 @@ from radixkv import LLM
 from radixkv.engine.engine import Engine
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.runner import ModelRunner
-from radixkv.request import SamplingParams
 from radixkv.sampling.device_arrays import Fetch
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.batch import Batch
 

@@ -19,6 +19,7 @@ from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.outputs import OutputDelta
 from radixkv.errors import (
     ContextLengthExceededError,
     EngineStoppedError,
@@ -26,7 +27,8 @@ from radixkv.errors import (
     RadixKVError,
 )
 from radixkv.observe.residency import Residency
-from radixkv.request import OutputDelta, PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)

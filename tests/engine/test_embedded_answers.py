@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from inspection import inside
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
 from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
-from radixkv.sampling.beam_search import BeamSearchParams
 
 NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)

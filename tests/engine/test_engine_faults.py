@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from told_deltas import collect_outputs
 
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
-from radixkv.request import SamplingParams
-from radixkv.sampling.beam_search import BeamSearchParams
 from radixkv.sampling.logits_processors import CountPenalty, MinTokens
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

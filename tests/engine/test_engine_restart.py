@@ -19,7 +19,7 @@ from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPT = [5, 6, 7, 8, 9]

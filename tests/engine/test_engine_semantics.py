@@ -22,7 +22,7 @@ from radixkv.errors import (
     EngineOverloadedError,
     InvalidRequestError,
 )
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 

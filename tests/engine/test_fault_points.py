@@ -24,7 +24,7 @@ from radixkv.cache.retention.capacity import Capacity
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import RadixKVError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.scheduler import Scheduler
 

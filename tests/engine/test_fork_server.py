@@ -20,7 +20,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.loader import LoadedModel
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be copied here")
 

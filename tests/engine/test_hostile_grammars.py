@@ -19,7 +19,7 @@ from paged_language_model import LetterTokenizer, make_engine
 
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 ROUNDS = int(os.environ.get("RADIXKV_HOSTILE_GRAMMARS", "8"))
 SEED = int(os.environ.get("RADIXKV_HOSTILE_SEED", "0"))

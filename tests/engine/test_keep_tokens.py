@@ -9,7 +9,8 @@ import pytest
 from paged_language_model import VOCAB, greedy_reference, make_engine, run_all
 
 from radixkv.engine.engine import Engine
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -10,7 +10,7 @@ from paged_language_model import LetterTokenizer, PagedHashModel, make_engine
 from radixkv import BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError, RadixKVError, RequestFailedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

@@ -12,7 +12,8 @@ from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_e
 
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 
 PREWARM = SamplingParams(max_tokens=0)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -30,7 +30,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)

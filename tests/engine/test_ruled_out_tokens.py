@@ -10,7 +10,7 @@ from paged_language_model import END, VOCAB, LetterTokenizer, make_engine, next_
 
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, n] for n in range(10, 14)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}

@@ -20,7 +20,7 @@ from radixkv.engine.runner import Runner
 from radixkv.engine.startup import StartupPhases
 from radixkv.entrypoints.builder import engine_for_model, engine_on_runner, summarize
 from radixkv.model.loading.loader import load_model
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 

@@ -10,7 +10,7 @@ from radixkv.engine.startup import EngineSummary, StartupPhases, resident_memory
 from radixkv.entrypoints.builder import build_engine
 from radixkv.errors import ConfigError
 from radixkv.model.runner import ModelRunner
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 
 def test_phases_add_up_and_are_printed_in_order():

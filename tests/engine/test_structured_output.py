@@ -23,7 +23,7 @@ from paged_language_model import (
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError, RequestFailedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 
 SCHEMA: dict[str, Any] = {

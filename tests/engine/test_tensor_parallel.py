@@ -17,7 +17,8 @@ from rank_threads import engine_on_ranks
 from tiny_models import save_tiny_model
 
 from radixkv.engine.engine import Engine
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 from radixkv_kernels import PagedKV
 
 SEEDS = int(os.environ.get("RADIXKV_TENSOR_PARALLEL_SEEDS", "2"))

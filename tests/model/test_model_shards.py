@@ -18,7 +18,7 @@ from radixkv.errors import ConfigError
 from radixkv.model.parallel.commands import decode_batch, encode_batch
 from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
 from radixkv.model.parallel.share import Share
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 
 PROMPT = [(17 * i) % 300 + 3 for i in range(45)]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from radixkv.request import SamplingParams
 from radixkv.sampling import sampler
 from radixkv.sampling.device_arrays import Fetch
 from radixkv.sampling.draws import draw
 from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_params import SamplingParams
 
 
 @dataclass

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.request import SamplingParams
 from radixkv.sampling import sampler
 from radixkv.sampling.logits_processors import LogitsProcessor, apply_processors, make_processors
 from radixkv.sampling.sampler import sample, sample_runs
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import RandomStream, SamplingState
 
 VOCABULARY = 40

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import SamplingParams
 from radixkv.sampling.sampler import sample
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
 VOCABULARY = 50

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Entry, build_batch
 from radixkv.scheduling.sequence_state import SequenceState
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import PagedHashModel, greedy_reference, make_engine, next_logits, run_all
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPT = [(7 * i) % 90 + 1 for i in range(400)]
 ONE = SamplingParams(temperature=0.0, max_tokens=1)

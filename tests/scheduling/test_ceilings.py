@@ -11,7 +11,7 @@ from paged_language_model import VOCAB, make_engine, next_logits, run_all
 
 from radixkv.engine.engine import Engine
 from radixkv.errors import ContextLengthExceededError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 SIZE = 8
 LONG = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)

@@ -5,7 +5,7 @@ import random
 import pytest
 from paged_language_model import greedy_reference, make_engine, run_all
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 
 @pytest.fixture(params=[False, True], ids=["chained", "constant"])

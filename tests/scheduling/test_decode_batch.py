@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from paged_language_model import PagedHashModel, greedy_reference, make_engine, run_all
 
 from radixkv.cache.lease import Lease
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPT = [(7 * i) % 90 + 1 for i in range(21)]
 

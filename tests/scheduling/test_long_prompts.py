@@ -10,7 +10,7 @@ from paged_language_model import VOCAB, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 from scripted_tier import ScriptedTier
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 # With a budget of 64, a prompt that misses more than 128 tokens is long.
 FEW = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)

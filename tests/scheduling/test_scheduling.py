@@ -13,7 +13,7 @@ from benchmarks.cluster_simulator.step_cost import ESTIMATES
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import POLICIES, AdmissionPolicy, MatchedTokens, make_policy
 from radixkv.scheduling.sequence_state import SequenceState
 

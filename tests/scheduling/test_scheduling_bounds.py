@@ -10,7 +10,7 @@ from scheduled_prompts import LONG, ONE, prompt, steps_until
 
 from radixkv.cli.options import parse_weights
 from radixkv.errors import ConfigError, ContextLengthExceededError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import make_policy, tenant_of
 
 arrivals = st.lists(

@@ -11,7 +11,7 @@ import torch
 from paged_language_model import VOCAB, PagedHashModel, make_engine
 
 import radixkv.scheduling.scheduler
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 
 ROOM = str(Path(radixkv.scheduling.scheduler.__file__).parent)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import FairPolicy, PriorityPolicy, tenant_of
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.waiting_queue import WaitingQueue

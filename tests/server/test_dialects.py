@@ -12,8 +12,9 @@ from fastapi import APIRouter, Request, Response
 from live_server import LiveServer, live_server, raw_request, read_all
 from scripted_engine import Asked, ScriptedEngine
 
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineOverloadedError, RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects

@@ -85,7 +85,10 @@ ENGINE = {
     "radixkv.engine.prompt_limits",  # what prompts must keep to
     "radixkv.errors",
     "radixkv.entrypoints.extras",
-    "radixkv.request",
+    "radixkv.sampling.logprobs",
+    "radixkv.sampling.sampling_params",
+    "radixkv.scheduling.request",
+    "radixkv.engine.outputs",
     "radixkv.grammar.limits",  # whether a tool's grammar is within bounds
     "radixkv.speculation.counts",
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics

@@ -20,7 +20,7 @@ from paged_language_model import (
 from told_deltas import collect_outputs
 
 from radixkv.engine.engine import Engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.speculation.step_costs import StepCosts
 

@@ -26,7 +26,7 @@ from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys

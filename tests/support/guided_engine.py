@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from radixkv.engine.client import RequestOptions
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.async_engine import AsyncEngine
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 
 #: The last thing in a prompt that is to be said.

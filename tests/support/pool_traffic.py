@@ -22,8 +22,9 @@ from scripted_tier import SlowCopies, WildTier
 from radixkv.cache.retention.quota import Quota
 from radixkv.engine.engine import Engine
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import PrefixPin
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.host import HostTier

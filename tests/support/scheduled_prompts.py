@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from paged_language_model import VOCAB
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

@@ -28,6 +28,7 @@ from radixkv.engine.client import RequestOptions
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.input_processor import InputProcessor
+from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
@@ -35,18 +36,10 @@ from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.grammar.work import Effort
 from radixkv.observe.advisor import Advisor
-from radixkv.request import (
-    FinishReason,
-    Logprob,
-    OutputDelta,
-    PrefixPin,
-    PromptOutcome,
-    RequestOutput,
-    RequestTimes,
-    SamplingParams,
-    TokenLogprobs,
-)
+from radixkv.sampling.logprobs import Logprob, TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
+from radixkv.scheduling.request import FinishReason, PrefixPin, RequestTimes
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 from radixkv.tiers.measured_tier import TierCounts
 

@@ -9,7 +9,7 @@ from paged_language_model import PagedHashModel, make_engine, next_logits, run_a
 from scripted_tier import ScriptedTier
 
 from radixkv.engine.engine import Engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 PROMPT = [(7 * i) % 90 + 1 for i in range(45)]  # five whole blocks of 8, and 5 tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput
+from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 
 
 def collect_outputs(deltas: Iterable[OutputDelta]) -> dict[str, RequestOutput]:

@@ -11,7 +11,7 @@ from paged_language_model import VOCAB, PagedHashModel, run_all
 from scripted_tier import ScriptedTier
 from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, engine_with, filled, slots_of, steps
 
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.tier import TierBlocks, TierState
 
 

@@ -10,7 +10,7 @@ from scripted_tier import ScriptedTier
 from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, engine_with, filled, steps
 
 from radixkv.cache.eviction.registry import POLICIES
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.tier import TierState
 
 

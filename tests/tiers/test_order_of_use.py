@@ -8,7 +8,7 @@ import pytest
 from tiny_models import save_tiny_model
 
 from radixkv.entrypoints.llm import LLM
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.measured_tier import MeasuredTier
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

@@ -19,7 +19,7 @@ from radixkv.cache.keys import encode_tokens
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import ConfigError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.open_tiers import check_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys

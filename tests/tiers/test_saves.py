@@ -10,7 +10,7 @@ from scripted_tier import ScriptedTier, SlowCopies
 from tier_engines import GREEDY, PROMPT, Clock, assert_idle, assert_right, engine_with, filled, steps
 
 from radixkv.engine.engine import Engine
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 OTHERS = [[60 + i] * 20 for i in range(5)]
 LONG = [(5 * i) % 89 + 2 for i in range(53)]  # six whole blocks of 8

@@ -22,7 +22,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.tier import TierState
 
 LONG_S = 1000.0  # nobody waits as long

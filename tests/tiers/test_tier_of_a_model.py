@@ -7,7 +7,7 @@ from scripted_tier import ScriptedTier
 from tiny_models import save_tiny_model
 
 from radixkv.entrypoints.llm import LLM
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPT = [5 + 7 * i % 90 for i in range(53)]
 

@@ -21,7 +21,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.stack import TierStack

@@ -15,7 +15,7 @@ from tiny_models import save_tiny_model
 from radixkv.cli.bench.server_process import started_process
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import ConfigError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPTS = [[start + 7 * i % 90 for i in range(53)] for start in (5, 6, 7)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

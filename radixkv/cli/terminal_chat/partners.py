@@ -11,7 +11,7 @@ import httpx
 
 from radixkv.cli.openai_http import api_root, authorization, body_of, read_event, token_counts
 from radixkv.errors import ConfigError, RequestFailedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.entrypoints.llm import LLM

@@ -38,9 +38,10 @@ from radixkv.cluster.remote.channel import (
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import RequestOptions
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.engine.prompt_limits import Prompt
 from radixkv.errors import EngineStoppedError, InvalidRequestError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 Event = Reply | Item | End | Failed
 

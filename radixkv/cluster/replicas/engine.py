@@ -30,9 +30,10 @@ from radixkv.cluster.replicas.members import Members
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
-from radixkv.request import OutputDelta, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.encoding import encode_prompt
 from radixkv.text.prompt_texts import RendersChats
 

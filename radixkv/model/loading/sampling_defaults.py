@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 #: Of what the file may hold, what SamplingParams has under the same name.
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

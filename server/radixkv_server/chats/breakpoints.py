@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.engine.prompt_limits import EncodedPrompt
-from radixkv.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin
 from radixkv.text.json_text import JsonText
 from radixkv_server.chats.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext

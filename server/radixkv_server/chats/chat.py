@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.observe.prompt_parts import PromptParts
-from radixkv.request import CompletionOutput, OutputDelta
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer import (
     Answer,

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
-from radixkv.request import OutputDelta, RequestOutput
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from radixkv.request import OutputDelta, RequestOutput
+from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv_server.activity.activity import Activity, State
 from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 from radixkv_server.errors import to_api_error

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTimes
+from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
+from radixkv.scheduling.request import RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport

@@ -11,7 +11,8 @@ from typing import Any
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.observe.prompt_parts import PromptParts
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import Fingerprint

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Pro
 from prometheus_client.registry import Collector
 
 from radixkv.engine.client import EngineClient
-from radixkv.request import RequestTimes
+from radixkv.scheduling.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
 from radixkv_server.metrics.tenant_labels import TenantLabels, of_tenant

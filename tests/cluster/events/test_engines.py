@@ -33,7 +33,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import ConfigError, EngineStoppedError
 from radixkv.observe.residency import Residency
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 KEYS = BlockKeys(SECRET)

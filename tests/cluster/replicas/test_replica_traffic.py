@@ -21,7 +21,7 @@ from radixkv.cache.retention.quota import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
-from radixkv.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin
 
 SEEDS = int(os.environ.get("RADIXKV_FUZZ", "3"))
 BLOCK_SIZE = 8

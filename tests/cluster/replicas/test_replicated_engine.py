@@ -23,7 +23,8 @@ from radixkv.errors import (
     EngineStoppedError,
     RequestFailedError,
 )
-from radixkv.request import PrefixPin, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 MEDIUM = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)

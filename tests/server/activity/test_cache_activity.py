@@ -14,9 +14,11 @@ from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import RequestFailedError
-from radixkv.request import OutputDelta, PromptOutcome, RequestOutput, RequestTimes, SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import RequestTimes
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts

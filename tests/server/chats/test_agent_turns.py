@@ -19,7 +19,7 @@ from tiny_models import byte_level_tokenizer
 
 from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.request import OutputDelta, PromptOutcome
+from radixkv.engine.outputs import OutputDelta, PromptOutcome
 from radixkv.text.chat_formats import hints
 from radixkv.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from radixkv.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
-from radixkv.request import FinishReason
+from radixkv.scheduling.request import FinishReason
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixkv.request import PromptOutcome
+from radixkv.engine.outputs import PromptOutcome
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.usage import Usage

@@ -21,7 +21,7 @@ from radixkv.cluster.remote.tcp import EngineListener, connect_to
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError, EngineStoppedError
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv_server.ray_serve.autoscaling import QUEUE_S, Decision, decide, queue_policy
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.ray_serve.slots import Slot, private_folder

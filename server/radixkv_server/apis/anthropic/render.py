@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from radixkv.request import OutputDelta, PrefixPin, RequestOutput
+from radixkv.engine.outputs import OutputDelta, RequestOutput
+from radixkv.scheduling.request import PrefixPin
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,

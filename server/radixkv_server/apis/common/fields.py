@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from radixkv.errors import InvalidRequestError
-from radixkv.request import MAX_BAD_WORDS, MAX_STOP_STRINGS
+from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
 from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect

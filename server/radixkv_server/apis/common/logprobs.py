@@ -6,7 +6,8 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from radixkv.request import Logprob, SamplingParams, TokenLogprobs
+from radixkv.sampling.logprobs import Logprob, TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.dialect import Json

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import model_validator
 
 from radixkv.engine.prompt_limits import EncodedPrompt
-from radixkv.request import Logprob, TokenLogprobs
+from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv_server.apis.common.fields import check_logprobs
 from radixkv_server.apis.common.logprobs import finite
 from radixkv_server.dialect import Json

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 import radixkv
 from radixkv.engine.client import EngineClient
-from radixkv.request import SamplingParams
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.chats import completion_chat
 from radixkv_server.chats.chat import chat_prompt

@@ -7,7 +7,7 @@ import time
 
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
-from radixkv.request import MAX_N, SamplingParams
+from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import radixkv
+from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.engine.prompt_limits import EncodedPrompt
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams, TokenLogprobs
+from radixkv.sampling.logprobs import TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixkv.request import RequestOutput
+from radixkv.engine.outputs import RequestOutput
 from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.compared_requests import Diagnosed, diagnosed, text_block
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items

@@ -7,7 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 
-from radixkv.request import CompletionOutput, OutputDelta, RequestOutput, SamplingParams
+from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta, ReasoningDelta
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.fields import plain_choice

@@ -8,7 +8,7 @@ from typing import Any
 from live_server import live_server
 from scripted_engine import Asked, ScriptedEngine
 
-from radixkv.request import PromptOutcome
+from radixkv.engine.outputs import PromptOutcome
 
 RULES = "You are the assistant of the harbour office. Count the ships every evening, and be brief. " * 14
 KEYS = ("ada=ada-key", "bob=bob-key")

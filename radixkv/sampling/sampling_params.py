@@ -1,24 +1,14 @@
-"""What a user asks for and what they get: SamplingParams, RequestOutput and their parts.
-
-These are plain data, shared by the engine, the offline `LLM` class and the server. The running state of
-a request lives in `radixkv.scheduling.sequence_state`.
-"""
+"""SamplingParams: how the tokens of an answer are chosen and when it ends, as plain data."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.structured import StructuredOutputs
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
-    from radixkv.tiers.tier_hit import TierHit
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_N = 128
 #: Below this a temperature is 0: what it divides by would overflow float32.
@@ -32,19 +22,19 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 1024
 
 
-def _require(good: bool, param: str, wanted: str, value: object) -> None:
+def require(good: bool, param: str, wanted: str, value: object) -> None:
     """Refuses a value that is not good, saying what is wanted of the parameter."""
     if not good:
         raise InvalidRequestError(f"{param} {wanted}, not {value!r:.80}", param=param)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -54,7 +44,7 @@ def _is_bad_word(word: object) -> bool:
         return 0 < len(word) <= MAX_BAD_WORD_LENGTH
     if not isinstance(word, Sequence) or isinstance(word, bytes) or not word:
         return False
-    return all(_is_int(token) and token >= 0 for token in word)
+    return all(is_int(token) and token >= 0 for token in word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +131,12 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         least = "must be an integer of at least 0"
-        _require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", least, self.min_tokens)
+        require(is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", least, self.min_tokens)
         most = self.max_tokens
         if most is not None:
-            _require(_is_int(most) and most >= 0, "max_tokens", least, most)
+            require(is_int(most) and most >= 0, "max_tokens", least, most)
             wanted = f"must be at most max_tokens ({most})"
-            _require(self.min_tokens <= most, "min_tokens", wanted, self.min_tokens)
+            require(self.min_tokens <= most, "min_tokens", wanted, self.min_tokens)
 
     def _check_distribution(self) -> None:
         for name, low, high in (
@@ -157,68 +147,68 @@ class SamplingParams:
             ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         ):
             value, wanted = getattr(self, name), f"must be a number from {low:g} to {high:g}"
-            _require(_is_number(value) and low <= value <= high, name, wanted, value)
+            require(is_number(value) and low <= value <= high, name, wanted, value)
         top_p, top_k, biases = self.top_p, self.top_k, self.logit_bias
-        _require(_is_number(top_p) and 0 < top_p <= 1, "top_p", "must be above 0 and at most 1", top_p)
+        require(is_number(top_p) and 0 < top_p <= 1, "top_p", "must be above 0 and at most 1", top_p)
         wanted = "must be -1 or 0 (all tokens) or a positive integer"
-        _require(_is_int(top_k) and top_k >= -1, "top_k", wanted, top_k)
+        require(is_int(top_k) and top_k >= -1, "top_k", wanted, top_k)
         if biases is not None:
             wanted = "maps token ids (integers >= 0) to numbers from -100 to 100"
-            _require(isinstance(biases, Mapping), "logit_bias", wanted, biases)
+            require(isinstance(biases, Mapping), "logit_bias", wanted, biases)
             for token, bias in biases.items():
-                good = _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100
-                _require(good, "logit_bias", wanted, {token: bias})
+                good = is_int(token) and token >= 0 and is_number(bias) and -100 <= bias <= 100
+                require(good, "logit_bias", wanted, {token: bias})
 
     def _check_counts(self) -> None:
         n, best_of, seed = self.n, self.best_of, self.seed
-        _require(_is_int(n) and 1 <= n <= MAX_N, "n", f"must be an integer from 1 to {MAX_N}", n)
+        require(is_int(n) and 1 <= n <= MAX_N, "n", f"must be an integer from 1 to {MAX_N}", n)
         if best_of is not None:
             wanted = f"must be an integer from n ({n}) to {MAX_N}"
-            _require(_is_int(best_of) and n <= best_of <= MAX_N, "best_of", wanted, best_of)
+            require(is_int(best_of) and n <= best_of <= MAX_N, "best_of", wanted, best_of)
         wanted = "and best_of must be 1 where max_tokens is 0, which samples nothing"
-        _require(self.max_tokens != 0 or self.num_samples == 1, "n", wanted, self.num_samples)
+        require(self.max_tokens != 0 or self.num_samples == 1, "n", wanted, self.num_samples)
         if seed is not None:
             wanted = "must be a 64-bit signed integer"
-            _require(_is_int(seed) and -(2**63) <= seed < 2**63, "seed", wanted, seed)
+            require(is_int(seed) and -(2**63) <= seed < 2**63, "seed", wanted, seed)
         for name in ("logprobs", "prompt_logprobs"):
             value, wanted = getattr(self, name), f"must be an integer from 0 to {MAX_LOGPROBS}"
-            _require(value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS), name, wanted, value)
+            require(value is None or (is_int(value) and 0 <= value <= MAX_LOGPROBS), name, wanted, value)
 
     def _check_stops(self) -> None:
         stop, ids = self.stop, self.stop_token_ids
         is_iterable = stop is None or isinstance(stop, Iterable)
-        _require(is_iterable, "stop", "must be a string or a sequence of strings", stop)
-        _require(isinstance(ids, Iterable), "stop_token_ids", "must be a sequence of token ids", ids)
+        require(is_iterable, "stop", "must be a string or a sequence of strings", stop)
+        require(isinstance(ids, Iterable), "stop_token_ids", "must be a sequence of token ids", ids)
         stops = self.stop_strings
-        _require(
+        require(
             len(stops) <= MAX_STOP_STRINGS, "stop", f"must be at most {MAX_STOP_STRINGS} strings", len(stops)
         )
         for text in stops:
             good = isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH
-            _require(good, "stop", f"must be strings of 1 to {MAX_STOP_LENGTH} characters", text)
+            require(good, "stop", f"must be strings of 1 to {MAX_STOP_LENGTH} characters", text)
         for token in self.prediction or ():
             wanted = f"must be token ids from 0 to {2**31 - 1}"
-            _require(_is_int(token) and 0 <= token < 2**31, "prediction", wanted, token)
+            require(is_int(token) and 0 <= token < 2**31, "prediction", wanted, token)
         for token in ids:
             wanted = "must be integers of at least 0"
-            _require(_is_int(token) and token >= 0, "stop_token_ids", wanted, token)
+            require(is_int(token) and token >= 0, "stop_token_ids", wanted, token)
 
     def _check_ruled_out(self) -> None:
         words, allowed = self.bad_words, self.allowed_token_ids
         are_words = isinstance(words, Sequence) and not isinstance(words, str | bytes)
-        _require(are_words, "bad_words", "must be a sequence of texts", words)
+        require(are_words, "bad_words", "must be a sequence of texts", words)
         num_texts = sum(isinstance(word, str) for word in words)
         wanted = f"must be at most {MAX_BAD_WORDS} texts"
-        _require(num_texts <= MAX_BAD_WORDS, "bad_words", wanted, num_texts)
+        require(num_texts <= MAX_BAD_WORDS, "bad_words", wanted, num_texts)
         for word in words:
             wanted = f"must each have 1 to {MAX_BAD_WORD_LENGTH} characters"
-            _require(_is_bad_word(word), "bad_words", wanted, word)
+            require(_is_bad_word(word), "bad_words", wanted, word)
         if allowed is not None:
             # There may be as many as tokens in the vocabulary: looked at without a loop of Python's.
             good = isinstance(allowed, Sequence | Set) and not isinstance(allowed, str | bytes)
             good = good and set(map(type, allowed)) == {int} and min(allowed) >= 0
             wanted = "must be token ids (integers >= 0), at least one, or None"
-            _require(good, "allowed_token_ids", wanted, allowed)
+            require(good, "allowed_token_ids", wanted, allowed)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -253,176 +243,3 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, without a draw."""
         return self.temperature < MIN_TEMPERATURE
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """The natural-log probability of one token, its rank (1 = likeliest) and its own text."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Logprobs at one position: the chosen token, then the k likeliest, likeliest first."""
-
-    chosen: Logprob
-    top: tuple[Logprob, ...] = ()
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One sample of a request.
-
-    Attributes:
-        index: 0 to n - 1.
-        text: the generated text, stop string removed.
-        token_ids: the generated ids, a final stop or end token included.
-        logprobs: one entry per token of `token_ids`, or None when not asked for.
-        cumulative_logprob: sum of the chosen tokens' logprobs, or None when not asked for.
-        finish_reason: `stop`, `length`, `abort` or `error`; None while running.
-        stop_reason: the stop string or stop token id that ended it; None for the model's own end token.
-        score: beam search only: cumulative logprob over length to the power of the length penalty.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
-    cumulative_logprob: float | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    score: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixPin:
-    """The first tokens of a prompt, to be pinned once they are computed; each hit renews the time.
-
-    As far as the pin budget goes. A pin that is there already is made no shorter, in tokens or in time.
-
-    Args:
-        num_tokens: how many of the prompt's; at most all of them.
-        ttl: seconds; None: until it is unpinned.
-
-    Raises:
-        InvalidRequestError: less than one token, or a time that is no positive number.
-    """
-
-    num_tokens: int
-    ttl: float | None = None
-
-    def __post_init__(self) -> None:
-        count, ttl = self.num_tokens, self.ttl
-        _require(_is_int(count) and count >= 1, "pins", "need an integer of at least 1 as num_tokens", count)
-        good = ttl is None or (_is_number(ttl) and ttl > 0)
-        _require(good, "pins", "need a positive number of seconds as ttl, or None", ttl)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """Seconds from a request's arrival at its engine until something happened; None: it has not.
-
-    Attributes:
-        first_scheduled: its first step was computed.
-        first_token: its first token came.
-        finished: it ended.
-    """
-
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptOutcome:
-    """What the cache gave to a request's prompt and got of it; the fields are those of `RequestOutput`.
-
-    Attributes:
-        num_tokens: of the prompt.
-        logprobs: those of the whole prompt; None when not asked for.
-    """
-
-    num_tokens: int
-    num_cached_tokens: int = 0
-    num_cache_write_tokens: int = 0
-    num_pinned_tokens: int | None = None
-    cache_report: MissReport | None = None
-    logprobs: list[TokenLogprobs | None] | None = None
-    tier_hits: tuple[TierHit, ...] | None = None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A finished request.
-
-    Attributes:
-        num_cached_tokens: prompt tokens whose K/V came from the cache when the request was first admitted.
-        num_cache_write_tokens: prompt tokens that the cache did not hold when the request was first admitted,
-            and holds because of it; 0 when prefix caching is off. What is computed although it is cached (the
-            last token of a prompt that is cached whole) counts neither as this nor as cached.
-        num_pinned_tokens: prompt tokens that are pinned because the request asked for it, as far as the
-            budget went; None: it did not ask.
-        tier_hits: of the cached tokens, those that tiers below the cache brought; None: there is no tier.
-        cache_report: why the rest of the prompt missed; None when prefix caching is off.
-        prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
-        num_preemptions: how often the request was preempted and resumed.
-        accepted_draft_tokens, rejected_draft_tokens: guesses of next tokens that were right, and wrong, of
-            all samples; see `EngineConfig.speculation`.
-        num_generated_tokens: of all samples, those of `best_of` that were not chosen included.
-        error: what went wrong when a finish reason is `error`.
-        error_code: machine-readable reason of the error, such as `timeout`.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
-    num_cache_write_tokens: int = 0
-    cache_report: MissReport | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    num_preemptions: int = 0
-    num_generated_tokens: int = 0
-    accepted_draft_tokens: int = 0
-    rejected_draft_tokens: int = 0
-    times: RequestTimes | None = None
-    error: str | None = None
-    error_code: str | None = None
-    num_pinned_tokens: int | None = None
-    tier_hits: tuple[TierHit, ...] | None = None
-
-
-@dataclass(slots=True)
-class OutputDelta:
-    """What one step added to one sample of a request; the stream of these concatenates to the whole.
-
-    Attributes:
-        text: may be empty: text is held back while it could be part of a stop string or of an incomplete
-            character.
-        finish_reason, stop_reason: in the sample's last delta.
-        prompt: in the request's first delta alone; None there, too, if the request ended before it was
-            admitted.
-        times: in the request's first delta, and, complete, in each sample's last.
-        accepted_draft_tokens, rejected_draft_tokens: guesses that the step found to be right, and wrong.
-        error, error_code: as in `RequestOutput`, where the finish reason is `error`.
-        is_last: the request has ended: all its samples have.
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    prompt: PromptOutcome | None = None
-    times: RequestTimes | None = None
-    accepted_draft_tokens: int = 0
-    rejected_draft_tokens: int = 0
-    error: str | None = None
-    error_code: str | None = None
-    is_last: bool = False

@@ -27,8 +27,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.engine.outputs import CompletionOutput, RequestOutput
 from radixkv.errors import ENDS_PROCESS, InvalidRequestError
-from radixkv.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, SamplingParams
+from radixkv.sampling.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_BEAM_WIDTH = 64
 
