@@ -34,6 +34,7 @@ from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
+from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.console.routes import console_api
@@ -51,7 +52,7 @@ from radixkv_server.tenants.registry import TenantRegistry
 
 OnReady = Callable[[str, int], None]
 
-APIS = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, SERVICE_API, LLAMA_CPP_API, CACHE_API)
+APIS = (OPENAI_API, RESPONSES_API, CONVERSATIONS_API, ANTHROPIC_API, SERVICE_API, LLAMA_CPP_API, CACHE_API)
 
 
 def create_app(
@@ -98,6 +99,7 @@ async def _running(context: ServerContext) -> AsyncIterator[None]:
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
         context.cache_feed.close()
+        await context.background.close()
         await context.responses.close()
         if context.tracing is not None:
             await asyncio.to_thread(context.tracing.close)
@@ -121,10 +123,8 @@ def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) 
     app.add_middleware(ErrorBoundary, dialects=dialects)
     app.add_middleware(
         ObserveMiddleware,
-        metrics=context.metrics,
-        tracing=context.tracing,
+        observer=context.observer,
         dialects=dialects,
-        access_log=settings.access_log,
     )
 
 
@@ -188,8 +188,11 @@ def make_server(
         on_ready: called with host and port once requests are accepted.
     """
     app = create_app(engine, settings, apis)
+    context: ServerContext = app.state.context
     config = uvicorn_config(app, settings, dialects_of(apis))
-    return HttpServer(config, settings, on_ready, on_drain=app.state.context.drain)
+    server = HttpServer(config, settings, on_ready, on_drain=context.drain)
+    server.server_state.tasks = context.tasks
+    return server
 
 
 def serve(

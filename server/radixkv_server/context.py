@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineOverloadedError
@@ -19,8 +23,10 @@ from radixkv_server.chats.call_memory import CallMemory
 from radixkv_server.chats.templates import ChatTemplates
 from radixkv_server.diagnostics.store import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
+from radixkv_server.generation.background import Background
 from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
+from radixkv_server.http.observation import RequestObserver
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store
@@ -35,7 +41,11 @@ OTHER_BODY_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class ServerContext:
-    """The engine and the helpers that stand on it; one per app, at `request.app.state.context`."""
+    """The engine and the helpers that stand on it; one per app, at `request.app.state.context`.
+
+    Attributes:
+        tasks: requests and background work, which the server finishes before it ends.
+    """
 
     engine: EngineClient
     settings: ServerSettings
@@ -46,19 +56,26 @@ class ServerContext:
     responses: ResponseStore
     tenants: TenantRegistry
     cache_feed: CacheFeed
+    background: Background
+    observer: RequestObserver
     tracing: Tracing | None = None
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     activity: Activity = field(default_factory=Activity)
     fingerprints: FingerprintStore = field(default_factory=FingerprintStore)
     names: NodeNames = field(default_factory=NodeNames)
     calls: CallMemory = field(default_factory=CallMemory)
     applied_rules: AppliedRules = field(default_factory=AppliedRules)
     is_draining: bool = False
+    _sockets: Counter[str] = field(default_factory=Counter)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
         endpoint = settings.otlp_traces_endpoint
         tenants = TenantRegistry(settings)
+        tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
+        metrics = ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics)
+        tasks = set[asyncio.Task[Any]]()
         return cls(
             engine=engine,
             settings=settings,
@@ -70,13 +87,16 @@ class ServerContext:
             ),
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format),
-            metrics=ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics),
+            metrics=metrics,
             tenants=tenants,
             responses=make_store(
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
             cache_feed=CacheFeed(engine.cache),
-            tracing=None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name),
+            background=Background(settings.max_background_responses, settings.background_timeout_s, tasks),
+            observer=RequestObserver(metrics, tracing, settings.access_log),
+            tracing=tracing,
+            tasks=tasks,
         )
 
     def drain(self) -> None:
@@ -102,6 +122,25 @@ class ServerContext:
         self.check_serving()
         if self.engine.is_full:
             raise EngineOverloadedError("the queue is full (--max-queue); try again later")
+
+    @contextlib.contextmanager
+    def count_socket(self, tenant: str) -> Iterator[None]:
+        """Count a WebSocket of the tenant while the block runs.
+
+        Raises:
+            ApiError: 429; the tenant has too many.
+        """
+        most = self.settings.max_websockets
+        if self._sockets[tenant] >= most:
+            message = f"One API key may have {most} WebSockets open (--max-websockets): close one."
+            raise ApiError(429, message, code="too_many_websockets")
+        self._sockets[tenant] += 1
+        try:
+            yield
+        finally:
+            self._sockets[tenant] -= 1
+            if not self._sockets[tenant]:
+                del self._sockets[tenant]
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """See `as_text`."""
@@ -145,8 +184,8 @@ class ServerContext:
         return name
 
 
-def context_of(request: Request) -> ServerContext:
-    """The context of the app that `request` belongs to."""
+def context_of(request: HTTPConnection) -> ServerContext:
+    """Return the context of the app that `request` belongs to."""
     context = request.app.state.context
     assert isinstance(context, ServerContext)
     return context

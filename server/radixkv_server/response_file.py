@@ -1,34 +1,39 @@
 """SqliteStore: responses in a file, read and written in threads of its own, within bounded waits.
 
-    event loop -- read --> reader's thread, its connection    goes on while another process holds the lock
+    event loop -- read --> reader's thread, its connection    continues while another process holds the lock
                -- write -> writer's thread, its connection    waits for that lock, at most `MAX_WAIT_S`
 
-A call has `MAX_WAIT_S` from when it is asked for, its turn in the queue included: what has not begun by then
-is left out. So a file that is locked for long costs each caller so much and no more, however many there are.
+A call has `MAX_WAIT_S`, the wait for its turn included; work that has not begun by then is dropped. A file
+that stays locked therefore costs each caller this time at most, however many callers there are.
+
+`FILE-servers`, beside the file, holds the epoch: each server of the file keeps a shared lock on it, and a
+server that can lock it alone is the first of a new epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from radixkv.errors import ConfigError
-from radixkv_server.response_store import MemoryStore, ResponseStore, StoreError
+from radixkv_server.response_store import Change, MemoryStore, ResponseStore, StoreError
 
 logger = logging.getLogger("radixkv.server")
 
 T = TypeVar("T")
 
 MAX_WAIT_S = 1.0
-OPENING_WAIT_S = 10.0  # a server that is ending may still hold the lock
+OPENING_WAIT_S = 10.0  # a server that is shutting down may still hold the lock
 MAX_WAITING = 256
 
 _TABLE = """
@@ -42,7 +47,7 @@ _GET = "SELECT data FROM responses WHERE tenant = :tenant AND id = :key"
 _PUT = f"INSERT OR REPLACE INTO responses VALUES (:tenant, :key, {_NOW}, :size, :data)"
 _USE = f"UPDATE responses SET used = {_NOW} WHERE tenant = :tenant AND id = :key"
 _DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :key"
-# What lies beyond the bounds, counted from the latest used on.
+# Deletes the entries beyond the bounds, the least recently used ones.
 _TRIM = """
 DELETE FROM responses WHERE tenant = :tenant AND id IN (
     SELECT id FROM (
@@ -59,9 +64,9 @@ class SqliteStore:
     """Responses in a file, which outlive the process.
 
     Args:
-        path: of the file; made, readable by its owner alone, if it is not there.
-        max_responses: of one tenant.
-        max_bytes: bytes of all of them.
+        path: path of the file; a missing one is made, readable by its owner alone.
+        max_responses: most entries of one tenant.
+        max_bytes: most bytes of one tenant.
 
     Raises:
         ConfigError: the file can't be made or opened, or is no store of responses.
@@ -73,6 +78,7 @@ class SqliteStore:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._writer = _Connection(path, "writes")
             self._reader = _Connection(path, "reads")
+            self._servers, self.epoch = _join_servers(f"{path}-servers")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"--response-store {path}: {error}; give a file in a folder that can be written, new or made "
@@ -88,9 +94,24 @@ class SqliteStore:
         row = await self._reader.run(lambda db: db.execute(_GET, values).fetchone())
         if row is None:
             return None
-        with contextlib.suppress(StoreError):  # what can't be written is read all the same
+        with contextlib.suppress(StoreError):  # reading works without the note of its use
             self._writer.submit(lambda db: db.execute(_USE, values))
         return bytes(row[0])
+
+    async def update(self, tenant: str, key: str, change: Change) -> bytes | None:
+        values = {"tenant": tenant, "key": key}
+
+        def replace(db: sqlite3.Connection) -> bytes | None:
+            row = db.execute(_GET, values).fetchone()
+            if row is None:
+                return None
+            data = change(bytes(row[0]))
+            new = {**values, "size": len(data), "data": data, **self._bounds}
+            db.execute(_PUT, new)
+            db.execute(_TRIM, new)
+            return data
+
+        return await self._writer.run(lambda db: _in_transaction(db, replace))
 
     async def delete(self, tenant: str, key: str) -> bool:
         values = {"tenant": tenant, "key": key}
@@ -101,16 +122,39 @@ class SqliteStore:
             await self._writer.run(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
         for connection in (self._reader, self._writer):
             await connection.close()
+        os.close(self._servers)
+
+
+def _join_servers(path: str) -> tuple[int, str]:
+    """Lock the file of the epoch, as the first server of a new one or as one more of the present one.
+
+    POSIX locks, unlike flock's, do not stay with child processes that outlive the server.
+
+    Returns:
+        The descriptor that holds the lock, and the epoch.
+    """
+    servers = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(servers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(servers, uuid.uuid4().hex.encode(), 0)
+        except BlockingIOError:
+            pass
+        fcntl.lockf(servers, fcntl.LOCK_SH)
+        return servers, os.pread(servers, 64, 0).decode("ascii")
+    except BaseException:
+        os.close(servers)
+        raise
 
 
 class _Connection:
     """One connection to the file, and the thread that uses it.
 
     Args:
-        name: what it is for, to name its thread.
+        name: purpose, for the thread's name.
 
     Raises:
-        sqlite3.Error: it can't be opened.
+        sqlite3.Error: the file can't be opened.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -123,10 +167,10 @@ class _Connection:
             raise
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Have it done in the thread; the future may end with a `StoreError`.
+        """Queue `work` for the thread; the future may end with a `StoreError`.
 
         Raises:
-            StoreError: too much waits to be done.
+            StoreError: the queue is full.
         """
         if not self._places.acquire(blocking=False):
             raise StoreError(_BUSY, may_pass=True)
@@ -151,10 +195,10 @@ class _Connection:
             ) from error
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Have it done in the thread, and wait for it.
+        """Do `work` in the thread and wait for its result.
 
         Raises:
-            StoreError: it can't be done, or not in time.
+            StoreError: the work failed, or took too long.
         """
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self.submit(work)), 2 * MAX_WAIT_S)
@@ -162,10 +206,21 @@ class _Connection:
             raise StoreError(_BUSY, may_pass=True) from None
 
     async def close(self) -> None:
-        """Close it, unless the disk does not answer."""
+        """Close the connection; give up if the disk does not answer."""
         closing = asyncio.wrap_future(self._thread.submit(self._db.close))
         await asyncio.wait([closing], timeout=MAX_WAIT_S)
         self._thread.shutdown(wait=False)
+
+
+def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        done = work(db)
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    return done
 
 
 def _open(path: str) -> sqlite3.Connection:
@@ -182,7 +237,7 @@ def _open(path: str) -> sqlite3.Connection:
 
 
 def make_store(path: str | None, max_responses: int, max_bytes: int) -> ResponseStore:
-    """A store in memory, or in the file at `path`.
+    """Make a store in memory, or in the file at `path`.
 
     Raises:
         ConfigError: see `SqliteStore`.

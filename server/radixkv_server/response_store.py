@@ -1,17 +1,22 @@
-"""ResponseStore: answers that may be asked for again, by tenant and id, within bounds.
+"""ResponseStore: answers and conversations that may be asked for again, by tenant and id, within bounds.
 
-What is stored is bytes; neither prompts' token ids nor K/V are. A tenant's least recently used answers make
-room for its new ones, and never another tenant's.
+The store holds bytes, never prompts' token ids or K/V. A tenant's least recently used entries make room for
+its new ones, and never another tenant's.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
+
+#: Makes the bytes of an entry from its present ones; an error leaves the entry as it is.
+Change = Callable[[bytes], bytes]
 
 
 class StoreError(Exception):
-    """A store can't do what was asked of it, now or at all; a sentence for the user, without its insides.
+    """Failure of a store, in a sentence for the user that tells nothing of its insides.
 
     Attributes:
         may_pass: whether trying again soon makes sense.
@@ -23,30 +28,45 @@ class StoreError(Exception):
 
 
 class ResponseStore(Protocol):
-    """Bytes by tenant and id. Each call ends within a bounded time; those on a file raise `StoreError`."""
+    """Bytes by tenant and id. Each call ends within a bounded time; stores in a file raise `StoreError`."""
+
+    @property
+    def epoch(self) -> str:
+        """Name of the present run of the servers that share the store.
+
+        An entry that an earlier epoch left unfinished stays unfinished: no server works on it any more.
+        """
 
     async def put(self, tenant: str, key: str, data: bytes) -> None:
-        """Keep `data`, the tenant's latest; what the bounds no longer allow is forgotten."""
+        """Keep `data` as the tenant's latest entry; forget the oldest entries beyond the bounds."""
 
     async def get(self, tenant: str, key: str) -> bytes | None:
-        """What was put, used just now; None: nothing of this tenant's."""
+        """Return the tenant's entry and count it as used now; None: there is none."""
+
+    async def update(self, tenant: str, key: str, change: Change) -> bytes | None:
+        """Replace the tenant's entry by what `change` makes of it, in one transaction.
+
+        Returns:
+            The new bytes; None: there is no such entry.
+        """
 
     async def delete(self, tenant: str, key: str) -> bool:
-        """Forget it; False: there was nothing of this tenant's."""
+        """Forget the tenant's entry; False: there was none."""
 
     async def close(self) -> None:
         """Write what is not written yet; the store is not used again."""
 
 
 class MemoryStore:
-    """Responses in this process, lost with it. Every call is O(1), amortised.
+    """Entries in this process, lost with it. Every call is O(1), amortised.
 
     Args:
-        max_responses: of one tenant.
-        max_bytes: bytes of all of them.
+        max_responses: most entries of one tenant.
+        max_bytes: most bytes of one tenant.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self.epoch = uuid.uuid4().hex
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._tenants: dict[str, OrderedDict[str, bytes]] = {}
@@ -67,6 +87,14 @@ class MemoryStore:
         if data is not None:
             kept.move_to_end(key)
         return data
+
+    async def update(self, tenant: str, key: str, change: Change) -> bytes | None:
+        data = await self.get(tenant, key)
+        if data is None:
+            return None
+        changed = change(data)
+        await self.put(tenant, key, changed)
+        return changed
 
     async def delete(self, tenant: str, key: str) -> bool:
         data = self._tenants.get(tenant, OrderedDict()).pop(key, None)

@@ -75,6 +75,9 @@ class ServerSettings:
             retrieval; None: memory does.
         max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
         max_stored_bytes: most bytes of one tenant's.
+        max_background_responses: most unfinished responses in the background of one tenant.
+        max_websockets: most open WebSockets of one tenant.
+        background_timeout_s: longest time of a response in the background, its wait in the queue included.
         console: serve the console, a page that shows the cache, at `/`.
         access_log: one line per request.
         otlp_traces_endpoint: where OpenTelemetry traces go (OTLP over HTTP); None: nowhere.
@@ -118,6 +121,9 @@ class ServerSettings:
     response_store: str | None = None
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * MIB
+    max_background_responses: int = 64
+    max_websockets: int = 256
+    background_timeout_s: float = 3600.0
     console: bool = True
     access_log: bool = True
     log_format: str = "text"
@@ -149,11 +155,19 @@ class ServerSettings:
             "max_samples",
             "max_stored_responses",
             "max_stored_bytes",
+            "max_background_responses",
+            "max_websockets",
             "keep_alive_s",
         ):
             value = getattr(self, name)
             require(_is_int(value) and value >= 1, name, "an integer of at least 1")
-        for name in ("header_timeout_s", "body_timeout_s", "slow_client_timeout_s", "ping_interval_s"):
+        for name in (
+            "header_timeout_s",
+            "body_timeout_s",
+            "slow_client_timeout_s",
+            "ping_interval_s",
+            "background_timeout_s",
+        ):
             value = getattr(self, name)
             require(_is_number(value) and value > 0, name, "a number of seconds above 0")
         store = self.response_store

@@ -1,14 +1,15 @@
 """One generation route of any API: body in, engine at work, answer or stream out.
 
-An API gives the two ends: `parse`, from its body to a `GenerationRequest`, and a `Renderer`, from what the
-engine gives to its answers. All between is the same for all of them.
+An API supplies the two ends: `parse`, from its body to a `GenerationRequest`, and a `Renderer`, from the
+engine's outputs to its answers. The steps between are common to all APIs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
@@ -18,28 +19,29 @@ from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Generation, Renderer, WholeRenderer
 from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
-from radixkv_server.http.request_record import record_of
+from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
 from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
 from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=BaseModel)
 
+AnyRenderer = TypeVar("AnyRenderer", bound=WholeRenderer, covariant=True)
 
-#: From a body and who sent it to what the engine shall do, and how its answer is said.
-Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, WholeRenderer]]]
+#: Makes the engine's work and the answer's renderer of a body and its sender.
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, AnyRenderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
-    """A response of compact JSON as UTF-8."""
+    """Make a response of compact JSON as UTF-8."""
     return Response(dump(value), status, media_type="application/json")
 
 
 async def long_json_response(make: Callable[[], Json], *, size: int) -> Response:
-    """A response of what `make` gives; both are done in a thread, if there may be much of it.
+    """Make a response of the result of `make`; a long one is made in a thread.
 
     Args:
-        size: tokens that the answer has something about.
+        size: number of tokens that the answer describes.
     """
     if size <= INLINE_TOKENS:
         return json_response(make())
@@ -47,11 +49,39 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
     return Response(body, media_type="application/json")
 
 
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[AnyRenderer]):
+    """A request of a generation route that has been read and checked, and not run yet."""
+
+    context: ServerContext
+    record: RequestRecord
+    wanted: GenerationRequest
+    renderer: AnyRenderer
+    generation: Generation
+
+
+async def begin(
+    context: ServerContext, record: RequestRecord, read: Awaitable[Body], parse: Parse[Body, AnyRenderer]
+) -> Begun[AnyRenderer]:
+    """Read a body, parse it, and count the request for its caller's limits.
+
+    Raises:
+        ApiError, RadixKVError: the request is refused.
+    """
+    visit = record.enter(context.tenants.limiter_of(record.caller))
+    wanted, renderer = await parse(context, await read, record.caller)
+    generation = Generation(context, record, wanted)
+    if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
+        await generation.check_quota()
+    visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
+    return Begun(context, record, wanted, renderer, generation)
+
+
 async def respond(
     request: Request,
     dialect: Dialect,
     model: type[Body],
-    parse: Parse[Body],
+    parse: Parse[Body, WholeRenderer],
     *,
     takes_many_prompts: bool = False,
 ) -> Response:
@@ -61,37 +91,45 @@ async def respond(
         ApiError, RadixKVError: the request is refused, or failed before its answer began.
         ClientDisconnect: the client left first.
     """
-    context, record = context_of(request), record_of(request.scope)
-    settings = context.settings
-    visit = record.enter(context.tenants.limiter_of(record.caller))
-    most = context.max_body_bytes(settings.max_prompts if takes_many_prompts else 1)
-    body = await context.bodies.read(request, model, most)
-    wanted, renderer = await parse(context, body, record.caller)
-    generation = Generation(context, record, wanted)
-    if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
-        await generation.check_quota()
-    visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
-    if wanted.stream:
+    context = context_of(request)
+    most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
+    body = context.bodies.read(request, model, most)
+    return await answer(request, dialect, await begin(context, record_of(request.scope), body, parse))
+
+
+async def answer(request: Request, dialect: Dialect, begun: Begun[WholeRenderer]) -> Response:
+    """Run a request and answer it, whole or as a stream.
+
+    Raises:
+        RadixKVError: the request failed before its answer began.
+        ClientDisconnect: the client left first.
+    """
+    generation, renderer = begun.generation, begun.renderer
+    if begun.wanted.stream:
         assert isinstance(renderer, Renderer)
-        frames = generation.frames(renderer)
-        return EventStream(frames, renderer.stream_dialect(dialect), record, settings.ping_interval_s)
+        frames, ping = generation.frames(renderer), begun.context.settings.ping_interval_s
+        return EventStream(frames, renderer.stream_dialect(dialect), begun.record, ping)
     outputs = await run_until_disconnect(request.receive, generation.run())
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens
-    answer = await _make(lambda: renderer.answer(outputs, usage), size=size)
+    body = await _make(lambda: renderer.answer(outputs, usage), size=size)
     await renderer.keep(usage)
-    return await long_json_response(lambda: answer, size=size)
+    return await long_json_response(lambda: body, size=size)
 
 
 async def tell_prompt(
-    request: Request, model: type[Body], parse: Parse[Body], *, takes_many_prompts: bool = False
+    request: Request,
+    model: type[Body],
+    parse: Parse[Body, WholeRenderer],
+    *,
+    takes_many_prompts: bool = False,
 ) -> Response:
-    """What a generation route would send to the model for the same body, and where the cache looks it up.
+    """Answer with the tokens that a generation route would send to the model, and their cache namespace.
 
-    For who chooses between several servers; of several prompts the longest is told.
+    Meant for routers in front of several servers; of several prompts, the longest is shown.
 
     Raises:
-        ApiError, RadixKVError: what the request would be refused for.
+        ApiError, RadixKVError: the request would be refused.
     """
     context, record = context_of(request), record_of(request.scope)
     most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
@@ -105,5 +143,5 @@ async def tell_prompt(
 
 
 async def _make(make: Callable[[], Json], *, size: int) -> Json:
-    """What `make` gives, in a thread where there may be much of it; see `long_json_response`."""
+    """Return the result of `make`; a long one is made in a thread, see `long_json_response`."""
     return make() if size <= INLINE_TOKENS else await asyncio.to_thread(make)

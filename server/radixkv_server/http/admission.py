@@ -1,4 +1,4 @@
-"""Refuses requests for which there is no room, as soon as their headers are read. A pure ASGI middleware."""
+"""AdmissionMiddleware: refuse requests without room for them as soon as their headers are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class AdmissionMiddleware:
-    """Asks `check` about each POST to one of `routes`, before its body is read or a router looks for it.
+    """Calls `check` for each POST to one of `routes`, before its body is read or a router looks for it.
 
-    A flood must not hold up others, so a refusal costs a fraction of what a route does.
+    A flood must not hold up other requests: a refusal here costs a fraction of a route's work.
 
     Args:
         routes: with plain paths; the access log and the metrics name them.
-        check: raises the answer to a request that is refused. O(1).
+        check: raises the error that refuses a request. O(1).
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], check: Callable[[], None]) -> None:

@@ -11,12 +11,13 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
+from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
 from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
@@ -115,21 +116,35 @@ class BodyReader:
         """
         _check_media_type(request)
         body = await _read(request, max_bytes)
-        if len(body) <= INLINE_BYTES:
-            parsed, ignored = self._parse(body, model)
-        elif len(body) <= HUGE_BYTES:
-            parsed, ignored = await asyncio.to_thread(self._parse, body, model)
-        else:
-            async with self._one_at_a_time:
-                parsed, ignored = await asyncio.to_thread(self._parse, body, model)
+        parsed, ignored = await self.parse(body, lambda _: model, max_bytes)
         record_of(request.scope).ignored += ignored
         return parsed
 
-    def _parse(self, body: bytes, model: type[Model]) -> tuple[Model, list[str]]:
+    async def parse(
+        self, body: bytes, choose: Callable[[Json], type[Model]], max_bytes: int
+    ) -> tuple[Model, list[str]]:
+        """Parse and validate a body by the model that `choose` finds for its object.
+
+        Returns:
+            The body, and the fields of it that are ignored.
+
+        Raises:
+            ApiError: see `read`.
+        """
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        if len(body) <= INLINE_BYTES:
+            return self._parse(body, choose)
+        if len(body) <= HUGE_BYTES:
+            return await asyncio.to_thread(self._parse, body, choose)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._parse, body, choose)
+
+    def _parse(self, body: bytes, choose: Callable[[Json], type[Model]]) -> tuple[Model, list[str]]:
         value = parse_json(body, self._max_depth, self._max_parts)
         if not isinstance(value, dict):
             raise bad_request("The request body must be a JSON object.", code="invalid_json")
-        ignored = Ignored(self._takes_unknown, self._images)
+        model, ignored = choose(value), Ignored(self._takes_unknown, self._images)
         try:
             return model.model_validate(value, context=ignored), ignored.words(value)
         except ValidationError as error:

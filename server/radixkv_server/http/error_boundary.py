@@ -1,4 +1,4 @@
-"""The boundary that turns every exception below it into an answer, in the dialect of the request's path."""
+"""ErrorBoundary: turns exceptions into answers, in the dialect of the request's path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv_server.dialect import Dialects, dump
-from radixkv_server.errors import is_expected, shutting_down, to_api_error
+from radixkv_server.errors import ApiError, is_expected, shutting_down, to_api_error
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.unserved_routes import hint_of
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("radixkv.server")
 
 
 async def raise_router_error(request: Request, error: Exception) -> Response:
-    """The router's own errors (no such route, wrong method) in words that name the path; for the boundary."""
+    """Reword the router's own errors (no such route, wrong method) with the path, for the boundary."""
     assert isinstance(error, HTTPException)
     api_error = to_api_error(error)
     path = request.url.path[:200]
@@ -35,8 +35,8 @@ async def raise_router_error(request: Request, error: Exception) -> Response:
 class ErrorBoundary:
     """ASGI middleware that turns every exception below it into an error response, once.
 
-    After the response has started nothing can be answered any more: the exception goes on up and the
-    server closes the connection.
+    After the response has started, or a WebSocket has opened, an answer is no longer possible: the exception
+    propagates and the server closes the connection.
     """
 
     def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
@@ -44,14 +44,16 @@ class ErrorBoundary:
         self.dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         started = False
 
         async def watched_send(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "websocket.close" and not started:  # the router's way to say 404
+                raise ApiError(404, f"There is no WebSocket at {scope['path'][:200]}.", code="not_found")
+            started = started or message["type"].endswith((".accept", ".response.start"))
             await send(message)
 
         try:
@@ -59,7 +61,7 @@ class ErrorBoundary:
         except ClientDisconnect:
             raise
         except asyncio.CancelledError:
-            # Only the server's own end cancels a request's task; a stream has said so already.
+            # Only the server's shutdown cancels a request's task; a stream has sent its error already.
             if not started:
                 await self._response(scope, shutting_down())(scope, receive, send)
         except Exception as error:

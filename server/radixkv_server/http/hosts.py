@@ -1,4 +1,4 @@
-"""Which hosts and origins are let in. A pure ASGI middleware.
+"""HostOriginMiddleware: refuse requests for foreign hosts and from foreign origins.
 
 The Host check stops DNS rebinding: a web page whose name has been pointed at 127.0.0.1 reaches a local
 server with the page's own name in the Host header. The Origin check stops pages of other sites from
@@ -29,7 +29,7 @@ def _as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def split_host(value: str) -> str | None:
-    """The lower-case host of a Host header, port and brackets removed; None when malformed."""
+    """Return the lower-case host of a Host header without port and brackets; None when malformed."""
     try:
         parts = urlsplit("//" + value)
         parts.port  # noqa: B018 (raises on a malformed port)
@@ -47,10 +47,11 @@ def _is_loopback(host: str) -> bool:
 
 
 class HostOriginMiddleware:
-    """403 for a Host or Origin that is not ours; CORS answers for origins that are allowed.
+    """ASGI middleware: 403 for foreign hosts and origins, CORS answers for allowed origins.
 
     Listening on a loopback address, the Host must be a loopback name or address. Listening elsewhere, it
-    may be any IP address (a rebinding attack needs a name), this machine's name, or an allowed one.
+    may be any IP address (a rebinding attack needs a name), this machine's name, or an allowed name. Browsers
+    send the Origin with WebSockets, too, and leave its check to the server.
     """
 
     def __init__(
@@ -64,16 +65,17 @@ class HostOriginMiddleware:
             self.allowed_hosts |= {host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         host = self._check_host(headers)
         origin = headers.get("origin")
-        if origin is None:
+        if origin is not None:
+            self._check_origin(origin, host)
+        if origin is None or scope["type"] == "websocket":
             await self.app(scope, receive, send)
             return
-        self._check_origin(origin, host)
         if scope["method"] == "OPTIONS" and headers.get("access-control-request-method"):
             await self._preflight(headers, origin)(scope, receive, send)
             return

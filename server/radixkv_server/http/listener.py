@@ -1,4 +1,4 @@
-"""Sockets, uvicorn's settings and its life: listening, readiness, signals."""
+"""HttpServer: listening sockets, uvicorn's settings, readiness and signals."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from radixkv.errors import ConfigError
 from radixkv_server.dialect import Dialects
 from radixkv_server.http.protocol import MAX_UNSENT_BYTES, guarded_protocol
+from radixkv_server.http.websocket import guarded_socket
 from radixkv_server.settings import ServerSettings
 
 logger = logging.getLogger("radixkv.server")
@@ -65,7 +66,7 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def bind_error(host: str, port: int, error: OSError) -> ConfigError:
-    """What went wrong with the address, and which flag changes it."""
+    """Describe what is wrong with the address, and the flag that changes it."""
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"port {port} on {host} is in use by another program; stop that one, or choose another port "
@@ -78,11 +79,15 @@ def bind_error(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings, dialects: Dialects) -> uvicorn.Config:
-    """uvicorn's settings for `app`: our protocol and limits, our access log instead of its own."""
+    """Make uvicorn's settings for `app`: our protocols and limits, our access log instead of its own."""
     return uvicorn.Config(
         app,
         http=guarded_protocol(settings, dialects),
-        ws="none",
+        ws=guarded_socket(settings),
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # a small frame could be a bomb
+        ws_ping_interval=settings.ping_interval_s,
+        ws_ping_timeout=settings.slow_client_timeout_s,
         lifespan="on",
         loop="asyncio",
         log_config=None,

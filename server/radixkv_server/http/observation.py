@@ -1,4 +1,4 @@
-"""What the access log and the request metrics say about each request."""
+"""Access log, metrics and traces of each request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from radixkv_server.metrics.tracing import Tracing
 
 access_logger = logging.getLogger("radixkv.access")
 
-# What OpenAI's SDKs read, and what Anthropic's do.
+#: Status of a connection that has become a WebSocket.
+STATUS_SWITCHED = 101
+# OpenAI's SDKs read the first, Anthropic's the second.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
@@ -32,20 +34,54 @@ def _request_id(scope: Scope) -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-@dataclass(eq=False)
-class ObserveMiddleware:
-    """Outermost ASGI middleware: opens the record, adds the request's id, logs and counts at the end."""
+@dataclass(frozen=True, slots=True)
+class RequestObserver:
+    """Counts, traces and logs requests that have ended.
 
-    app: ASGIApp
+    Args:
+        access_log: write a line for each.
+    """
+
     metrics: ServerMetrics
     tracing: Tracing | None
-    dialects: Dialects
     access_log: bool
 
+    def ended(self, scope: Scope, record: RequestRecord) -> None:
+        """Count a request whose answer is complete."""
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self.metrics.observe_request(route, record)
+        self._tell(scope, route, record)
+
+    def work_ended(self, scope: Scope, record: RequestRecord) -> None:
+        """Count work that went on after the request of `scope`, which has been counted itself."""
+        self.metrics.observe_usage(record)
+        self._tell({**scope, "method": "BACKGROUND"}, scope["route"].path, record)
+
+    def _tell(self, scope: Scope, route: str, record: RequestRecord) -> None:
+        record.end()
+        if self.tracing is not None:
+            self.tracing.request_ended(scope, route, record)
+        if self.access_log and route not in ("/health", "/metrics"):
+            extra = {"fields": access_fields(scope, record)}
+            access_logger.info("%s", access_line(scope, record), extra=extra)
+
+
+@dataclass(eq=False)
+class ObserveMiddleware:
+    """Outermost ASGI middleware: opens the record, adds the request's id, and reports the end.
+
+    The messages of a WebSocket are reported by its route; the connection itself counts with status 101.
+    """
+
+    app: ASGIApp
+    observer: RequestObserver
+    dialects: Dialects
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
+        scope.setdefault("method", "WEBSOCKET")
         record = RequestRecord(_request_id(scope))
         attach_record(scope, record)
 
@@ -55,12 +91,13 @@ class ObserveMiddleware:
             nonlocal finished
             if not finished:
                 finished = True
-                self._finish(scope, record)
+                self.observer.ended(scope, record)
 
         async def observed_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                record.status = message["status"]
-                headers = MutableHeaders(scope=message)
+            kind = message["type"].removeprefix("websocket.")
+            if kind in ("http.response.start", "accept"):
+                record.status = message.get("status", STATUS_SWITCHED)
+                headers = MutableHeaders(scope={"headers": list(message.get("headers", ()))})
                 for name in REQUEST_ID_HEADERS:
                     headers[name] = record.request_id
                 if record.ignored:
@@ -68,7 +105,8 @@ class ObserveMiddleware:
                 limits = record.limits()
                 if limits:
                     headers.update(self.dialects.of(scope["path"]).limit_headers(limits))
-            elif not message.get("more_body", False):
+                message = {**message, "headers": headers.raw}
+            elif kind == "http.response.body" and not message.get("more_body", False):
                 finish()  # before the client can see the end, so that its next look at the metrics has it
             await send(message)
 
@@ -79,19 +117,9 @@ class ObserveMiddleware:
         finally:
             finish()
 
-    def _finish(self, scope: Scope, record: RequestRecord) -> None:
-        record.end()
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self.metrics.observe_request(route, record)
-        if self.tracing is not None:
-            self.tracing.request_ended(scope, route, record)
-        if self.access_log and route not in ("/health", "/metrics"):
-            extra = {"fields": access_fields(scope, record)}
-            access_logger.info("%s", access_line(scope, record), extra=extra)
-
 
 def access_fields(scope: Scope, record: RequestRecord) -> dict[str, Any]:
-    """What the line says, by name, for logs that machines read."""
+    """Return the facts of `access_line` by name, for logs that machines read."""
     client = scope.get("client")
     return {
         "client": client[0] if client else None,
@@ -110,7 +138,7 @@ def access_fields(scope: Scope, record: RequestRecord) -> dict[str, Any]:
 
 
 def access_line(scope: Scope, record: RequestRecord) -> str:
-    """One short line; the path is escaped, so that a client can't forge lines."""
+    """Return one short line; the path is escaped, so that a client can't forge lines."""
     client = scope.get("client")
     status = "-" if record.status is None else str(record.status)
     words = [

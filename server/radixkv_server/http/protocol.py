@@ -53,6 +53,7 @@ class GuardedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._phase = "idle"
         self._lingering = False
+        self._upgraded = False
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,6 +72,11 @@ class GuardedProtocol(H11Protocol):
             return
         super().data_received(data)
         self._update_phase(received=True)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to the WebSocket protocol, which has limits of its own."""
+        self._upgraded = True
+        super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -111,7 +117,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(ApiError(400, f"Not a valid HTTP/1.1 request: {error}.", code="invalid_http"))
 
     def _update_phase(self, received: bool) -> None:
-        if self._lingering or self.transport.is_closing():
+        if self._lingering or self._upgraded or self.transport.is_closing():
             self._enter("idle")
         elif self.conn.their_state is h11.IDLE:
             # Between requests of a kept-alive connection, uvicorn's own timer rules until bytes arrive.

@@ -1,4 +1,4 @@
-"""RequestRecord: what is known of one HTTP request, filled in as it goes through the server."""
+"""RequestRecord: the known facts of one request, filled in as it goes through the server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STATUS_CLIENT_GONE = 499
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one request so far; filled in as it goes through the server.
+    """Facts about one request so far.
 
     Attributes:
         request_id: the `x-request-id` of the response: the client's own if it sent a sound one.
-        caller: who asks, by the API key; `EVERYBODY` when no keys are configured.
+        caller: tenant of the API key; `EVERYBODY` when no keys are configured.
         started: `time.monotonic` at arrival.
         status: HTTP status sent; 499 when the client left first; None before either.
-        usage: what it used; empty: nothing that is known yet.
-        operation: what was generated, `chat` or `text_completion`; None: nothing.
+        usage: tokens used so far; empty while none are known.
+        operation: kind of generation, `chat` or `text_completion`; None: nothing was generated.
         failed: an error was sent inside a stream that had begun with status 200.
-        error_code: of the error that was answered or sent; empty: none, or one without a code.
-        ignored: what of the body has no effect, for the `warning` header.
+        error_code: code of the error that was sent; empty: no error, or one without a code.
+        ignored: fields of the body without effect, for the `warning` header.
     """
 
     request_id: str
@@ -50,7 +50,7 @@ class RequestRecord:
         return self.caller.name
 
     def enter(self, limiter: Limiter) -> RateReservation:
-        """The request begins to count for the caller's limits; until `end`.
+        """Count the request for the caller's limits, until `end`.
 
         Raises:
             ApiError: 429; a limit has been reached.
@@ -59,14 +59,21 @@ class RequestRecord:
         self._reservation = limiter.enter()
         return self._reservation
 
+    def hand_over(self) -> RequestRecord:
+        """Make a record for work that goes on after this request, and give it what counts for the limits."""
+        record = RequestRecord(self.request_id, self.caller)
+        record._limiter, record._reservation = self._limiter, self._reservation
+        self._reservation = None
+        return record
+
     def end(self) -> None:
-        """The request has ended: it counts with the tokens that it used, as far as they are known."""
+        """Release the request's share of the limits; it counts with the tokens it used, if they are known."""
         if self._reservation is not None:
             used = self.usage.prompt_tokens + self.usage.completion_tokens
             self._reservation.end(None if not used and self.status in (None, STATUS_CLIENT_GONE) else used)
 
     def limits(self) -> list[LimitState]:
-        """The limits that the request counts for, and what is left of them."""
+        """Return the limits that the request counts for, and their remainders."""
         return [] if self._limiter is None else self._limiter.state()
 
     @property
@@ -75,7 +82,7 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record of the request that `scope` belongs to."""
+    """Return the record of the request that `scope` belongs to."""
     record = scope[_RECORD]
     assert isinstance(record, RequestRecord)
     return record

@@ -116,11 +116,15 @@ class ServerMetrics:
         self._lag = histogram("event_loop_lag_seconds", "How late timers fire.", _LAG_BUCKETS)
 
     def observe_request(self, route: str, record: RequestRecord) -> None:
-        """Count a finished HTTP request, and what it used as its usage says."""
+        """Count a finished HTTP request with its usage."""
         status = "none" if record.status is None else str(record.status)
         self._http_requests.labels(route, status).inc()
         if record.failed:
             self._failed_streams.inc()
+        self.observe_usage(record)
+
+    def observe_usage(self, record: RequestRecord) -> None:
+        """Count the tokens of a finished generation."""
         usage = record.usage
         if usage.prompt_tokens:
             tenant = self._tenants.values(record.tenant)

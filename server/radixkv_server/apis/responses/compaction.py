@@ -18,6 +18,7 @@ from radixkv_server.apis.responses.items import compaction, comparable_item, ite
 from radixkv_server.apis.responses.render import usage_json
 from radixkv_server.apis.responses.schemas import CompactRequest, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
+from radixkv_server.apis.responses.stored_conversations import StoredConversations
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
@@ -66,7 +67,8 @@ async def parse_compaction(
     """The conversation with the wish for a summary after it."""
     model = context.resolve_model(body.model)
     response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
-    before, new = await items_of(body, stored, response_id)
+    conversations = StoredConversations(context.responses, caller.name)
+    before, new = await items_of(body, stored, conversations, response_id)
     items = [*before, *new]
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _WISH}]}
     asked, tools = ResponsePromptFields(input=_WISH, instructions=body.instructions), Toolbox(())

@@ -1,9 +1,10 @@
-"""The conversation that a body of the Responses API stands for, and how it becomes a chat."""
+"""From a body of the Responses API to the items of its conversation, and from these to a chat."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv_server.apis.common.cache_controls import MarkedPart, marked_parts
@@ -15,51 +16,88 @@ from radixkv_server.apis.responses.items import (
     MessageItem,
     item_id,
     messages_of,
+    owner_of,
 )
 from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
+from radixkv_server.apis.responses.stored_conversations import StoredConversations, check_ids
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.chats.chat import Chat
 from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.errors import ApiError
 from radixkv_server.tenants.tenant import Tenant
 
 
 async def items_of(
-    body: ConversationFields, stored: StoredResponses, response_id: str
+    body: ConversationFields, stored: StoredResponses, conversations: StoredConversations, response_id: str
 ) -> tuple[list[Json], list[Json]]:
-    """The items of the turns before, and those of the body's input; in their plain forms.
+    """Return the items of the turns before, and those of the body's input; in their plain forms.
 
     Args:
-        response_id: what the ids of items without one are made of.
+        response_id: names the new items that have no id.
 
     Raises:
-        ApiError: 404; a response or an item that the body names is not stored.
+        ApiError: 404; a response, a conversation or an item that the body names is not stored. 400; the
+            conversation has an item with the id of a new one.
     """
     before: list[Json] = []
     if body.previous_response_id is not None:
-        before = (await stored.get(body.previous_response_id, "previous_response_id")).conversation
-    if body.input is None:
-        return before, []
-    given: Sequence[Any] = body.input if not isinstance(body.input, str) else _said_by_user(body.input)
-    new = []
-    for number, item in enumerate(given):
-        if isinstance(item, ItemReference):
-            new.append(await stored.item(item.id))
-        else:
-            new.append(item.plain(item.id or item_id(response_id, item.type, number)))
+        before = await stored.before(body.previous_response_id)
+    elif body.conversation_id is not None:
+        before = (await conversations.get(body.conversation_id, "conversation")).items
+    given: Sequence[Any] = body.input or ()
+    if isinstance(body.input, str):
+        given = [MessageItem(role="user", content=body.input)]
+    found = await find_references(given, stored, conversations)
+    new = plain_items(given, found, response_id)
+    if body.conversation_id is not None:
+        check_ids(before, [item for item in new if item["id"] not in found], "input")
     return before, new
 
 
-def _said_by_user(text: str) -> list[MessageItem]:
-    return [MessageItem(role="user", content=text)]
+async def find_references(
+    given: Sequence[Any], stored: StoredResponses, conversations: StoredConversations
+) -> dict[str, Json]:
+    """Return the items that references among `given` name, by id.
+
+    Raises:
+        ApiError: 404; one is not stored.
+    """
+    names = [item.id for item in given if isinstance(item, ItemReference)]
+    return {name: await _find(name, stored, conversations) for name in names}
+
+
+async def _find(name: str, stored: StoredResponses, conversations: StoredConversations) -> Json:
+    try:
+        return await stored.item(name)
+    except ApiError as error:
+        with contextlib.suppress(ApiError):
+            return (await conversations.get(owner_of(name, "conv_"))).find(name)
+        raise error
+
+
+def plain_items(given: Sequence[Any], found: Mapping[str, Json], owner_id: str, first: int = 0) -> list[Json]:
+    """Return the plain forms of items.
+
+    Args:
+        found: see `find_references`.
+        owner_id: the response or conversation that names the items without an id.
+        first: number of the first item among the owner's.
+    """
+    return [
+        found[item.id]
+        if isinstance(item, ItemReference)
+        else item.plain(item.id or item_id(owner_id, item.type, first + number))
+        for number, item in enumerate(given)
+    ]
 
 
 def chat_of(
     context: ServerContext, body: ResponsePromptFields, items: Sequence[Json], tools: Toolbox, caller: Tenant
 ) -> Chat:
-    """The chat of a conversation's items."""
+    """Make the chat of a conversation's items."""
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.reasoning is not None and body.reasoning.effort is not None:
         options.setdefault("reasoning_effort", body.reasoning.effort)
@@ -82,11 +120,11 @@ def chat_of(
 def marked_items(
     body: ConversationFields, new: Sequence[Json], shown: Sequence[Json], tools: Toolbox
 ) -> list[tuple[int, MarkedPart]]:
-    """The parts of a body's input that end with a breakpoint, each with the index of its message in the chat.
+    """Return the parts of a body's input that end with a breakpoint, each with the index of its message.
 
     Args:
         new: the plain forms of the input's items.
-        shown: the items that the chat is of, which may lack some.
+        shown: the chat's items, which may lack some of them.
     """
     marked = {}
     for plain, item in zip(new, body.input or (), strict=False):

@@ -230,14 +230,14 @@ PREFIXES = {
 }
 
 
-def item_id(response_id: str, kind: str, number: int) -> str:
-    """The id of an item of a response; says which response it belongs to."""
-    return f"{PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{number}"
+def item_id(owner_id: str, kind: str, number: int) -> str:
+    """Return the id of an item of a response or a conversation; it names its owner."""
+    return f"{PREFIXES[kind]}_{owner_id.partition('_')[2]}_{number}"
 
 
-def response_of(item: str) -> str:
-    """The id of the response that an item belongs to, if `item_id` made its id."""
-    return "resp_" + item.partition("_")[2].partition("_")[0]
+def owner_of(item: str, prefix: str) -> str:
+    """Return the id of the response (`resp_`) or conversation (`conv_`) in an id made by `item_id`."""
+    return prefix + item.partition("_")[2].partition("_")[0]
 
 
 def comparable_item(item: Json) -> Json:

@@ -1,19 +1,21 @@
-"""From the body of POST /v1/responses to what the engine shall do, how it is answered, and what is kept."""
+"""From the body of POST /v1/responses to the engine's work, its renderer, and the stored response."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.compared_requests import diagnosed, text_block, unusual
 from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
+from radixkv_server.apis.responses.errors import ErrorForm, error_json
 from radixkv_server.apis.responses.items import comparable_item, summaries_in
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
-from radixkv_server.apis.responses.stored import StoredResponse, StoredResponses
+from radixkv_server.apis.responses.stored import Local, StoredResponse, StoredResponses
+from radixkv_server.apis.responses.stored_conversations import StoredConversations
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
@@ -27,12 +29,24 @@ _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "stru
 
 
 async def parse_response(
-    context: ServerContext, body: ResponseRequest, caller: Tenant
+    context: ServerContext,
+    body: ResponseRequest,
+    caller: Tenant,
+    *,
+    local: Local | None = None,
+    error_form: ErrorForm = error_json,
+    extra: Mapping[str, Any] | None = None,
 ) -> tuple[GenerationRequest, ResponseRenderer]:
-    """POST /v1/responses; the prompt is the conversation so far, with the new input after it."""
-    model = context.resolve_model(body.model)
-    response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
-    before, new = await items_of(body, stored, response_id)
+    """Parse POST /v1/responses; the prompt is the conversation so far, with the new input after it.
+
+    Args:
+        local: see `StoredResponses`; the response is added to it.
+        error_form, extra: see `ResponseRenderer`.
+    """
+    model, response_id = context.resolve_model(body.model), new_id("resp_")
+    stored = StoredResponses(context.responses, caller.name, local)
+    conversations = StoredConversations(context.responses, caller.name)
+    before, new = await items_of(body, stored, conversations, response_id)
     conversation = [*before, *new]
     chat, tools = await chat_that_fits(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
@@ -51,7 +65,14 @@ async def parse_response(
     )
 
     async def store(response: Json) -> None:
-        await stored.add(StoredResponse(response, conversation))
+        kept = StoredResponse(response, conversation)
+        if local is not None:
+            local[response_id] = kept
+        if body.store is not False:
+            await stored.add(kept, running_s=context.background.timeout_s)
+        if body.conversation_id is not None and response["status"] in ("completed", "incomplete"):
+            turn = [*new, *response["output"]]
+            await conversations.change(body.conversation_id, lambda conversation: conversation.add(turn))
 
     renderer = ResponseRenderer(
         base_response(response_id, model, body, prompt.params),
@@ -61,16 +82,18 @@ async def parse_response(
         prompt.params,
         tools,
         functools.partial(context.calls.remember, caller.name),
-        None if body.store is False else store,
+        store,
         told,
         with_logprobs=body.wants_logprobs,
         hides_reasoning=body.wants_encrypted_reasoning,
+        error_form=error_form,
+        extra=extra or {},
     )
     return request, renderer
 
 
 def _parts_of(body: ResponseRequest, model: str, chat: Chat) -> RequestParts:
-    """What a response is compared by: the items of its whole prompt, wherever they came from.
+    """Return the parts that a response is compared by: the items of its whole prompt, of every origin.
 
     O(their text).
     """
@@ -107,10 +130,10 @@ async def chat_that_fits(
     salt: str = "",
     room: int | None = None,
 ) -> tuple[Chat, Toolbox]:
-    """The chat of a conversation, shortened where the body says that it may be, and its tools.
+    """Make the chat of a conversation, shortened if the body allows that, and its tools.
 
     Args:
-        room: tokens of the answer, if it is known.
+        room: tokens of the answer, if they are known.
     """
     tools = Toolbox(body.tools or ())
 
@@ -123,15 +146,16 @@ async def chat_that_fits(
 
 
 async def count_input_tokens(context: ServerContext, body: InputTokensRequest, caller: Tenant) -> int:
-    """POST /v1/responses/input_tokens: the length of the prompt that a response to this would have."""
+    """Count the tokens of the prompt that a response would have."""
     context.resolve_model(body.model)
     return len((await chat_prompt(context, await response_chat(context, body, caller))).ids)
 
 
 async def response_chat(context: ServerContext, body: ResponsePromptFields, caller: Tenant) -> Chat:
-    """The conversation so far, with a body's input after it."""
+    """Make the chat of the conversation so far, with a body's input after it."""
     stored = StoredResponses(context.responses, caller.name)
-    before, new = await items_of(body, stored, "resp_count")
+    conversations = StoredConversations(context.responses, caller.name)
+    before, new = await items_of(body, stored, conversations, "resp_count")
     return (await chat_that_fits(context, body, [*before, *new], caller))[0]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.sampling.sampling_params import SamplingParams
@@ -14,10 +15,11 @@ from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
-from radixkv_server.apis.responses.errors import ResponsesDialect, error_json, frame
+from radixkv_server.apis.responses.errors import ErrorForm, ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.stored import UNFINISHED
 from radixkv_server.apis.responses.tools import Toolbox, tools_in_response
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
@@ -42,7 +44,7 @@ def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
 
 
 def base_response(response_id: str, model: str, body: ResponseRequest, params: SamplingParams) -> Json:
-    """What of a response is known before its answer begins."""
+    """Return the fields of a response that are known before its answer begins."""
     reasoning = body.reasoning
     text_format = body.text.format if body.text is not None else None
     options = body.prompt_cache_options
@@ -52,7 +54,8 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
         "created_at": int(time.time()),
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
+        "conversation": body.conversation_id and {"id": body.conversation_id},
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -88,12 +91,17 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     """One answer of the Responses API; also the dialect of its stream, whose errors continue its events.
 
     Args:
-        response: what is known of it so far; see `base_response`.
-        first_item: the number of the answer's first item among the response's, for its id.
-        params: how the answer was asked for.
+        response: the response object so far; see `base_response`.
+        first_item: number of the answer's first item among the response's, for its id.
+        params: sampling parameters of the request.
         tools, remember, hides_reasoning: see `OutputItems`.
-        store: keeps the response; None: it is not to be kept.
+        store: keeps the response where the request says so.
         with_logprobs: show them with the text.
+        error_form: makes the `error` event.
+        extra: further fields of each event.
+
+    Attributes:
+        has_ended: the last event has been made.
     """
 
     response: Json
@@ -103,10 +111,12 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     params: SamplingParams
     tools: InitVar[Toolbox]
     remember: InitVar[Remember]
-    store: Callable[[Json], Awaitable[None]] | None
+    store: Callable[[Json], Awaitable[None]]
     diagnosed: Diagnosed
     with_logprobs: bool
     hides_reasoning: InitVar[bool]
+    error_form: ErrorForm = error_json
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(
         self, first_item: int, tools: Toolbox, remember: Remember, hides_reasoning: bool
@@ -119,6 +129,8 @@ class ResponseRenderer(Renderer, ResponsesDialect):
             hides_reasoning=hides_reasoning,
         )
         self._num_events = 0
+        self._has_begun = False
+        self.has_ended = False
         self._num_tokens = 0
         self._reasoning_tokens = 0
         self._finish_reason: str | None = None
@@ -137,26 +149,54 @@ class ResponseRenderer(Renderer, ResponsesDialect):
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         begin: list[Json] = []
-        if not self._num_events:
-            self.response |= self.diagnosed(usage)
-            begin = [
-                {"type": f"response.{name}", "response": {**self.response}}
-                for name in ("created", "in_progress")
-            ]
+        if not self._has_begun:
+            self._has_begun = True
+            self.response |= {**self.diagnosed(usage), "status": "in_progress"}
+            begin = self._states(*(() if self._num_events else ("created",)), "in_progress")
         return self._frames([*begin, *self._events_of(delta)])
+
+    def begun(self) -> bytes:
+        """Events of a response in the background that waits for its turn."""
+        self.response["status"] = "queued"
+        return self._frames(self._states("created", "queued"))
+
+    def so_far(self) -> Json:
+        """Return the response as it is by now, with its complete items."""
+        return {**self.response, "output": list(self._items.items)}
 
     def ending(self, usage: Usage) -> bytes:
         self.conclude(usage)
-        return self._frames([{"type": f"response.{self.response['status']}", "response": self.response}])
+        self.has_ended = True
+        return self._frames(self._states(self.response["status"]))
+
+    async def failed(self, error: ApiError) -> bytes:
+        """Make the response a failed one, and store it; returns the last events."""
+        frames = self.error_event(error, None)
+        await self._keep()
+        return frames
+
+    async def cancelled(self, usage: Usage) -> bytes:
+        """Make the response a cancelled one, and store it; a complete one stays. Returns the last events."""
+        events: list[Json] = []
+        if self.response["status"] in UNFINISHED:
+            events = list(self._items.end("incomplete"))
+            used = usage_json(usage, self._reasoning_tokens) if self._has_begun else None
+            self.response |= {"status": "cancelled", "output": self._items.items, "usage": used}
+        await self._keep()
+        return b"" if self.has_ended else self._frames([*events, *self._states(self.response["status"])])
+
+    def _states(self, *names: str) -> list[Json]:
+        return [{"type": f"response.{name}", "response": {**self.response}} for name in names]
 
     async def keep(self, usage: Usage) -> None:
-        """Store the response, unless the client does not want that; if it can't be, its `store` says so."""
+        """Store the response, if the client wants that; where that fails, its `store` says so."""
         self.conclude(usage)
-        if self.store is None:
-            return
+        await self._keep()
+
+    async def _keep(self) -> None:
         try:
             await self.store(self.response)
-        except StoreError as error:
+        except (StoreError, ApiError) as error:
             logger.error("%s was answered and is not stored: %s", self.response["id"], error)
             self.response["store"] = False
 
@@ -164,13 +204,11 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         return self
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
-        """The end of a stream that can't go on: an `error` event, then the response as failed."""
+        """End a stream that can't go on: an `error` event, then the response as failed."""
         events = list(self._items.end("incomplete"))
         failure = {"code": "server_error", "message": error.message, "param": error.param}
-        failed = {**self.response, "status": "failed", "output": self._items.items, "error": failure}
-        frames = self._frames(events) + frame(error_json(error, self._num_events))
-        self._num_events += 1
-        return frames + self._frames([{"type": "response.failed", "response": failed}])
+        self.response |= {"status": "failed", "output": self._items.items, "error": failure}
+        return self._frames([*events, self.error_form(error), *self._states("failed")])
 
     def _events_of(self, delta: OutputDelta) -> Iterable[Json]:
         self._num_tokens += len(delta.token_ids)
@@ -186,11 +224,11 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             if self.params.samples_nothing:
-                return  # an answer that was not asked for has no item, not even an empty one
+                return  # without a request for an answer there is no item, not even an empty one
             yield from self._items.finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def _count_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """How many tokens an answer had when its reasoning ended. O(tokens)."""
+        """Count the tokens of an answer up to the end of its reasoning. O(tokens)."""
         thoughts = [item["content"] for item in self._items.items if item["type"] == "reasoning"]
         last = "".join(part["text"] for part in thoughts[-1])
         missing = sample.text.rfind(last) + len(last)
@@ -203,7 +241,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         return len(sample.token_ids)
 
     def conclude(self, usage: Usage) -> None:
-        """Make `response` what it is now that the answer is complete. May be called again."""
+        """Complete `response` at the end of its answer. May be called again."""
         if self.response["usage"] is not None:
             return
         is_cut = self._finish_reason == "length" and not self.params.samples_nothing
@@ -219,7 +257,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def _frames(self, events: Iterable[Json]) -> bytes:
         frames = b""
         for event in events:
-            event["sequence_number"] = self._num_events
+            event |= {"sequence_number": self._num_events, **self.extra}
             self._num_events += 1
             frames += frame(event)
         return frames

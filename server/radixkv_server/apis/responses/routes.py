@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, WebSocket
 
+from radixkv_server.apis.responses.background import (
+    answer_in_background,
+    cancel,
+    retrieve,
+    stored_responses,
+)
 from radixkv_server.apis.responses.compaction import parse_compaction
 from radixkv_server.apis.responses.errors import ResponsesDialect
+from radixkv_server.apis.responses.pages import PAGE_QUERY, check_include, page_of
 from radixkv_server.apis.responses.parse import count_input_tokens, parse_response
 from radixkv_server.apis.responses.schemas import CompactRequest, InputTokensRequest, ResponseRequest
-from radixkv_server.apis.responses.stored import StoredResponses
+from radixkv_server.apis.responses.socket import ResponsesSocket
 from radixkv_server.context import context_of
-from radixkv_server.dialect import Api, Json
-from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
+from radixkv_server.dialect import Api
+from radixkv_server.generation.serve_generation import answer, begin, json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
 
 RESPONSES = ResponsesDialect()
 
-MAX_ITEMS = 100
-
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
-    """Answer a conversation, whole or as a stream of typed events, and keep the answer."""
-    return await respond(request, RESPONSES, ResponseRequest, parse_response)
+    """Answer a conversation, whole, as a stream of typed events or in the background, and keep the answer."""
+    context = context_of(request)
+    body = context.bodies.read(request, ResponseRequest, context.max_body_bytes())
+    begun = await begin(context, record_of(request.scope), body, parse_response)
+    if begun.renderer.response["background"]:
+        return await answer_in_background(request, begun)
+    return await answer(request, RESPONSES, begun)
+
+
+@router.websocket("/v1/responses")
+async def connect(socket: WebSocket) -> None:
+    """Answer conversations over a connection that stays open."""
+    await ResponsesSocket(socket, context_of(socket)).run()
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_tokens(request: Request) -> Response:
-    """How many tokens the prompt of a response would have."""
+    """Count the tokens that the prompt of a response would have."""
     context = context_of(request)
     body = await context.bodies.read(request, InputTokensRequest, context.max_body_bytes())
     tokens = await count_input_tokens(context, body, record_of(request.scope).caller)
@@ -39,76 +54,42 @@ async def count_tokens(request: Request) -> Response:
 
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
-    """A shorter list of items in place of a conversation's: the model sums it up."""
+    """Answer with a shorter list of items in place of a conversation's: the model sums it up."""
     return await respond(request, RESPONSES, CompactRequest, parse_compaction)
 
 
 @router.post("/tokenize/v1/responses")
 async def tokenize_response(request: Request) -> Response:
-    """The tokens that /v1/responses would send to the model, and where the cache looks them up."""
+    """Answer with the tokens that /v1/responses would send to the model, and their cache namespace."""
     return await tell_prompt(request, ResponseRequest, parse_response)
 
 
 @router.get("/v1/responses/{response_id}")
 async def get_response(request: Request, response_id: str) -> Response:
-    """A stored response."""
-    if request.query_params.get("stream") == "true":
-        raise bad_request("A stored response can't be streamed: leave stream out.", param="stream")
-    return json_response((await _stored(request).get(response_id)).response)
+    """Answer with a response, or with the events of one in the background."""
+    check_include(request.query_params)
+    return await retrieve(request, response_id)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a stored response; later ones that build on it stay."""
-    await _stored(request).delete(response_id)
+    """Forget a response, and end it if it runs; later ones that build on it stay."""
+    await context_of(request).background.remove(record_of(request.scope).tenant, response_id)
+    await stored_responses(request).delete(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """The items that a stored response was given, those of the turns before included."""
-    stored = await _stored(request).get(response_id)
-    return json_response(_page(list(stored.input), request))
+    """Answer with a page of the items that a response was given, with those of the turns before."""
+    stored = await stored_responses(request).get(response_id)
+    return json_response(page_of(stored.input, request.query_params))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str) -> Response:
-    """Refused."""
-    raise ApiError(
-        400,
-        "Only responses that run in the background can be cancelled, and this server runs none there: close "
-        "the connection of a response to end it.",
-        code="unsupported_endpoint",
-    )
-
-
-def _stored(request: Request) -> StoredResponses:
-    return StoredResponses(context_of(request).responses, record_of(request.scope).tenant)
-
-
-def _page(items: list[Json], request: Request) -> Json:
-    """A page of a list, by `order` (newest first unless `asc`), `after` and `limit`."""
-    asked = request.query_params
-    order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
-    if order not in ("asc", "desc"):
-        raise bad_request("order must be 'asc' or 'desc'.", param="order")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_ITEMS):
-        raise bad_request(f"limit must be an integer from 1 to {MAX_ITEMS}.", param="limit")
-    if order == "desc":
-        items = items[::-1]
-    if after is not None:
-        indices = [index for index, item in enumerate(items) if item["id"] == after]
-        if not indices:
-            raise bad_request(f"after: there is no item {after[:200]!r}.", param="after")
-        items = items[indices[0] + 1 :]
-    page = items[: int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > len(page),
-    }
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """End a response in the background."""
+    return await cancel(request, response_id)
 
 
 API = Api(
@@ -120,6 +101,9 @@ API = Api(
         "POST /v1/responses/compact": CompactRequest,
         "POST /tokenize/v1/responses": ResponseRequest,
     },
-    {"GET /v1/responses/{response_id}/input_items": ("after", "limit", "order")},
+    {
+        "GET /v1/responses/{response_id}": ("include", "include_obfuscation", "starting_after", "stream"),
+        "GET /v1/responses/{response_id}/input_items": PAGE_QUERY,
+    },
     generating=frozenset({"/v1/responses", "/v1/responses/compact"}),
 )

@@ -1,13 +1,13 @@
-"""The body of POST /v1/responses: a pydantic model of the request, checked strictly.
+"""Bodies of the Responses and Conversations APIs: pydantic models, checked strictly.
 
-How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
+See `radixkv_server.http.fields` for fields without effect and refused ones.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.apis.common.chat_completion import MAX_TOOLS
@@ -38,8 +38,8 @@ MAX_METADATA_VALUE = 512
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-# What else may be asked for belongs to tools that run at OpenAI.
-_INCLUDABLE = frozenset(
+# The others belong to tools that run at OpenAI.
+INCLUDABLE = frozenset(
     {
         LOGPROBS,
         "code_interpreter_call.outputs",
@@ -53,15 +53,30 @@ _INCLUDABLE = frozenset(
 )
 
 
+def _small_metadata(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > MAX_METADATA:
+        raise ValueError(f"at most {MAX_METADATA} pairs are allowed, not {len(value)}.")
+    for key, text in value.items():
+        if len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
+            raise ValueError(
+                f"keys have at most {MAX_METADATA_KEY} characters and values {MAX_METADATA_VALUE}; "
+                f"{key[:MAX_METADATA_KEY]!r} has more."
+            )
+    return value
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_small_metadata)]
+
+
 class TextFormat(SchemaFields):
     type: str
 
     def grammar(self) -> StructuredOutputs | None:
-        """What the text must look like; None: anything."""
+        """Return the grammar of the text; None: any text."""
         return format_grammar({"type": self.type}, self.given(), "text.format")
 
     def plain(self) -> dict[str, Any]:
-        """As it is told in the response."""
+        """Return the format as the response shows it."""
         return {"type": self.type, **self.given()}
 
 
@@ -85,17 +100,32 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: IncludeObfuscation = None
 
 
-#: Input items of one response; the conversation before comes on top.
+#: Most input items of one response, without the conversation before, and most items of a conversation.
 MAX_INPUT_ITEMS = 8192
+#: Most items that one request adds to a conversation.
+MAX_ADDED_ITEMS = 20
+
+
+class ConversationReference(StrictModel):
+    id: str
+
+
+AnyConversation = Annotated[
+    ConversationReference,
+    BeforeValidator(
+        lambda value: {"id": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | ConversationReference,
+    ),
+]
 
 
 class ConversationFields(StrictModel):
-    """What says which conversation a body is about."""
+    """The fields that name the conversation of a body."""
 
     input: Annotated[Annotated[list[InputItem], FAIL_FAST] | str, TEXT_ONLY] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: Annotated[Any, Refused("a stored conversation (use previous_response_id)")] = None
+    conversation: AnyConversation | None = None
 
     @field_validator("input", mode="before")
     @classmethod
@@ -106,13 +136,24 @@ class ConversationFields(StrictModel):
         if value in ("", []):
             raise ParamError("input must not be empty.", "input")
         if isinstance(value, list) and len(value) > MAX_INPUT_ITEMS:
-            # Before they are looked at one by one, which nobody else is served meanwhile.
+            # Before the items are checked one by one, which blocks all other requests.
             raise ParamError(f"input may have at most {MAX_INPUT_ITEMS} items.", "input")
         return value
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The stored conversation that the body continues."""
+        return self.conversation and self.conversation.id
+
     @model_validator(mode="after")
     def _some_input(self) -> ConversationFields:
-        if self.input is None and self.previous_response_id is None:
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise ParamError(
+                "conversation and previous_response_id exclude each other: send one of them.",
+                "conversation",
+                code="mutually_exclusive_parameters",
+            )
+        if self.input is None and self.previous_response_id is None and self.conversation is None:
             raise ParamError(
                 "Missing required parameter: 'input'.", "input", code="missing_required_parameter"
             )
@@ -128,6 +169,25 @@ class ResponsePromptFields(ConversationFields, ChatTemplateFields):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
+
+
+class ConversationRequest(StrictModel):
+    """Body of POST /v1/conversations."""
+
+    items: Annotated[list[InputItem], Field(max_length=MAX_ADDED_ITEMS), FAIL_FAST] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(StrictModel):
+    """Body of POST /v1/conversations/{conversation_id}."""
+
+    metadata: Metadata | None
+
+
+class ConversationItems(StrictModel):
+    """Body of POST /v1/conversations/{conversation_id}/items."""
+
+    items: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ADDED_ITEMS), FAIL_FAST]
 
 
 class InputTokensRequest(ResponsePromptFields):
@@ -161,8 +221,8 @@ class ResponseRequest(ResponsePromptFields, PrewarmFields, SamplingFields):
     max_output_tokens: int | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
-    metadata: dict[str, str] | None = None
-    background: Annotated[Any, Refused("answering in the background (stream the answer instead)")] = None
+    metadata: Metadata | None = None
+    background: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     access_programs: Annotated[Any, Refused()] = None
     context_management: Annotated[Any, Refused("compaction (leave out old items yourself)")] = None
@@ -174,31 +234,23 @@ class ResponseRequest(ResponsePromptFields, PrewarmFields, SamplingFields):
     service_tier: ServiceTier = None
     client_metadata: Annotated[Any, WithoutEffect("only says who asks")] = None
 
-    @field_validator("metadata")
-    @classmethod
-    def _small_metadata(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        if value is not None and len(value) > MAX_METADATA:
-            raise ValueError(f"at most {MAX_METADATA} pairs are allowed, not {len(value)}.")
-        for key, text in (value or {}).items():
-            if len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
-                raise ValueError(
-                    f"keys have at most {MAX_METADATA_KEY} characters and values {MAX_METADATA_VALUE}; "
-                    f"{key[:MAX_METADATA_KEY]!r} has more."
-                )
-        return value
-
     @field_validator("include")
     @classmethod
     def _known_includes(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
-            if name not in _INCLUDABLE:
-                raise ValueError(f"{name[:80]!r} is none of {', '.join(sorted(_INCLUDABLE))}.")
+            if name not in INCLUDABLE:
+                raise ValueError(f"{name[:80]!r} is none of {', '.join(sorted(INCLUDABLE))}.")
         return value
 
     @model_validator(mode="after")
     def _only_what_works(self) -> ResponseRequest:
         check_stream_options(self, self.stream_options)
         check_logprobs(self.top_logprobs, "top_logprobs")
+        if self.background and self.store is False:
+            raise ParamError(
+                "a background response is stored, so that it can be retrieved: leave store out.",
+                "store",
+            )
         return self
 
     @property

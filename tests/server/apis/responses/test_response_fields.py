@@ -109,8 +109,6 @@ def test_retention_outside_what_there_is_is_refused(
             {"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format", id="json"
         ),
         pytest.param({"tool_choice": "required"}, "invalid_value", "tool_choice", id="choice"),
-        pytest.param({"background": True}, "unsupported_parameter", "background", id="background"),
-        pytest.param({"conversation": "conv_1"}, "unsupported_parameter", "conversation", id="conversation"),
         pytest.param({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt", id="prompt"),
         pytest.param({"include": ["everything"]}, "invalid_value", "include", id="include"),
         pytest.param({"metadata": {"k" * 65: "v"}}, "invalid_value", "metadata", id="metadata key"),
