@@ -17,6 +17,7 @@ SERVING = frozenset(
     {
         *("torch", "transformers", "tokenizers", "huggingface_hub", "jinja2", "filelock", "safetensors"),
         *("gguf", "accelerate", "numpy", "llguidance", "prometheus_client", "prompt_toolkit", "psutil"),
+        "websockets",
     }
 )
 _ENGINE = ("torch", "transformers", "numpy")

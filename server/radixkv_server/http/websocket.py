@@ -1,6 +1,6 @@
-"""GuardedSocket: uvicorn's WebSocket protocol on top of `websockets`, with our answers to shutdown and slow clients.
+"""GuardedSocket: uvicorn's WebSocket protocol, with our answers to its shutdown and to slow clients.
 
-The attributes that it reads of its base class are uvicorn's own: a test holds the version that they were read in.
+It reads attributes of its base class that are no public interface of uvicorn's.
 """
 
 from __future__ import annotations

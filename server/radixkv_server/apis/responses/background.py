@@ -96,14 +96,10 @@ async def cancel(request: Request, response_id: str) -> Response:
     if status == "cancelled":
         return json_response(response)
     if not response["background"]:
-        message = (
-            "Only background responses can be cancelled: close the connection of others to end them."
-        )
+        message = "Only background responses can be cancelled: close the connection of others to end them."
         raise bad_request(message, param="response_id", code="not_in_background")
     if status in UNFINISHED:
-        message = (
-            f"Another server runs the response {response_id}: send its cancellation there."
-        )
+        message = f"Another server runs the response {response_id}: send its cancellation there."
         raise ApiError(409, message, param="response_id", code="runs_elsewhere")
     message = f"The response {response_id} has ended ({status}): there is nothing to cancel."
     raise bad_request(message, param="response_id", code="response_ended")

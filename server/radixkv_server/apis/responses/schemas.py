@@ -143,7 +143,7 @@ class ConversationFields(StrictModel):
     @property
     def conversation_id(self) -> str | None:
         """The stored conversation that the body continues."""
-        return self.conversation and self.conversation.id
+        return None if self.conversation is None else self.conversation.id
 
     @model_validator(mode="after")
     def _some_input(self) -> ConversationFields:

@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -107,7 +107,7 @@ class ResponsesSocket:
         """Serve the connection until its client leaves, it is too old, or the server ends.
 
         Raises:
-            ApiError: the connection is refused: 429, the tenant has too many; 503, the server is about to end.
+            ApiError: 429; the tenant has too many connections. 503; the server is about to end.
         """
         context, tenant = self._context, record_of(self._socket.scope).tenant
         context.check_serving()
@@ -199,10 +199,8 @@ class ResponsesSocket:
             last = self._failed(to_api_error(error), record, begun, extra)
         self._context.observer.ended(scope, record)  # before the client can see the end
         if last is not None:
-            try:
+            with suppress(WebSocketDisconnect):
                 await self._send_frames(last)
-            except WebSocketDisconnect:
-                pass
 
     async def _begin(
         self, event: CreateEvent, record: RequestRecord, extra: Mapping[str, Any]
@@ -248,10 +246,8 @@ class ResponsesSocket:
         await self._socket.send_text(dump(event).decode())
 
     async def _close(self, code: int) -> None:
-        try:
+        with suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
             await self._socket.close(code)
-        except (RuntimeError, WebSocketDisconnect):
-            pass  # it is closed
 
 
 async def _ready(event: CreateEvent) -> CreateEvent:
@@ -273,7 +269,7 @@ def _steer_failed(event: SteerEvent) -> Json:
         "error": {
             "type": "invalid_request_error",
             "code": "steering_not_supported",
-            "message": "The models served here can't be steered: send the input with the next response.create.",
+            "message": "Models served here can't be steered: send the input with the next response.create.",
         },
         "steer": {"input": event.input, "previous_response_id": event.previous_response_id},
     }

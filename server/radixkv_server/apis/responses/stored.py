@@ -122,7 +122,7 @@ class StoredResponses:
             ApiError: 404; there is none, or no longer.
         """
         stored = await self._read(owner_of(item_id, "resp_"))
-        item = stored and stored.find(item_id)
+        item = None if stored is None else stored.find(item_id)
         if item is None:
             raise not_found("Item", item_id, "input")
         return item

@@ -126,10 +126,12 @@ def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], code:
     assert error["message"]
 
 
-def test_routes_that_do_nothing_say_why(ada: OpenAI, http: httpx.Client) -> None:
-    with pytest.raises(openai.BadRequestError, match="background"):
-        ada.responses.cancel("resp_x")
+def test_a_foreground_response_is_neither_cancelled_nor_streamed_again(
+    ada: OpenAI, http: httpx.Client
+) -> None:
     answer = ada.responses.create(model="scripted", input="say:x")
+    with pytest.raises(openai.BadRequestError, match="background"):
+        ada.responses.cancel(answer.id)
     assert http.get(f"{URL}/{answer.id}?stream=true").status_code == 400
 
 
