@@ -50,7 +50,7 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
 
 
 @dataclass(frozen=True, slots=True)
-class Begun(Generic[AnyRenderer]):
+class Admitted(Generic[AnyRenderer]):
     """A request of a generation route that has been read and checked, and not run yet."""
 
     context: ServerContext
@@ -62,7 +62,7 @@ class Begun(Generic[AnyRenderer]):
 
 async def begin(
     context: ServerContext, record: RequestRecord, read: Awaitable[Body], parse: Parse[Body, AnyRenderer]
-) -> Begun[AnyRenderer]:
+) -> Admitted[AnyRenderer]:
     """Read a body, parse it, and count the request for its caller's limits.
 
     Raises:
@@ -74,7 +74,7 @@ async def begin(
     if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
-    return Begun(context, record, wanted, renderer, generation)
+    return Admitted(context, record, wanted, renderer, generation)
 
 
 async def respond(
@@ -97,7 +97,7 @@ async def respond(
     return await answer(request, dialect, await begin(context, record_of(request.scope), body, parse))
 
 
-async def answer(request: Request, dialect: Dialect, begun: Begun[WholeRenderer]) -> Response:
+async def answer(request: Request, dialect: Dialect, begun: Admitted[WholeRenderer]) -> Response:
     """Run a request and answer it, whole or as a stream.
 
     Raises:

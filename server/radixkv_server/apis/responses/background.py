@@ -15,12 +15,12 @@ from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.background import KEPT_S, BackgroundAnswer
 from radixkv_server.generation.generation import Generation
-from radixkv_server.generation.serve_generation import Begun, json_response
+from radixkv_server.generation.serve_generation import Admitted, json_response
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
 
 
-async def answer_in_background(request: Request, begun: Begun[ResponseRenderer]) -> Response:
+async def answer_in_background(request: Request, begun: Admitted[ResponseRenderer]) -> Response:
     """Start a response that goes on without its client, and answer with it as it waits, or with its stream.
 
     Raises:

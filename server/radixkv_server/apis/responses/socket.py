@@ -30,7 +30,7 @@ from radixkv_server.apis.responses.stored import StoredResponse
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request, is_expected, shutting_down, to_api_error
-from radixkv_server.generation.serve_generation import Begun, begin
+from radixkv_server.generation.serve_generation import Admitted, begin
 from radixkv_server.http.auth import authenticate
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, record_of
@@ -175,7 +175,7 @@ class ResponsesSocket:
         scope = self._socket.scope
         record = RequestRecord(f"{record_of(scope).request_id}-{time.monotonic_ns():x}")
         extra = {} if event.stream_id is None else {STREAM_ID: event.stream_id}
-        begun: Begun[ResponseRenderer] | None = None
+        begun: Admitted[ResponseRenderer] | None = None
         last: bytes | None = None
         try:
             if before is not None:
@@ -204,7 +204,7 @@ class ResponsesSocket:
 
     async def _begin(
         self, event: CreateEvent, record: RequestRecord, extra: Mapping[str, Any]
-    ) -> Begun[ResponseRenderer]:
+    ) -> Admitted[ResponseRenderer]:
         context = self._context
         record.caller = authenticate(self._socket.scope, context.tenants)
         context.check_admission()
@@ -217,7 +217,7 @@ class ResponsesSocket:
         self,
         error: ApiError,
         record: RequestRecord,
-        begun: Begun[ResponseRenderer] | None,
+        begun: Admitted[ResponseRenderer] | None,
         extra: Mapping[str, Any],
     ) -> bytes:
         """Return the last events of a response that failed."""
