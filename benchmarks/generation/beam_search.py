@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from radixkv.entrypoints.beam_search import BeamSearchParams
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
 from radixkv import LLM
+from radixkv.entrypoints.beam_search import BeamSearchParams
 
 
 def measure(

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from inspection import inside
-from radixkv.entrypoints.beam_search import BeamSearchParams
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
-from radixkv.entrypoints.beam_search import BeamSearchParams
 from told_deltas import collect_outputs
 
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.logits_processors import CountPenalty, MinTokens

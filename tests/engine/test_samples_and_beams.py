@@ -8,8 +8,8 @@ from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
-from radixkv.entrypoints.beam_search import BeamSearch, BeamSearchParams
 
+from radixkv.entrypoints.beam_search import BeamSearch, BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams

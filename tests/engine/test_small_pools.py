@@ -10,9 +10,9 @@ import pool_traffic
 import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 from pool_traffic import FREE, Outcome, Parrot
-from radixkv.entrypoints.beam_search import BeamSearchParams
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
