@@ -1,7 +1,7 @@
-"""What happens to queries and keys between their product and attention: norms per head, rotary embedding.
+"""Queries and keys between their product and attention: norms per head, rotary embedding.
 
-In torch's operators, rounding where transformers' own layers round: what a backend does that has no kernel
-for it, and what such a kernel is tested against.
+In torch's operators, rounding where transformers' own layers round: the path of backends without a kernel
+for it, and the reference of such kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm: `x / sqrt(mean(x ** 2) + eps) * weight`, in float32 but for what is said here.
+    """An RMSNorm: `x / sqrt(mean(x ** 2) + eps) * weight`, in float32 except as stated here.
 
     Attributes:
         weight: [N]. offset: one is added to it.

@@ -21,7 +21,7 @@ _NO_BLOCKS = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What a backend is built for.
+    """Parameters that a backend is built for.
 
     Attributes:
         num_query_heads: a multiple of `spec.num_kv_heads`.
@@ -69,7 +69,7 @@ class BackendConfig:
 
 @dataclass(slots=True)
 class Scoring:
-    """How logits come from queries and keys; see `AttentionBackend.attend`."""
+    """Parameters of the logits of queries and keys; see `AttentionBackend.attend`."""
 
     scale: float
     window: int | None = None
@@ -78,7 +78,7 @@ class Scoring:
 
 
 class AttentionPlan:
-    """One step's work, made by `AttentionBackend.plan` and read by `attend` in every layer.
+    """A step's work, made by `AttentionBackend.plan` and read by `attend` in every layer.
 
     Attributes:
         query_starts: int32 [R + 1].
@@ -282,7 +282,7 @@ class AttentionBackend(ABC):
         """
 
     def launch_key(self, plan: AttentionPlan, windows: Collection[int | None]) -> Hashable:
-        """What a layer's launches depend on besides their arguments and what `stage` writes.
+        """Return the values that a layer's launches depend on besides their arguments and `stage`'s output.
 
         Launches recorded with one plan may be replayed with another, staged, that has an equal key.
         """

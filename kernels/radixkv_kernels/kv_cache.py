@@ -5,13 +5,13 @@ Layout, for K and for V alike::
     data   [num_layers, num_kv_heads, num_blocks, block_size, head_size]     storage dtype
     scale  [num_layers, num_kv_heads, num_blocks, block_size]                float32, quantised caches only
 
-Heads come before blocks, so that the rows of one head in one block are one contiguous run (what the kernels
-read), and gathering the blocks of a request gives `[num_kv_heads, tokens, head_size]` with no transposition
-(what dense attention wants). A *slot* is `block * block_size + offset`; position p of a request lives in slot
-`block_table[p // block_size] * block_size + p % block_size`.
+Heads come before blocks, so that the rows of one head in one block are one contiguous run (as kernels
+read them), and gathering the blocks of a request gives the `[num_kv_heads, tokens, head_size]` of dense
+attention without a transposition. A *slot* is `block * block_size + offset`; position p of a request lives in
+slot `block_table[p // block_size] * block_size + p % block_size`.
 
 Quantised caches keep one scale per (token, head), found when the token is written: there is nothing to
-calibrate, and what a token stores does not depend on the tokens beside it.
+calibrate, and the stored form of a token does not depend on the tokens beside it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class PagedKV:
         return out[0], out[1]
 
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
-        """What is stored in some blocks, in a form that depends neither on their ids nor on the device.
+        """Copy the contents of some blocks, in a form that depends neither on their ids nor on the device.
 
         Of each block, one storage tensor after the other (key, value, then their scales), the bytes of its
         `[num_layers, num_kv_heads, block_size, head_size]` elements (scales: without the last dimension).
@@ -174,7 +174,7 @@ class PagedKV:
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """On a CPU: what copies one block, as `save_blocks` does, into uint8 [spec.bytes_per_block].
 
-        It may be called on any thread, as long as nobody writes the block meanwhile; it makes no use of
+        It may be called on any thread while the block is not written; it makes no use of
         torch's threads.
         """
         memories = [(part.numpy(), columns) for part, columns in self._byte_parts()]
@@ -190,7 +190,7 @@ class PagedKV:
         """Write what `save_blocks` returned into `blocks`, which need not be the ids it came from.
 
         Args:
-            data: each block's bytes: rows of what was returned, or anything else that has them.
+            data: each block's bytes: rows returned by `save_blocks`, or any buffers of that size.
 
         Raises:
             ValueError: they are not as many or not as long as they should be; nothing was written.

@@ -74,7 +74,7 @@ def reference_paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`reference_attention` on what a paged cache holds (dequantised), with the arguments of `plan`."""
+    """`reference_attention` on the (dequantised) contents of a paged cache, with the arguments of `plan`."""
     pairs = [kv.read(layer, block_tables[r], int(n)) for r, n in enumerate(context_lengths)]
     return reference_attention(
         query,

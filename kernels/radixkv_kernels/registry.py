@@ -13,12 +13,12 @@ from radixkv_kernels.kv_cache import KVSpec
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("cpu", "triton")
-#: Other names that are accepted: `torch` is what the CPU backend was called first.
+#: Aliases: `torch` is the former name of the CPU backend.
 ALIASES = {"torch": "cpu"}
 
 
 def numba_available() -> bool:
-    """Whether the compiled CPU kernels can be used: numba (the `cpu` extra) is there and can be imported."""
+    """Return True if the compiled CPU kernels can be used: numba (the `cpu` extra) can be imported."""
     if importlib.util.find_spec("numba") is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""One step's attention as a list of work items, built on the host in vectorised numpy.
+"""A step's attention as a list of work items, built on the host in vectorised numpy.
 
 Every query row is an ordered fold over KV *segments* `[k * S, (k + 1) * S)` at absolute positions: each
 segment gives a partial result (running maximum, sum, weighted values), and partials fold in order of k by
@@ -34,7 +34,7 @@ ITEM_WIDTH = 8
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """How work is cut; fixed per backend.
+    """Parameters of the cutting of work; fixed per backend.
 
     Attributes:
         segment: S, KV positions per segment; a multiple of the block size.
@@ -170,7 +170,7 @@ def build_work(
 def _partial_slots(
     num_tokens: int, single: bool, *split: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many partials each token stores, and its first segment: int64 [num_tokens] each, 0 for most.
+    """Return how many partials each token stores, and its first segment: int64 [num_tokens] each, 0 for most.
 
     `split` are runs of tokens whose segments are in several items, the requests and the tiles of long chunks:
     (first token, number of tokens, first segment, end segment).
@@ -320,7 +320,7 @@ def _nested_pairs(
     if int(whole.min()) == width:
         last_blocks = tables[place]
     else:
-        # Past a request's last whole segment stands what nobody else has.
+        # Past a request's last whole segment lie tokens of its own.
         inside = np.arange(width) < whole[:, None]
         last_blocks = np.where(inside, tables.take(place, mode="clip"), -1 - short[:, None]).astype(np.int32)
     order = last_blocks.view(f"V{4 * width}")[:, 0].argsort()
@@ -370,7 +370,7 @@ def _private_runs(
         begin, end = (low + taken)[short], high[short]
         some = begin < end
         return short[some], begin[some], end[some]
-    # Under a window, requests enter a group at different segments: what is left may have holes.
+    # Under a window, requests enter a group at different segments: the rest may have holes.
     owner, place = expand((high - low)[short])
     request = short[owner]
     segment = place + low[request]

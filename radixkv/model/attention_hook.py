@@ -25,7 +25,7 @@ ATTENTION_NAME = "radixkv_paged_attention"
 
 @dataclass(slots=True)
 class AttentionStep:
-    """What the layers of one step write and read. Rows that the plan does not have are padding.
+    """Slots that the layers of one step write and read. Rows beyond the plan are padding.
 
     Attributes:
         plan: the backend's, of this step.
@@ -56,7 +56,7 @@ class AttentionStep:
     ) -> Tensor:
         """Write `key` and `value` [T, Hkv, D], then attend: `query` [T, Hq, D] -> [T, Hq, D].
 
-        `scale` to `sinks` are those of `AttentionBackend.attend`.
+        `scale` to `sinks` are the arguments of `AttentionBackend.attend`.
         """
         if self.rows is None and len(self.slots) < len(key):
             key, value = key[: len(self.slots)], value[: len(self.slots)]
@@ -98,7 +98,7 @@ def paged_attention_hook(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention, in the signature that transformers calls.
+    """Attend in one layer, with the signature that transformers calls.
 
     Args:
         module: the attention module; its `layer_idx` names the layer.

@@ -2,7 +2,7 @@
 
 A BLAS library picks another algorithm for a few rows than for many, so a token's activations differ in their
 last bits between a decode step and a prompt chunk. Packed and int8 layers have rows that depend on nothing
-else. For what is left to a library: with the number of rows padded to a multiple of 16 (or
+else. For products left to a library: with the number of rows padded to a multiple of 16 (or
 more) the algorithms of the libraries tried keep one order of additions per row. That is a property of library
 and processor, not a promise: `choose_row_multiple` measures it for the model's own shapes when the engine
 starts, and where no padding helps every product runs in tiles of a fixed number of rows.
@@ -73,7 +73,7 @@ def choose_row_multiple(model: nn.Module, max_rows: int) -> int:
 def _holds(
     layer: nn.Module, width: int, multiple: int, max_rows: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether rows come out the same, bit for bit, for several numbers of rows and places in the batch."""
+    """Return True if rows are the same bits for several numbers of rows and places in the batch."""
     generator = torch.Generator(device=device).manual_seed(0)
     most = max(8 * multiple, -(-max_rows // multiple) * multiple)
     rows = torch.randn(most, width, generator=generator, device=device).to(dtype)

@@ -1,4 +1,4 @@
-"""What the last bits of K/V depend on beside the model: the machine and the libraries that compute."""
+"""Everything besides the model that the last bits of K/V depend on: the machine and the libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CPU_FIELDS = (
 
 
 def computed_by(device: torch.device, backend: str, num_ranks: int = 1) -> str:
-    """One line that is the same where the same batch gives the same bits.
+    """Return one line that is equal wherever the same batch gives the same bits.
 
     Args:
         backend: of the attention.

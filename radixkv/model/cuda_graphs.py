@@ -4,9 +4,9 @@ Decodes, decodes with drafts and steps with chunks of prompts alike: up to `PADD
 padded to a number of rows from a short list (`row_sizes`), and is the same sequence of kernel launches as any
 other step of the same *key*::
 
-    key = (padded number of rows, what the backend's launches depend on: its grids)
+    key = (padded number of rows, the grids of the backend's launches)
 
-The backend makes the grids of a padded step as large as steps of so many rows need, so that there are two
+The backend makes the grids of a padded step as large as any step of that size needs, so that there are two
 keys for each number of rows: with its kernel for long chunks and shared prefixes, and without.
 
 All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
@@ -16,7 +16,7 @@ of a key that it did not foresee the first step runs eagerly, the second is capt
     copies -> plan -> fill the static inputs -> backend.stage(plan) -> replay -> logits of the rows wanted
 
 Padded rows have slot -1 (never written) and belong to no query of the plan (never attended): they compute
-numbers that nobody reads. A model that can't be captured, because it waits for the device somewhere, turns
+numbers that are never read. A model that can't be captured, because it waits for the device somewhere, turns
 graphs off for good and keeps running eagerly.
 """
 
@@ -39,7 +39,7 @@ from radixkv_kernels import AttentionBackend, PagedKV
 
 logger = logging.getLogger(__name__)
 
-#: Steps are padded and recorded up to so many rows: more keep a GPU busy for longer than their launches take.
+#: Steps are padded and recorded up to this many rows: more take a GPU longer than their launches.
 PADDED_ROWS = 512
 
 #: Runs a step once or records it: step -> (function that replays it, the step's result, rewritten in place
@@ -100,12 +100,12 @@ class StepGraphs:
         """
         spec, sizes = self._kv.spec, self._sizes[::-1]
         for done, size in enumerate(sizes, 1):
-            # A decode each, as far as there may be so many; the last one has the other rows.
+            # A decode each, up to the most there may be; the last one has the other rows.
             lengths = [1] * min(size, self.backend.config.max_num_seqs)
             lengths[-1] += size - len(lengths)
             batch = idle_batch(lengths, lengths, spec.num_blocks, spec.block_size)
             for every_kernel in (True, False):
-                # A first run compiles what is launched, and tells which windows the layers have.
+                # A first run compiles the kernels, and finds the windows of the layers.
                 self._prepare(batch, size, every_kernel=every_kernel)
                 self._forward()
                 key = self._prepare(batch, size, every_kernel=every_kernel)
@@ -147,7 +147,7 @@ class StepGraphs:
 
     @staticmethod
     def _wanted(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Of the logits of all rows those that the batch wants."""
+        """Select the logits of the rows that the batch samples."""
         count, rows = batch.num_tokens, batch.logit_rows
         if len(rows) == count:
             return logits[:count]
@@ -177,7 +177,7 @@ class StepGraphs:
         return self._logits[: len(logits)].copy_(logits)
 
     def _first_time(self, key: Hashable) -> bool:
-        """Whether a key is new; as many are remembered as graphs are kept, times four."""
+        """Return True for a key not seen before; four keys are remembered per kept graph."""
         new = key not in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -201,7 +201,7 @@ class StepGraphs:
 
 
 def qualifies(batch: Batch) -> bool:
-    """Whether no row is written to several slots, as copies of what the step itself computes are."""
+    """Return True if no row is written to several slots, as rows copied within the step are."""
     rows = batch.write_rows
     return batch.num_tokens > 0 and (rows is None or len(np.unique(rows)) == len(rows))
 

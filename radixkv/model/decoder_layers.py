@@ -1,4 +1,4 @@
-"""What transformers' decoder layers are made of: read once, by whatever rewrites them for a device.
+"""Parts of transformers' decoder layers: read once, by every rewriting for a device.
 
 The families here differ in details of one structure::
 
@@ -25,7 +25,7 @@ from radixkv_kernels import Norm
 
 @dataclass(frozen=True)
 class _Family:
-    """How a family writes what others write, too.
+    """Names and constants by which a family differs from the others.
 
     Attributes:
         prefix: of its classes' names.
@@ -118,11 +118,11 @@ class DecoderParts:
     Attributes:
         family: the model type.
         before_attention, before_mlp: norms of the residual.
-        after_attention, after_mlp: norms of what is added to it.
-        multiplier: of what is added.
-        communicator: adds up over the ranks what attention's output product gives, and a gated MLP's last;
+        after_attention, after_mlp: norms of the branch before it is added.
+        multiplier: factor of the branch before it is added.
+        communicator: sums the results of attention's output product and a gated MLP's last one over ranks;
             None: there is one rank, or they are joined.
-        mlp: the module; `gated` says what it is made of, where it is a gated MLP.
+        mlp: the module; `gated` describes its parts, if it is a gated MLP.
     """
 
     family: str
@@ -138,12 +138,12 @@ class DecoderParts:
 
 
 def describe_layer(layer: Any) -> DecoderParts | None:
-    """What a layer of a transformers model is made of; None: something else than what can be said here."""
+    """Describe a layer of a transformers model; None: it has parts that `DecoderLayer` can't describe."""
     name = _LAYER_CLASSES.get(_class_of(layer))
     attention = None if name is None else _describe_attention(layer.self_attn, _FAMILIES[name])
     if name is None or attention is None:
         return None
-    # Where there are four norms, the second is of what attention adds.
+    # Of four norms, the second is applied to attention's output.
     four = hasattr(layer, "pre_feedforward_layernorm")
     second = describe_norm(layer.post_attention_layernorm)
     return DecoderParts(
@@ -161,12 +161,12 @@ def describe_layer(layer: Any) -> DecoderParts | None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether `describe_norm` knows its class."""
+    """Return True if `describe_norm` knows its class."""
     return _class_of(module) in _NORM_CLASSES
 
 
 def describe_norm(module: Any) -> Norm:
-    """What an RMSNorm of these families computes. Raises KeyError for anything else."""
+    """Describe the RMSNorms of these families. Raises KeyError for anything else."""
     family = _NORM_CLASSES[_class_of(module)]
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return Norm(module.weight.detach(), float(eps), family.offset, family.wide)
@@ -231,7 +231,7 @@ def _summed_by(module: Any) -> Communicator | None:
 
 
 def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:
-    """Whether it is Llama's layer with SiLU, its products' weights of this dtype on a CPU."""
+    """Return True for Llama's layer with SiLU, with product weights of this dtype on a CPU."""
     weight = parts.attention.merged[0].weight
     return (
         parts.family == "llama"

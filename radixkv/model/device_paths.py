@@ -68,7 +68,7 @@ def check_instruction_set() -> None:
 
 
 def make_thread_control() -> Callable[[], None] | None:
-    """What to call before each step, so that fewer threads compute while other programs need the cores."""
+    """Return a function to call before each step: it reduces threads while other programs need the cores."""
     try:
         from radixkv.model.cpu_layers.thread_control import ThreadControl
     except ImportError:

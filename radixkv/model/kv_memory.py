@@ -1,4 +1,4 @@
-"""How much memory the KV cache gets: from what is free, or as told; every refusal gives the numbers."""
+"""Memory of the KV cache: a share of free memory, or a given size; every refusal gives the numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the size of a block depends on."""
+    """Parameters that the size of a block depends on."""
 
     num_layers: int
     num_kv_heads: int
@@ -45,7 +45,7 @@ def available_cpu_memory() -> int:
 
 
 def is_sized_by_gpu(config: EngineConfig, device: torch.device) -> bool:
-    """Whether K/V get what a GPU has left, so that what a step takes must be known."""
+    """Return True if K/V get the rest of a GPU's memory, so that the size of a step must be known."""
     return device.type == "cuda" and config.kv_cache_memory is None and config.num_blocks is None
 
 

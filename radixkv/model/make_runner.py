@@ -90,7 +90,7 @@ def _size(config: EngineConfig, loaded: LoadedModel, communicator: Communicator 
             max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
-        # What the step has left in torch's allocator counts once, as what a step takes.
+        # The step's memory in torch's allocator counts once, as the memory of a step.
         torch.cuda.empty_cache()
     spec, max_model_len = size_kv_cache(config, shape, step_memory)
     if communicator is None:

@@ -26,7 +26,7 @@ from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
-# The first touch of a page costs microseconds, many times what is written to it: on a CPU, this much of the
+# The first touch of a page costs microseconds, many times a write to it: on a CPU, this much of the
 # K/V memory is touched before the first request.
 _TOUCHED_KV_BYTES = 256 * 2**20
 
@@ -115,7 +115,7 @@ class ModelRunner:
 
     @property
     def kv_format(self) -> str:
-        """Type, shape and order of what `save` gives of a block."""
+        """Type, shape and order of a saved block."""
         spec = self.spec
         dtype = str(spec.storage_dtype).removeprefix("torch.")
         scaled = "" if spec.quantization is None else " scaled"

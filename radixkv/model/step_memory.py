@@ -1,4 +1,4 @@
-"""What a step takes besides weights and K/V: measured on a GPU before the K/V gets the rest."""
+"""Memory of a step besides weights and K/V: measured on a GPU before the K/V gets the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: What sampling takes for each logit: float32 copies of a row, as processors, softmax and sorting make them.
 _SAMPLING_BYTES_PER_LOGIT = 16
-#: What a recorded layer takes of a GPU's memory: its launches and their arguments. An estimate.
+#: GPU memory of a recorded layer: its launches and their arguments. An estimate.
 _GRAPH_BYTES_PER_LAYER = 2**18
 
 
@@ -46,7 +46,7 @@ def measure_step_memory(
         max_padded_rows: most rows of a step that is recorded, and whose logits are all computed.
         max_model_len: longest context.
     """
-    # Packing weights anew leaves holes in the memory they had, which count as used.
+    # Packing weights again leaves holes in the memory they had, which count as used.
     rewrite_layers(loaded.model, None, "triton")
     activations, _ = _forward_memory(loaded, max_num_tokens, max_padded_rows, max_model_len)
     # Graphs have memory of their own, which all of them share.
@@ -62,7 +62,7 @@ def measure_step_memory(
 def _forward_memory(
     loaded: LoadedModel, num_tokens: int, num_logit_rows: int, max_model_len: int
 ) -> tuple[int, int]:
-    """Bytes that the model takes at most for a step of so many rows, and its number of logits."""
+    """Return the bytes that a step of this many rows takes at most, and its number of logits."""
     device = loaded.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -75,7 +75,7 @@ def _forward_memory(
 
 
 def _kernel_memory(loaded: LoadedModel, max_num_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
-    """What the attention backend holds for plans and partials, besides K/V."""
+    """Return the memory of the attention backend for plans and partials, besides K/V."""
     spec = KVSpec(
         num_layers=1,
         num_blocks=1,

@@ -1,4 +1,4 @@
-"""Steps that are run before the first request: what they compile, record and touch, nobody waits for later.
+"""Steps run before the first request, so that no request waits for compiling, recording and first touches.
 
 On a GPU a kernel is compiled at its first launch: for chunks and for decodes, for split contexts, for rows
 that go to several slots, for copies of blocks.

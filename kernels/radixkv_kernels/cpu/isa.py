@@ -1,4 +1,4 @@
-"""Which instructions compiled CPU kernels may use: all that the processor has, or fewer by RADIXKV_CPU_ISA.
+"""Instruction set of compiled CPU kernels: the processor's own, or a smaller one by RADIXKV_CPU_ISA.
 
     avx2      vectors of 8 floats, 16-bit multiply-adds
     avx512    vectors of 16 floats, 16-bit multiply-adds
@@ -33,7 +33,7 @@ _LEFT_OUT = {
 
 @functools.cache
 def _processor() -> dict[str, bool]:
-    """The processor's features, or those of NUMBA_CPU_FEATURES where that is set."""
+    """The processor's features, or the value of NUMBA_CPU_FEATURES if set."""
     named = _settings.CPU_FEATURES
     if named is None:
         return dict(llvmlite.binding.get_host_cpu_features())
@@ -73,7 +73,7 @@ def level() -> str | None:
 
 @functools.cache
 def features() -> frozenset[str]:
-    """What numba compiles for, as LLVM names it; called before anything of ours is compiled.
+    """Set numba's target, by LLVM's name; called before anything of ours is compiled.
 
     Raises:
         ValueError: see `level`; or numba has been used before in this process, with other features.
@@ -93,5 +93,5 @@ def features() -> frozenset[str]:
 
 
 def widens_float16() -> bool:
-    """Whether one instruction widens a vector of float16, or rounds to it."""
+    """Return True if one instruction converts a vector between float16 and float32."""
     return platform.machine() in ("aarch64", "arm64") or "f16c" in features()

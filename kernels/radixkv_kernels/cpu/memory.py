@@ -1,4 +1,4 @@
-"""What compiled kernels need and numba lacks: typed views of addresses, prefetch, an atomic counter.
+"""Helpers that numba lacks: typed views of addresses, prefetch, an atomic counter.
 
 The compiled kernels take one int64 argument block full of addresses (`void (int64 *arguments)`), so that a
 launch costs no boxing of arrays and runs on threads that Python does not know.
@@ -107,13 +107,13 @@ def compile_kernel(function: Any, *, fast: bool = False) -> Any:
         try:
             return cfunc("void(voidptr)", cache=True, **options)(function)
         except RuntimeError:
-            # No folder to cache in: every process compiles anew.
+            # No folder to cache in: every process compiles again.
             return cfunc("void(voidptr)", **options)(function)
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A compiler makes so many objects that looking for garbage among them takes a fifth of its time."""
+    """Disable garbage collection while compiling: looking for garbage takes a fifth of a compiler's time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -40,12 +40,12 @@ STRANDS = 16
 
 
 def has_multiply_add() -> bool:
-    """Whether kernels may multiply and add vectors with one rounding; elsewhere it is a slow call."""
+    """Return True if kernels may fuse multiply and add in one rounding; elsewhere it is a slow call."""
     return platform.machine() in ("aarch64", "arm64") or not features().isdisjoint(("avx512f", "fma"))
 
 
 _wide = "avx512f" in features()
-#: Floats per vector, and accumulators that fit the registers beside what a product loads.
+#: Floats per vector, and accumulators that fit the registers beside a product's loaded operands.
 LANES, _ACCUMULATORS = (16, 24) if _wide else (8, 12)
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)

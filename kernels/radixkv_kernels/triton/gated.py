@@ -40,7 +40,7 @@ def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.conste
 
 
 def gate_rows(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """[T, 2 N], gates and then what they gate -> [T, N]: activation(gate) * up."""
+    """[T, 2 N], gates followed by gated values -> [T, N]: activation(gate) * up."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if rows:

@@ -1,9 +1,9 @@
-"""Where the partial results of a step's items are stored, and what each token's result is folded from.
+"""Slots of the partial results of a step's items, and the partials that each token's result is folded from.
 
     item with base b and n tokens, partial j of its token i:     slot b + j * n + i
 
 By segments (deterministic mode) an item has one partial for each of its segments; otherwise one in all. So
-memory grows with items, of which there are as many as keep the machine busy, not with the length of contexts.
+memory grows with the items, as many as keep the machine busy, not with the length of contexts.
 To the same end, items of one group of requests over neighbouring segments are joined into longer ones.
 """
 
@@ -82,7 +82,7 @@ def place_partials(
 def _join_group_items(
     long: np.ndarray, short: np.ndarray, tokens: np.ndarray, settings: WorkSettings, num_tokens: int
 ) -> np.ndarray:
-    """The long items with those of the same tokens over neighbouring segments joined, as far as the machine
+    """The long items, joined with items of the same tokens over neighbouring segments as far as the machine
     stays busy."""
     # Their lists of tokens come after the tokens themselves.
     is_group = long[:, TOKEN_START] >= num_tokens

@@ -1,4 +1,4 @@
-"""One step's work on the GPU: how it is cut, and packed into one int32 array, the *blob*, that kernels read.
+"""A step's work on the GPU: cut, and packed into one int32 array, the *blob*, that kernels read.
 
 blob = header | short items | long items | tokens to merge | tokens | positions | merge starts | slots
        | tables
@@ -33,11 +33,11 @@ def _programs(device: torch.device) -> int:
 
 
 def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
-    """How the GPU cuts work.
+    """Cutting of work on the GPU.
 
     The cost model counts bytes per KV head. Attending a segment for m requests together saves m - 1
     readings of its keys and values; each token pays one partial written and read back (float32 rows and two
-    numbers). What is saved in total must outweigh the extra launch and the waiting it adds (about 5 us of
+    numbers). The total saved must outweigh the extra launch and the waiting it adds (about 5 us of
     memory traffic).
     """
     spec = config.spec
@@ -59,7 +59,7 @@ def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
 
 
 def split_items(settings: WorkSettings) -> int:
-    """About how many items splitting makes at most: those that keep the machine busy, twice."""
+    """Return about how many items splitting makes at most: twice the number that keeps the machine busy."""
     return 2 * -(-settings.parallel // settings.num_kv_heads)
 
 
@@ -79,7 +79,7 @@ def in_units(items: np.ndarray, units: int) -> np.ndarray:
 
 
 class TritonPlan(AttentionPlan):
-    """One step's work. Packed per window, on first use, into the backend's device buffer for that window."""
+    """A step's work. Packed per window, on first use, into the backend's device buffer for that window."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TritonPlan(AttentionPlan):
         return short, long, merge
 
     def _pack(self, work: PlacedWork, units: int) -> np.ndarray:
-        """The blob; a segment of the work is so many of the units that kernels know."""
+        """Return the blob; `units` is the length of a segment in the units of the kernels."""
         parts = {
             AT_SHORT: in_units(work.short_items, units),
             AT_LONG: in_units(work.long_items, units),

@@ -1,4 +1,4 @@
-"""Where plans and partials live on the device."""
+"""Device buffers of plans and partials."""
 
 from __future__ import annotations
 

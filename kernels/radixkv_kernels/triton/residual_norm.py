@@ -19,7 +19,7 @@ from radixkv_kernels.heads import Norm
 
 @triton.jit
 def rms_factor(sum_of_squares, eps, N: tl.constexpr):
-    """What a row is multiplied by so that its mean square is 1."""
+    """Return the factor that makes a row's mean square 1."""
     return tl.rsqrt(sum_of_squares / N + eps)
 
 
@@ -67,7 +67,7 @@ def residual_norm_kernel(
 
 
 def warps_for(block: int) -> int:
-    """Warps of a program that holds a row of so many numbers."""
+    """Warps of a program that holds a row of `block` numbers."""
     return min(16, max(4, block // 512))
 
 
@@ -82,7 +82,7 @@ def add_rows(
     """`states += multiplier * added` in place; [T, N] each.
 
     Args:
-        after: normalise what is added first.
+        after: normalise the sum.
     """
     _launch(states, added, multiplier, after, None)
 

@@ -72,7 +72,7 @@ def _turned(
 def _store_head(
     pointer, at, valid, x, y, z, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr
 ):  # fmt: skip
-    """What `_turned` gave, to `at` [heads], in the type that is stored there."""
+    """Store the result of `_turned` at `at` [heads], in the type stored there."""
     dtype: tl.constexpr = pointer.dtype.element_ty
     column = tl.arange(0, RP)
     _store(pointer, at, column, valid, x.to(dtype), R // 2)
@@ -86,7 +86,7 @@ def _store_key(
     data_ptr, scale_ptr, row, valid, x, y, z, limit,
     D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """What `_turned` gave, to rows of the cache, quantised where the cache is."""
+    """Store the result of `_turned` in rows of the cache, quantised where the cache is."""
     if KIND > 0:
         dtype: tl.constexpr = data_ptr.dtype.element_ty
         largest = tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1))
@@ -115,7 +115,7 @@ def rotate_write_kernel(
     dtype: tl.constexpr = merged_ptr.dtype.element_ty
     index = tl.program_id(0)
     part = tl.program_id(1)
-    # What a branch computes has its own names: both would have to give them one type.
+    # Each branch has names of its own: shared ones would need one type in both.
     if part < (HQ + BQ - 1) // BQ:
         if index < num_tokens:
             token = index.to(tl.int64)

@@ -44,7 +44,7 @@ def _tile_step(
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """One online softmax step over keys [start, start + BN); masked: only keys in [first_key, end_key) exist.
+    """Do one online softmax step over keys [start, start + BN); masked: only keys [first_key, end_key) exist.
 
     `block` [BN] are the blocks that hold them. Of quantised values, `acc` has the even elements and `odd` the
     others: words of two bytes are copied in the pieces, and read from shared memory by the instructions, that
@@ -90,7 +90,7 @@ def _tile_step(
         else:
             key_scale = tl.load(key_scale_ptr + row)
             value_scale = tl.load(value_scale_ptr + row)
-        # Rows of zeros have no scale; what is hidden must stay -inf all the same.
+        # Rows of zeros have no scale; hidden keys must stay -inf all the same.
         factor = (tl.maximum(key_scale, 1e-30) * logit_scale)[None, :]
     if SOFTCAP:
         # cap * tanh(s / cap), tanh by way of exp2 of a non-positive argument, which cannot overflow.
@@ -153,7 +153,7 @@ def _steps(
 ):  # fmt: skip
     """Online softmax over the tiles that begin in [start, end).
 
-    Each step loads the next one's blocks: what a step loads keys and values by is known before it begins, so
+    Each step loads the next one's block ids: the addresses of keys and values are known before it begins, so
     that the compiler can start these loads some steps ahead.
     """
     block = _blocks(table_ptr, start, first_key, end_key, BN, BLOCK)

@@ -115,7 +115,7 @@ def cache_pointers(kv: PagedKV, layer: int) -> tuple[torch.Tensor, ...]:
 
 
 def cache_shape(spec: KVSpec) -> dict[str, Any]:
-    """What kernels that write are told of the cache."""
+    """Arguments of writing kernels that describe the cache."""
     quantization = spec.quantization
     return {
         "num_slots": spec.num_blocks * spec.block_size,

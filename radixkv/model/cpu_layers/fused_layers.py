@@ -20,7 +20,7 @@ from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
 class FusedLayer(LlamaLayer):
-    """One layer with packed weights of float32, bfloat16 or float16; norms and what is computed are float32.
+    """A layer with packed weights of float32, bfloat16 or float16; norms and activations are float32.
 
     Args:
         scratch: a narrow and a wide one, shared by all layers of a model.

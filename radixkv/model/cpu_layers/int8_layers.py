@@ -27,7 +27,7 @@ from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
 class Int8Layer(LlamaLayer):
-    """One layer with int8 weights.
+    """A layer with int8 weights.
 
     Args:
         rows, scratch: shared by all layers of a model.
@@ -50,7 +50,7 @@ class Int8Layer(LlamaLayer):
         self.output.multiply(own, scales, states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
-        # Gates and ups apart, so that those of other ranks come after each.
+        # Gates and ups apart, so that the other ranks' columns follow each.
         return self._multiply_normed(1, self.gate_up, states).view(len(states), 2, -1)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What rewritten decoder layers of the Llama shape have in common: norms and attention."""
+"""Norms and attention, shared by the rewritten decoder layers of the Llama shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
 class Scratch:
-    """One float32 matrix that all layers write to in turn; grows to the largest batch."""
+    """A float32 matrix that all layers write to in turn; grows to the largest batch."""
 
     def __init__(self) -> None:
         self._data = torch.empty(0)
@@ -95,7 +95,7 @@ class LlamaLayer(nn.Module):
         raise NotImplementedError
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        """Add the MLP's last product, of what `mlp_rows` gave, to the states."""
+        """Add the MLP's last product, of the output of `mlp_rows`, to the states."""
         raise NotImplementedError
 
     def _attend(

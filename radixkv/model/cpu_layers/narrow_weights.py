@@ -1,4 +1,4 @@
-"""Models whose weights have 16 bits, computed in float32: what is not a weight of a product is widened.
+"""Models whose weights have 16 bits, computed in float32: every other parameter is widened.
 
 The products read bfloat16 or float16 weights as they are (`float_product`) and everything between them is
 float32: closer to the exact result than transformers, which rounds each operator's output to the narrow type.
@@ -17,7 +17,7 @@ _MAX_WIDENED = 0.1
 
 
 def mostly_linear(model: nn.Module) -> bool:
-    """Whether nearly all weights are linear layers' and embeddings'; those of fused experts are neither."""
+    """Return True if nearly all weights belong to linear layers and embeddings, none to fused experts."""
     rest = sum(tensor.numel() for _, _, tensor in _others(model))
     return rest <= _MAX_WIDENED * sum(parameter.numel() for parameter in model.parameters())
 

@@ -5,8 +5,8 @@ scale per token (as in LLM.int8(), Dettmers et al., arXiv 2208.07339, without it
 are summed in int32, exactly, so a token's result does not depend on its batch mates. It changes answers a
 little: that is why it is an option.
 
-On processors with VNNI or AVX2 and with numba installed the products are those of
-`radixkv_kernels.cpu.linear.int8_product`; elsewhere they are torch's.
+On processors with VNNI or AVX2 and with numba installed,
+`radixkv_kernels.cpu.linear.int8_product` computes the products; elsewhere torch does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TINY = 1e-30
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [out, in] -> int8 [out, in], and float32 [out]: what one unit of an output's weights is."""
+    """float32 [out, in] -> int8 [out, in], and float32 [out]: the unit of each output's weights."""
     scales = (weight.abs().amax(dim=1) / _LARGEST).clamp(min=_TINY)
     return (weight / scales[:, None]).round().to(torch.int8), scales
 

@@ -1,4 +1,4 @@
-"""Rewrite a model for the CPU: which of its layers are replaced, and by what.
+"""Rewrite a model for the CPU: choose a replacement for each of its layers.
 
 It depends on processor, device and dtype alone, never on a timing: the ways to compute a layer differ in the
 last bits, and two starts of an engine must compute in the same way. What needs numba is imported where it is
@@ -90,7 +90,7 @@ def quantize_layers(model: nn.Module) -> None:
 
 
 def has_vector_kernels() -> bool:
-    """Whether numba is there, and the processor has the multiply-adds that the float kernels are made of."""
+    """Return True if numba is installed and the processor has the multiply-adds of the float kernels."""
     try:
         from radixkv_kernels.cpu.vectors import has_multiply_add
     except ImportError:
@@ -99,7 +99,7 @@ def has_vector_kernels() -> bool:
 
 
 def has_int8_products() -> bool:
-    """Whether this processor has instructions for int8 products (VNNI, AVX2), and numba is there for them."""
+    """Return True if numba is installed and the processor has int8 products (VNNI, AVX2)."""
     try:
         from radixkv_kernels.cpu.linear.int8_product import methods
     except ImportError:

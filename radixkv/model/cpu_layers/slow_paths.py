@@ -1,4 +1,4 @@
-"""What will be slower than float32 on this processor: said when a server starts, not found out under load."""
+"""Warnings about paths slower than float32 on this processor, given when a server starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def slower_than_float32(model: nn.Module, quantization: str | None) -> str | Non
 
     Args:
         model: after its layers have been replaced.
-        quantization: what was asked for: None or `int8`.
+        quantization: the requested quantization: None or `int8`.
     """
     from radixkv.model.cpu_layers.rewrite import has_int8_products, mostly_linear
 
@@ -38,7 +38,7 @@ def slower_than_float32(model: nn.Module, quantization: str | None) -> str | Non
 
 
 def torch_is_fast(dtype: torch.dtype) -> bool:
-    """Whether torch's library has products of this dtype for this processor."""
+    """Return True if torch's library has products of this dtype for this processor."""
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{_NARROW[dtype]}_supported", None)
     return supported is not None and bool(supported())
 

@@ -1,4 +1,4 @@
-"""How many threads the model computes with on a CPU that it may have to share.
+"""Number of threads that the model computes with, on a CPU that it may have to share.
 
 A small model's step has hundreds of parallel regions, each as slow as its slowest thread. When another
 program takes a core, the thread on that core waits for a turn of milliseconds in region after region while
@@ -6,7 +6,7 @@ the others spin at the barrier: a step of two threads on two cores was measured 
 slower. A step of one thread stays as fast as it is, as long as one core is free. So `ThreadControl` watches
 how long this process's threads wait for a core, and computes with fewer threads while that is a sizeable
 share of the time. Packed, fused and int8 layers and the attention compute the same bits with any number of
-threads; products that are left to a library (those of experts, say) may differ in the last ones.
+threads; products left to a library (experts' products, say) may differ in the last ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE_WELL = 1.5
 
 
 def seconds_waited() -> float:
-    """How long this process's threads have been ready to run without getting a core (Linux schedstats).
+    """Return how long this process's threads have been ready to run without a core (Linux schedstats).
 
     Raises:
         OSError, ValueError: this system does not tell.

@@ -116,7 +116,7 @@ def merged_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def can_fuse(parts: DecoderParts) -> bool:
-    """Whether all products have the same floating-point weights, and the kernels do what is between them."""
+    """Return True if all products share a floating-point dtype and the kernels support all between them."""
     linears = [*parts.attention.merged, parts.attention.output]
     if parts.gated is not None:
         linears += [*parts.gated.gate_up, parts.gated.down]

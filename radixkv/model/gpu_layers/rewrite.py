@@ -13,7 +13,7 @@ from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer, FusedNorm, can_
 def fuse_layers(model: nn.Module) -> int:
     """Replace decoder layers, one after the other, so that no more than one has its weights twice.
 
-    What was replaced before stays.
+    Layers replaced earlier stay.
 
     Returns:
         How many were replaced.

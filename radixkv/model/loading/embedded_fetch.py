@@ -54,12 +54,12 @@ class EmbeddedModel:
 
     @property
     def folder(self) -> Path:
-        """Where the converted model is or will be."""
+        """Folder of the converted model, existing or not."""
         return models_folder() / self.name
 
     @property
     def gguf_path(self) -> Path:
-        """Where the GGUF file is kept, so that a repair needs no network."""
+        """Kept copy of the GGUF file, so that a repair needs no network."""
         return models_folder() / f"{self.name}.gguf"
 
 

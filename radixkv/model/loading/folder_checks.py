@@ -1,4 +1,4 @@
-"""What a model folder must be before anything in it is read: whole, and made of its own files."""
+"""Checks of a model folder before anything in it is read: it must be whole, and made of its own files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.weight_files import check_weight_files, weight_files
 
-#: What is read of a folder, here or by transformers.
+#: Files of a folder that are read, here or by transformers.
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".py"})
 _MORE_TEMPLATES = "additional_chat_templates"
 
@@ -17,7 +17,7 @@ def check_folder(folder: Path, *, weights: bool = True) -> None:
     """Refuse a folder that is not whole, or that reads files from elsewhere through links.
 
     A link in a model from elsewhere could make any file of this machine a chat template, say. Links into the
-    hub's cache are those that its own client makes.
+    hub's cache are its own client's.
 
     Args:
         weights: its weights are needed, too.
@@ -48,5 +48,5 @@ def _check_links(folder: Path, paths: list[Path]) -> None:
 
 
 def _is_hub_blob(path: Path) -> bool:
-    """Whether it lies where the hub's client keeps the files of models: `models--owner--name/blobs/`."""
+    """Return True for a path in the hub client's store of model files: `models--owner--name/blobs/`."""
     return path.parent.name == "blobs" and path.parent.parent.name.startswith("models--")

@@ -1,8 +1,8 @@
 """GGUF files parsed once, and without numpy's slowest part, for all that transformers reads of them.
 
-transformers asks the gguf package's reader for a file's fields anew for the configuration, the tokenizer and
+transformers reads a file's fields again for the configuration, the tokenizer and
 the weights. Each time, the reader takes one slice of a memory map per string of the vocabulary: subclassed
-arrays, which cost ten times what the string does. It also builds the table of tensor names anew for every
+arrays, which cost ten times as much as the string. It also builds the table of tensor names again for every
 module of the model. The values that come out are the same.
 """
 
@@ -68,7 +68,7 @@ def _plain_reader(reader: Any) -> Any:
 
 
 def _kept(load: Any) -> Any:
-    """`load_gguf_checkpoint` that keeps what it read of a file without its tensors."""
+    """`load_gguf_checkpoint` with a memory of the fields of a file read without its tensors."""
     kept: dict[Path, Any] = {}
 
     @functools.wraps(load)

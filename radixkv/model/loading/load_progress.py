@@ -37,7 +37,7 @@ def progress_bar(
     """Show the progress of one task on stderr until the block ends; completed on a normal end.
 
     Args:
-        label: what is being done, e.g. `Fetching smollm2-135m-instruct`.
+        label: name of the work, e.g. `Fetching smollm2-135m-instruct`.
         total: amount of work.
         unit: `bytes` (shown as MB and MB/s) or any other word (shown as a percentage).
         show: False shows nothing.

@@ -1,4 +1,4 @@
-"""Where radixkv keeps prepared models, and how a prepared folder proves that it is whole.
+"""Folder of prepared models, and the manifest that proves a prepared folder whole.
 
 A prepared model is a folder with a `manifest.json` that lists every file with its size and checksum. The
 folder is built under a temporary name, its manifest is written last, and it takes its final name by one
@@ -74,7 +74,7 @@ def folder_damage(folder: Path, facts: dict[str, object]) -> str | None:
     repeats from the page cache anyway.
 
     Args:
-        facts: what the manifest must say besides its files (source checksum, format version).
+        facts: entries of the manifest besides its files (source checksum, format version).
     """
     if not folder.is_dir():
         return "it is not there"

@@ -1,4 +1,4 @@
-"""What a model must fulfil to be served, checked before and after its weights are loaded.
+"""Conditions that a model must meet to be served, checked before and after its weights are loaded.
 
 Before: its configuration (decoder only, every layer plain attention, rotary embedding that does not depend
 on the batch). After: a dry run on a few tokens, because some architectures ignore the attention setting
@@ -43,7 +43,7 @@ TESTED_MODEL_TYPES: Mapping[str, str] = {
 
 #: Rotary embeddings whose frequencies depend on the largest position of the whole batch.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
-#: Layers that attend to what the paged cache holds: all of the context, or a window of it.
+#: Layers that attend to the contents of the paged cache: all of the context, or a window of it.
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 _SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
 _DRY_RUN_TOKENS = len(_SHUFFLED_ROWS)
@@ -52,7 +52,7 @@ _LARGEST_HEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the dry run saw of a model's attention."""
+    """Observations of a dry run about a model's attention."""
 
     num_layers: int
     num_query_heads: int
@@ -172,7 +172,7 @@ def _rope_settings(config: Any) -> Iterator[Mapping[str, Any]]:
 
 @torch.inference_mode()
 def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
-    """Run a few tokens through the hook and see that every layer came by, once, with what was expected.
+    """Run a few tokens through the hook; check that every layer called it once, with the expected arguments.
 
     Args:
         name: the model, for messages.
@@ -180,7 +180,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
         max_model_len: the most tokens of a sequence; a window of that size or more is none.
 
     Raises:
-        ModelLoadError: the architecture ignores the hook, or needs what the paged cache does not offer.
+        ModelLoadError: the architecture ignores the hook, or needs something that the paged cache lacks.
     """
     architecture = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -220,7 +220,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
 
 
 def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
-    """What the paged cache can't do of what the layers asked for; None: it can do all."""
+    """Return the first feature requested by the layers that the paged cache lacks; None: it has all."""
     expected = int(config.num_hidden_layers)
     if not step.calls:
         return "it ignores the attention setting, so its cache can't be paged"
@@ -268,7 +268,7 @@ def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> tor
 
 
 def _deviation(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """How far logits [T, V] are from the reference, relative to its spread; the median over the tokens.
+    """Return the distance of logits [T, V] from the reference over its spread; the median over the tokens.
 
     The median, because rounding may send single tokens of a mixture of experts another way.
     """
@@ -278,5 +278,5 @@ def _deviation(logits: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """What rounding explains: about 1e-5 in float32 and a few percent in 16 bits, through all layers."""
+    """Largest error explained by rounding: 1e-5 in float32, a few percent in 16 bits, through all layers."""
     return 0.01 if dtype == torch.float32 else 0.2

@@ -13,13 +13,13 @@ from radixkv.model.loading.embedded_model import EMBEDDED_MODELS, find_embedded,
 from radixkv.model.loading.gguf_conversion import check_gguf
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-#: What is fetched from a hub repository: its top level only, and no pickles (they can run code).
+#: Files fetched from a hub repository: its top level only, and no pickles (they can run code).
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model's files are.
+    """Location of a model's files.
 
     Attributes:
         name: what clients call the model.

@@ -1,4 +1,4 @@
-"""What transformers reads of a model: configuration, tokenizer, weights. Every failure is one sentence.
+"""A model read through transformers: configuration, tokenizer, weights. Every failure is one sentence.
 
 Code that comes with a model runs only where `trust_remote_code` says so, and nothing is ever asked on
 standard input. Unless it does, transformers reads what lies in the folder and never reaches for the hub.
@@ -164,7 +164,7 @@ class Pretrained:
         return keywords
 
     def _check_all_loaded(self, report: Any) -> None:
-        """transformers fills what is missing with random numbers."""
+        """Refuse missing weights, which transformers fills with random numbers."""
         missing = sorted(report.get("missing_keys") or ())
         mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
         if missing or mismatched:

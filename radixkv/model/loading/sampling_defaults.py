@@ -7,7 +7,7 @@ from typing import Any
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.sampling.sampling_params import SamplingParams
 
-#: Of what the file may hold, what SamplingParams has under the same name.
+#: Entries of the file that SamplingParams has under the same name.
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

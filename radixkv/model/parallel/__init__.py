@@ -1,1 +1,1 @@
-"""One model on several processes, each with a share of its heads and columns: `--tensor-parallel`."""
+"""Tensor parallelism: a model on several processes, each with a share of its heads and columns."""

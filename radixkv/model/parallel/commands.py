@@ -1,4 +1,4 @@
-"""What rank 0 has the others do, as arrays of int64: no object is pickled for a step.
+"""Commands of rank 0 to the others, as arrays of int64: no object is pickled for a step.
 
 | command | arguments ...                                                                  |
 EXECUTE   T R W S has_rows G fed, then the columns of the batch, one after the other

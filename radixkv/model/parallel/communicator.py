@@ -19,20 +19,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 _MEETING_S = 30.0
-# Who waits for a rank that is gone hears of it at once, and who watches the group ends one that hangs: see
+# A rank that waits for a lost one hears of it at once, and the watcher of the group ends one that hangs: see
 # `worker_group`. gloo itself need not give up before.
 _NEVER = timedelta(hours=12)
 
 
 class Communicator:
-    """One rank's end of its group. Not thread-safe, but for `waiting_since` and `abort`.
+    """A rank's end of its group. Not thread-safe, but for `waiting_since` and `abort`.
 
     Creating one blocks until all ranks have come to the meeting.
 
     Args:
         meeting: a file that does not exist yet, the same for all ranks, in a folder that exists.
-        device: where the tensors are that are added up.
-        in_order: add up in the order of ranks, so that a row's sum does not depend on the rows beside it.
+        device: device of the tensors that are summed.
+        in_order: sum in the order of ranks, so that a row's sum does not depend on the rows beside it.
 
     Raises:
         RuntimeError: a rank did not come.
@@ -100,7 +100,7 @@ class Communicator:
         return [int(one) for one in each]
 
     def note_launched(self) -> None:
-        """On a GPU: what has been launched so far is waited for by `waiting_since`."""
+        """On a GPU: make `waiting_since` wait for all work launched so far."""
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()

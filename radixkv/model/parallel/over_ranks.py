@@ -1,4 +1,4 @@
-"""Modules of which each rank computes a part, and that give every rank the whole result."""
+"""Modules computed in part by each rank, which give every rank the whole result."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class JoinedOverRanks(nn.Module):
         return self.join_outputs(self.term(self.join_inputs(inputs)))
 
     def join_inputs(self, own: torch.Tensor) -> torch.Tensor:
-        """Inputs that this rank has -> those of all ranks, in the last dimension."""
+        """Inputs of this rank -> inputs of all ranks, in the last dimension."""
         return self.communicator.join(own, self._inputs)
 
     def join_outputs(self, own: torch.Tensor) -> torch.Tensor:
-        """Outputs that this rank has computed -> those of all ranks, in the last dimension."""
+        """Outputs of this rank -> outputs of all ranks, in the last dimension."""
         return self.communicator.join(own, self._outputs)
 
 

@@ -1,4 +1,4 @@
-"""TensorParallelRunner: the runner of rank 0, which has every other rank do what it does."""
+"""TensorParallelRunner: the runner of rank 0, which makes every other rank repeat its calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TensorParallelRunner:
 
     @property
     def kv_format(self) -> str:
-        """Type, shape and order of what `save` gives of a block: one rank's bytes after the other's."""
+        """Type, shape and order of a saved block: one rank's bytes after the other's."""
         shares = ", ".join(str(end - start) for start, end in self._spans())
         return f"{self._own.kv_format} on {self._group.size} ranks of {shares} bytes"
 

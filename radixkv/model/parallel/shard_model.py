@@ -1,4 +1,4 @@
-"""Reduces a loaded model to what one rank computes: its KV groups, its columns of each MLP.
+"""Reduce a loaded model to one rank's share: its KV groups, its columns of each MLP.
 
                             on a CPU                            on a GPU
     queries, keys, values   the rows of its heads               the same
@@ -10,7 +10,7 @@ A CPU's ranks compute each sum as one rank does: logits are the same, bit for bi
 otherwise: in float32 they are as near to the truth, but not to each other, by 0.002 at worst where logits
 reach 40. Experts are added up everywhere.
 
-A KV head and the query heads that share it stay together. Rank 0 adds the biases of what is added up.
+A KV head and the query heads that share it stay together. Rank 0 adds the biases of summed products.
 Norms, embeddings and routers are whole on every rank; the output layer is rank 0's alone. All this comes
 before weights are packed, quantised or fused, so that these see nothing but smaller layers.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What a family calls the products of its layers.
+    """A family's names of the products of its layers.
 
     Attributes:
         merged: queries, keys and values: one product each, or one for all.
@@ -87,10 +87,10 @@ _DRY_RUN_TOKENS = 7
 def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     """Change a model into one rank's share of it; all ranks call it. The model itself is changed.
 
-    What the ranks compute together is compared with what each computes alone before.
+    The joint outputs of the ranks are compared with each rank's outputs alone before.
 
     Raises:
-        ConfigError: the architecture can't be split, or not over so many ranks.
+        ConfigError: the architecture can't be split, or not over this many ranks.
     """
     share = Share(communicator.rank, communicator.size)
     check_split(loaded, share.size)
@@ -120,10 +120,10 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
 
 
 def check_split(loaded: LoadedModel, size: int) -> None:
-    """Refuse what can't be split over so many ranks.
+    """Refuse models that can't be split over this many ranks.
 
     Raises:
-        ConfigError: says what was asked for and what can be.
+        ConfigError: names the requested and the possible numbers.
     """
     kind = loaded.hf_config.model_type
     if kind not in SPLIT_MODEL_TYPES:
@@ -159,7 +159,7 @@ def _split_attention(
         rows = [[queries, _moved(keys, all_queries), _moved(keys, all_queries + all_keys)]]
     for name, own in zip(names.merged, rows, strict=True):
         setattr(attention, name, _part(getattr(attention, name), rows=own))
-    # Some modules take queries, keys and values apart by what their configuration says.
+    # Some modules split queries, keys and values by sizes in their configuration.
     attention.config = config = copy.copy(attention.config)
     config.num_attention_heads, config.num_key_value_heads = len(heads) * group, len(heads)
     if hasattr(attention, "num_key_value_heads"):
@@ -190,7 +190,7 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
 def _split_output(
     parent: Any, name: str, inputs: Sequence[range], share: Share, communicator: Communicator
 ) -> None:
-    """A product of what the ranks have computed apart.
+    """A product whose inputs the ranks have computed apart.
 
     Args:
         inputs: which of its inputs each rank has.

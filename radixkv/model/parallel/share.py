@@ -1,16 +1,16 @@
-"""Share: which part of what is split over ranks is one rank's."""
+"""Share: a rank's part of something split over ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Columns of an MLP are given out in bundles of so many, where there are enough: widths that kernels like.
+#: Columns of an MLP are given out in bundles of this size, if there are enough: widths that kernels like.
 _BUNDLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of rank `rank` of `size`. What can't be split evenly makes the first ranks' parts larger.
+    """The part of rank `rank` of `size`. An uneven split makes the first ranks' parts larger.
 
     >>> [Share(rank, 2).heads(3) for rank in range(2)]
     [range(0, 2), range(2, 3)]
@@ -39,6 +39,6 @@ class Share:
         """Its columns of an MLP that is `count` wide."""
         bundle = _BUNDLE if count >= _BUNDLE * self.size else 1
         own = self.heads(count // bundle)
-        # What is no whole bundle goes to the first rank.
+        # The incomplete bundle goes to the first rank.
         rest = count % bundle
         return range(own.start * bundle + (rest if self.rank else 0), own.stop * bundle + rest)

@@ -1,4 +1,4 @@
-"""What ranks say to each other before they serve, and at their end: pickled, a few times in all."""
+"""Messages of ranks before they serve, and at their end: pickled, a few times in all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixkv.engine.config import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a rank must know: rank 0 sends it once."""
+    """Settings of a rank: rank 0 sends them once."""
 
     config: EngineConfig
     rank: int

@@ -1,4 +1,4 @@
-"""How many threads a rank computes with."""
+"""Number of threads that a rank computes with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixkv.engine.config import EngineConfig
 
 
 def threads_of_rank(config: EngineConfig) -> int:
-    """What `--threads` says, or an equal part of the cores that this process may use; at least one."""
+    """Return the value of `--threads`, or an equal part of the cores of this process; at least one."""
     if config.threads is not None:
         return config.threads
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """A rank after the first: a process that loads its share of the model and does what rank 0 says.
 
 `python -m radixkv.model.parallel.worker COMMANDS DATA`, two inherited sockets. It ends when rank 0 closes
-them, and so with rank 0, however that ends. What goes wrong ends it, too: ranks that have not computed the
+them, and so with rank 0, however that ends. An error ends it, too: ranks that have not computed the
 same can't go on together.
 """
 

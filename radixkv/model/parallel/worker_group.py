@@ -40,7 +40,7 @@ _MODULE = "radixkv.model.parallel.worker"
 
 
 class _Worker:
-    """One process, and the ends of its sockets that are rank 0's."""
+    """A process, and rank 0's ends of its sockets."""
 
     def __init__(self, rank: int, config: EngineConfig) -> None:
         self.rank = rank
@@ -67,7 +67,7 @@ class _Worker:
 
     @property
     def how_it_is(self) -> str:
-        """What the system says of its process."""
+        """State of its process, as the system reports it."""
         try:
             return f"{self} is {psutil.Process(self.process.pid).status()}"
         except psutil.Error:
@@ -75,7 +75,7 @@ class _Worker:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped its process."""
+        """True if a signal has stopped its process."""
         try:
             return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
@@ -113,7 +113,7 @@ class WorkerGroup:
     def __init__(self, config: EngineConfig) -> None:
         self.size = config.tensor_parallel
         _check_gpus(config)
-        # One process fetches and converts what the others then find.
+        # One process fetches and converts the files that the others then find.
         fetch(config)
         self.failure: EngineStoppedError | None = None
         self._timeout_s, self._limit_s = config.tensor_parallel_timeout_s, _STARTUP_S
@@ -179,7 +179,7 @@ class WorkerGroup:
         """While this thread waits for a rank, somebody looks at the clock.
 
         Raises:
-            EngineStoppedError: the group is broken, or breaks now, because of what goes wrong in the block.
+            EngineStoppedError: the group is broken, or an error in the block breaks it now.
         """
         if self.failure is not None:
             raise self.broken()
@@ -194,7 +194,7 @@ class WorkerGroup:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All ranks compute the same in the block: what goes wrong on this one breaks the group.
+        """Compute the same on all ranks in the block: an error on this one breaks the group.
 
         Raises:
             EngineStoppedError: it is broken.
@@ -221,7 +221,7 @@ class WorkerGroup:
         return EngineStoppedError("it has been closed" if self.failure is None else str(self.failure))
 
     def lost(self, reason: str) -> None:
-        """The group is broken, if it was not before; any thread may say so."""
+        """Mark the group as broken; any thread may call this."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -237,7 +237,7 @@ class WorkerGroup:
         self._on_failure()
 
     def _listen(self, worker: _Worker) -> None:
-        """Take in what a rank says until it ends."""
+        """Receive the messages of a rank until it ends."""
         with suppress(EOFError, OSError):
             while True:
                 said = worker.commands.recv()

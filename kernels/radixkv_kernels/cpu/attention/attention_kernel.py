@@ -5,7 +5,7 @@ The algorithm, for one item (see `work_plan`) and one KV head::
     rows = tokens of the item x query heads of the group, packed and scaled once
     for each segment k of the item:
         for each 64 keys:     transpose them; scores[rows, keys] = rows . keys            a matrix product
-        per row:              hide what it does not see; m = max, p = 2 ** (scores - m), l = sum(p)
+        per row:              hide keys outside its view; m = max, p = 2 ** (scores - m), l = sum(p)
         for each 64 keys:     acc[rows] += p[rows, keys] . values                         a matrix product
         fold (m, l, acc) into the row's running state, or store it as a partial
 
@@ -90,7 +90,7 @@ _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
 
 #: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
-#: constant of that function, makes it compile anew when they change.
+#: constant of that function, makes it compile again when they change.
 _REVISION = LANES
 for _name in ("memory.py", "vectors.py", "attention/stored_rows.py"):
     _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
@@ -179,7 +179,7 @@ def _make_attend(head_size: int, kind: int, square: int, revision: int) -> Any:
 
 @njit(inline="always")
 def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, square: int) -> None:
-    """One item of one KV head: load its rows, then segment after segment."""
+    """Attend one item of one KV head: load its rows, then segment after segment."""
     q, weights, seg_out, acc, state, seg, _, _, _ = scratch
     kv_heads, group, window = arg[NUM_KV_HEADS], arg[GROUP_SIZE], arg[WINDOW]
     head = work % kv_heads

@@ -17,7 +17,7 @@ from radixkv_kernels.kv_cache import PagedKV
 
 
 class CpuBackend(TorchBackend):
-    """See the module and `AttentionBackend`. What is not compiled is torch's."""
+    """See the module and `AttentionBackend`. Operations without a compiled kernel run in torch."""
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)

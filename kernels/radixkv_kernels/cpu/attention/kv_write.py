@@ -139,7 +139,7 @@ class FloatWriter:
 
     @staticmethod
     def accepts(kv: PagedKV, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether the rows are float32 in one piece, and the cache can hold them without scales."""
+        """Return True if the rows are contiguous float32 and the cache holds them without scales."""
         return (
             kv.key.dtype in _KINDS
             and (kv.key.dtype != torch.float16 or widens_float16())

@@ -88,7 +88,7 @@ class AttentionLauncher:
             run_parallel(self._merge, self._address)
 
     def _prepare(self, plan: CpuPlan, window: int | None) -> None:
-        """Fill in what is the same for every layer of a plan and window."""
+        """Fill in the arguments that all layers of a plan and window share."""
         work, items = plan.work(window)
         heads = self.config.num_query_heads
         slots = work.num_partials * heads

@@ -1,4 +1,4 @@
-"""One step's work on the CPU: how it is cut, and its items per window."""
+"""A step's work on the CPU: how it is cut, and its items per window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tile_tokens(config: BackendConfig) -> int:
 
 
 def work_settings(config: BackendConfig) -> WorkSettings:
-    """How the CPU cuts work: tiles of about 48 rows, four items a thread."""
+    """Cutting of work on the CPU: tiles of about 48 rows, four items a thread."""
     tile = tile_tokens(config)
     return WorkSettings(
         segment=SEGMENT,

@@ -1,4 +1,4 @@
-"""Rows of the cache, widened to float32 from what they are stored as, compiled by numba."""
+"""Rows of the cache, widened from their stored type to float32, compiled by numba."""
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
 # mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"

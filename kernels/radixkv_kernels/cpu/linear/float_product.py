@@ -5,9 +5,9 @@
 
 Weights lie in panels of a few vectors of columns, in the order the loop reads them: [panel][input][column].
 A tile of rows x vectors keeps its sums in registers and reads the panel once: with few rows, weights stream
-through at memory speed (one or two rows take several panels at once, a tile of more asks for what comes
-next); with many, a panel stays in the core's own cache. What comes after the sums (bias, residual, SiLU) is
-done while they are in the L1 cache.
+through at memory speed (one or two rows take several panels at once, a larger tile prefetches the next
+panel); with many, a panel stays in the core's own cache. Bias, residual and SiLU are
+applied while the sums are in the L1 cache.
 
 Weights of 16 bits stay so in memory and are widened in the tile, once for all of its rows: half of the memory
 to read, which is what few rows wait for, and the same float32 sums for many.
@@ -57,7 +57,7 @@ from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
     GROUP,
 ) = range(17)
 _NUM_ARGUMENTS = 17
-#: Vectors of a panel and rows of a tile: their product in accumulators, beside what a step loads, fits 32
+#: Vectors of a panel and rows of a tile: their product in accumulators, beside the loaded operands, fits 32
 #: registers of 16 floats (AVX-512), or 16 of 8.
 _VECTORS, _TILE_ROWS = (3, 8) if LANES == 16 else (2, 6)
 COLUMNS = _VECTORS * LANES
@@ -81,7 +81,7 @@ _LOG2E = np.float32(1.4426950408889634)
 
 
 def can_store(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype can be multiplied as they are; float16 needs instructions to widen it."""
+    """Return True if weights of this dtype are multiplied as stored; float16 needs widening instructions."""
     return dtype in _STORAGE and (dtype != torch.float16 or widens_float16())
 
 
@@ -189,7 +189,7 @@ def _emit_tile(
 #: tile(rows, panels, storage, x, stride, weight, panel_bytes, depth, ahead, out):
 #: out[panels, rows, COLUMNS] += x[rows, depth] . panels. At most `_TILE_ROWS` rows; panels and storage are
 #: constants; x, weight, out: addresses; stride: bytes from row to row of x; panel_bytes: from panel to panel;
-#: ahead: bytes from what is read to what is asked for meanwhile, or 0. All int64.
+#: ahead: bytes from the panel being read to the one prefetched, or 0. All int64.
 _tile: Any = intrinsic(prefer_literal=True)(_tile_intrinsic)
 _ONE_ROW, _TWO_ROWS = _group(1), _group(2)
 
@@ -199,7 +199,7 @@ def _sums(
     storage: int, n: int, group: int, x: int, stride: int, weight: int, panel_bytes: int, depth: int,
     ahead: int, out: int,
 ) -> None:  # fmt: skip
-    """The tile of n rows, by what weights are stored as, with a group of panels or one."""
+    """The tile of n rows for a storage type, with a group of panels or one."""
     if group == 1:
         _tile(n, 1, storage, x, stride, weight, panel_bytes, depth, ahead, out)
     elif n == 1:
@@ -216,7 +216,7 @@ def _item_sums(
     f32_row(out, group * n * COLUMNS)[:] = np.float32(0.0)
     tiles = (n + _TILE_ROWS - 1) // _TILE_ROWS
     row_bytes = COLUMNS * SIZES[storage]
-    # With more than two tiles, reading costs little beside what is computed.
+    # With more than two tiles, reading costs little beside computing.
     ahead = _PART if tiles <= 2 else 0
     # Whole rounds of the unrolled loop.
     part = _PART // row_bytes // _UNROLL * _UNROLL if tiles == 2 and _READS_AHEAD else depth
@@ -359,7 +359,7 @@ class PackedFloat(_Packed):
         self._kernel = _kernel(self._storage, gated=False)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
-        """rows [T, in] -> out [T, out], or with `add` added to what `out` holds; returns `out`.
+        """Multiply rows [T, in] into out [T, out], or with `add` onto the values of `out`; return `out`.
 
         Both float32, last dimension contiguous.
         """

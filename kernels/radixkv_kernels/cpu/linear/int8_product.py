@@ -103,7 +103,7 @@ class Int8Method:
 
 @functools.cache
 def methods() -> tuple[Int8Method, ...]:
-    """What this processor has, the fastest first; empty: neither VNNI nor AVX2."""
+    """The vector extensions of this processor, fastest first; empty: neither VNNI nor AVX2."""
     has, found = features(), []
     if "avx512vnni" in has:
         found.append(Int8Method(4, 16))
@@ -304,7 +304,7 @@ class PackedInt8:
 
     Args:
         weight: int8 [out, in].
-        scales: float32 [out], what one unit of each output's weights stands for.
+        scales: float32 [out], the value of one unit of each output's weights.
         bias: float32 [out] or None.
         method: one of `methods()`; None: the fastest.
 

@@ -74,7 +74,7 @@ def _gate(gate: Any, up: Any, out: Any) -> None:
         out[i] = numerator * up[i] / (np.float32(1.0) + e)
 
 
-#: What is done to a row before it is quantised.
+#: Operations applied to a row before it is quantised.
 _NOTHING, _NORM, _GATE = range(3)
 
 
@@ -112,8 +112,8 @@ def _kernel(before: int, size: int) -> Any:
 class Int8Rows:
     """The three functions with their argument block; not thread-safe.
 
-    Each returns the row elements, [T, row_width], of which the first W of a row are written, and the scales,
-    float32 [T, row_width / 64]; `row_width` is that of the product they go to.
+    Each returns the row elements, [T, row_width], with the first W of a row written, and the scales,
+    float32 [T, row_width / 64]; `row_width` is the width that the next product reads.
 
     Args:
         method: of the products that the rows go to; None: the fastest.
