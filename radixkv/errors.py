@@ -1,12 +1,12 @@
 """The exceptions that users of radixkv can meet, as one small tree.
 
-A mistake of the user's has a name here and a message that says what was wrong, what was expected and
-what to do. A mistake of ours is an `assert` and has no place in this file.
+A user's mistake has a name here and a message that names the fault, the expected value and the
+remedy. A mistake of ours is an `assert` and has no place in this file.
 """
 
 from __future__ import annotations
 
-# What is no fault of a request's: they pass through where any other `BaseException` (a panic of a library
+# Not attributed to a request: they pass through where any other `BaseException` (a panic of a library
 # written in Rust is one, too) ends one request.
 ENDS_PROCESS = (KeyboardInterrupt, SystemExit)
 
@@ -42,14 +42,14 @@ class InvalidRequestError(RadixKVError, ValueError):
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """The prompt (with what it must generate) is longer than the engine's limit."""
+    """The prompt (with the tokens it must generate) is longer than the engine's limit."""
 
     def __init__(self, message: str, *, param: str | None = "messages") -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
 
 
 class RequestFailedError(RadixKVError):
-    """One request failed while it ran (NaN logits, a tokeniser fault, a timeout); others are unharmed."""
+    """A request failed while it ran (NaN logits, a tokeniser fault, a timeout); others are unharmed."""
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)

@@ -46,7 +46,7 @@ class EngineConfig:
         quantization: None, or `int8` weights (CPU).
         block_size: tokens per KV block, a power of two from 8 to 256.
         num_blocks: KV blocks; None: sized from memory.
-        kv_cache_memory: bytes for KV; None: sized from what is free.
+        kv_cache_memory: bytes for KV; None: sized from free memory.
         gpu_memory_utilization: share of the GPU's memory the engine may use, in (0, 1].
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).
         max_num_batched_tokens: token budget of a step; None: 512 on CPU, 8192 on GPU.
@@ -55,7 +55,7 @@ class EngineConfig:
             tokens to compute; None: half the budget.
         max_queue: most waiting requests before new ones are refused.
         enable_prefix_caching: False computes every prompt in full.
-        kv_tier: memories below the KV cache, which keep what it has no room for, the quickest first:
+        kv_tier: memories below the KV cache, which keep the blocks it has no room for, the quickest first:
             `host:SIZE`, `disk:PATH,max=SIZE`; see the guide to tiers.
         kv_events: where to publish which blocks are cached, as tcp://127.0.0.1:5557; None: nowhere.
             See the guide to block events.
@@ -75,15 +75,15 @@ class EngineConfig:
         tensor_parallel: ranks that compute one model together, a process for each (and a GPU, where there are
             some): at most as many as the model has KV heads.
         tensor_parallel_timeout_s: a rank that lets the others wait for longer, in seconds, is taken for hung:
-            the engine fails, and is made anew.
-        speculation: `auto` guesses next tokens from the cache and from what was written before, and checks
+            the engine fails, and is made again.
+        speculation: `auto` guesses next tokens from the cache and from earlier text, and checks
             them in the same step; answers stay the same. `off` computes one token a step.
         max_draft_tokens: most guesses for a request in a step.
         share_prefix_attention: attend shared prefixes once per group of requests.
         async_scheduling: plan and launch the next step while one runs, where that needs none of its tokens;
             answers stay the same. None: on a GPU.
         warm_up: before the first request, `full` compiles all kernels and records a GPU's steps as CUDA
-            graphs, `quick` runs one small step, `off` none: the first requests wait for what is missing.
+            graphs, `quick` runs one small step, `off` none: the first requests wait for the missing parts.
         request_timeout_s: a request older than this is aborted; None: never.
         seed: seed of requests that bring none; None: from the operating system.
         threads: torch CPU threads, of each rank; None: as many as there are physical cores available, shared
@@ -92,8 +92,8 @@ class EngineConfig:
         generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
             top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
         allow_download: False: never reach for the hub.
-        restart_engine: make an engine that has failed anew, at most five times in ten minutes; until it is
-            there, requests are told to come again. None: with `tensor_parallel`.
+        restart_engine: replace an engine that has failed, at most five times in ten minutes; until
+            it is there, requests are told to come again. None: with `tensor_parallel`.
         trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
             it; False: such a model is refused.
 

@@ -8,7 +8,7 @@ The life of a search:
     is cached, so that a step computes one token a beam. Beams that share a beginning share its blocks.
  4. Repeat 2 and 3 until no running beam can get better than the finished ones.
 
-The rules are those of transformers' `generate(num_beams=...)`, so that scores and sequences can be compared:
+The rules are transformers' own (`generate(num_beams=...)`), so that scores and sequences can be compared:
 
     candidates   the max(2, 1 + number of end tokens) * width best continuations over all beams
     finished     candidates among the best `width` that end (end token, or the length limit); their score is
@@ -38,7 +38,7 @@ TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """How to search.
+    """Parameters of a beam search.
 
     Args:
         beam_width: beams that run at once, 1 to 64.
@@ -114,7 +114,7 @@ class BeamSearch:
         return max(2, 1 + len(self.end_token_ids)) * self.params.beam_width
 
     def advance(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """One step of the search: afterwards `running` has the beams that run next, best first.
+        """Take one step of the search: afterwards `running` has the next beams, best first.
 
         Args:
             candidates: per running beam, its likeliest next tokens with their logprobs, likeliest first.
@@ -181,14 +181,14 @@ def search_beams(
 
     Args:
         prompts: token ids of each, int32.
-        generate: completes prompts, one output each, in order; what it raises for a bad prompt goes through.
+        generate: completes prompts, one output each, in order; its errors for a bad prompt go through.
         end_token_ids: tokens that end a beam.
         room_after: how many tokens can follow a prompt.
         decode: token ids to text; None: outputs have no text.
         on_progress: called after each step with the number of searches that are done.
 
     Returns:
-        One output per prompt, its completions best first. A search of which a step failed has `error` set;
+        One output per prompt, its completions best first. A search with a failed step has `error` set;
         the others are unharmed.
     """
     searches = [
@@ -226,7 +226,7 @@ def search_beams(
 
 
 def _take(search: BeamSearch, found: RequestOutput, outputs: Sequence[RequestOutput]) -> None:
-    """Go on by a token for each running beam, or end where one of them has failed; count what it took."""
+    """Extend each running beam by a token, or end where one of them has failed; count the tokens."""
     found.num_preemptions += sum(output.num_preemptions for output in outputs)
     found.num_generated_tokens += sum(output.num_generated_tokens for output in outputs)
     took_s = max(

@@ -24,7 +24,7 @@ _ENGINE = ("torch", "transformers", "numpy")
 
 
 def missing_package(error: ModuleNotFoundError, needed_for: str) -> MissingPackageError | None:
-    """What to say of a module that could not be imported; None: no extra would bring it."""
+    """Return the error for a module that could not be imported; None: no extra would bring it."""
     package = (error.name or "").partition(".")[0]
     return _missing(package, needed_for) if package in SERVING else None
 

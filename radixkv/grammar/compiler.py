@@ -1,4 +1,4 @@
-"""Compiles grammars off the engine's thread, fairly among tenants, and keeps what it has compiled for each.
+"""Compile grammars off the engine's thread, fairly among tenants, and cache the compiled ones for each.
 
 submit(spec, namespace) -> Future   known there: at once; else tried out, then compiled
 trial                               in a process that can be killed (see `trial_process`): what takes too much
@@ -166,7 +166,7 @@ def _again(known: Future[Grammar]) -> Future[Grammar]:
     return again
 
 
-#: How llguidance says what it refuses, and the keyword that it means.
+#: Beginnings of llguidance's refusals, and the keyword behind each.
 _KEYWORDS = (
     ("Resource ", "$ref or $schema: nothing is fetched, only what is in the schema is known: "),
     ("Pointer ", "$ref: "),

@@ -48,7 +48,7 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """One character, as a regular expression."""
+    """Write one character as a regular expression."""
 
     regex: str
 
@@ -79,7 +79,7 @@ _Node = _Literal | _Class | _Rule | _Sequence | _Choice | _Repeated
 
 
 def is_ebnf(grammar: str) -> bool:
-    """Whether a grammar has rules in EBNF; Lark's have a single colon."""
+    """Return True if a grammar has rules in EBNF; Lark's have a single colon."""
     return _IS_EBNF.search(grammar) is not None
 
 
@@ -87,7 +87,7 @@ def lark_of_ebnf(grammar: str) -> str:
     """The same language as a grammar in llguidance's Lark. O(length).
 
     Raises:
-        InvalidRequestError: it is no EBNF, or has what can't be translated: lookahead, macros, tokens by name
+        InvalidRequestError: it is no EBNF, or has untranslatable parts: lookahead, macros, tokens by name
             or id. Names line and column.
     """
     size = len(grammar.encode("utf-8", "surrogatepass"))
@@ -308,7 +308,7 @@ def _reachable(rules: Mapping[str, _Node], text: str) -> list[str]:
 
 
 def _without_recursion(rules: Mapping[str, _Node], order: list[str]) -> set[str]:
-    """The rules that need neither themselves nor any that do: those that can be put after what they need."""
+    """The rules that need neither themselves nor a rule that does: each can follow the rules it needs."""
     needed = {name: {reference.name for reference in _references(rules[name])} for name in order}
     users: dict[str, list[str]] = {name: [] for name in order}
     for name, others in needed.items():
@@ -327,7 +327,7 @@ def _without_recursion(rules: Mapping[str, _Node], order: list[str]) -> set[str]
 
 
 class _Writer:
-    """Writes rules in Lark: what has no recursion in terminals, by upper-case names.
+    """Writes rules in Lark: terminals without recursion by upper-case names.
 
     Args:
         order: the rules to write, root first.

@@ -3,8 +3,8 @@ r"""Lark grammars of texts that are written inside of JSON strings.
 `escape_lark` makes of a grammar another one, of the same texts with `"`, `\` and control characters escaped
 as JSON wants it. Each character has one spelling, and none begins another, so it suffices to rewrite the
 characters and classes of strings and regular expressions (`escaped_regex`): sequences, choices, repetitions,
-`&`, and where a lexeme ends (`escaped_lexemes`) stay what they are. The rest is copied as it stands, on the
-lines where it stood, so that what a compiler says of it is right.
+`&`, and where a lexeme ends (`escaped_lexemes`) stay the same. The rest is copied unchanged, on its
+own lines, so that the line numbers of a compiler's errors are right.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _IMPORTS = re.compile(r"common[ \t]*\(([\w \t,]*)\)[ \t]*(?://.*|#.*)?")
 
 
 def escape_lark(grammar: str) -> str:
-    r"""A grammar of what JSON strings hold, between their quotes, whose value is a text of `grammar`.
+    r"""Return a grammar of JSON strings, between their quotes, whose value is a text of `grammar`.
 
     >>> print(escape_lark('start: "a" "\\"" /[a-z]/'))
     start: "a" "\\\"" /[a-z]/
@@ -85,7 +85,7 @@ def escape_lark(grammar: str) -> str:
     return _Rewriting(grammar).result()
 
 
-#: What a regular expression is part of.
+#: Sources of a regular expression.
 _RULE, _LEXEME, _IGNORED = "rule", "lexeme", "ignored"
 
 
@@ -176,7 +176,7 @@ class _Rewriting:
                 split = split_lexemes(regex, flags, is_ignored=self._inside == _IGNORED)
             return split or f"/{escape_regex(regex, flags)}/{flags}"
         if part["not"] is not None:
-            # The complement of what is escaped has texts that are not escaped.
+            # The complement of escaped texts includes texts that are not escaped.
             raise ValueError(
                 "~ can't be used in a grammar of an argument of a call; say what the text may be"
             )
@@ -187,7 +187,7 @@ class _Rewriting:
 
 
 def _imports(text: str) -> list[tuple[str, str]]:
-    """Names in `common`, and what they are called here."""
+    """Names in `common`, and their names here."""
     one = _ONE_IMPORT.fullmatch(text.strip())
     if one is not None:
         return [(one[1], one[2] or one[1])]

@@ -1,4 +1,4 @@
-r"""Where the lexemes of a regular expression end once it is escaped; see `escaped_lark`."""
+r"""Ends of a regular expression's lexemes once it is escaped; see `escaped_lark`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _pieces(pattern: str) -> list[tuple[str, re.Match[str] | None]] | None:
 
 
 def _one_char(atom: str, has_dots: bool, depth: int = 0) -> tuple[str, frozenset[str]] | None:
-    """What matches just one character, as a class or an escaped character, and its escaped members."""
+    """The part matching just one character, as a class or an escaped character, and its escaped members."""
     if atom.startswith("("):
         head = _GROUP_HEAD.match(atom)
         if head is None or depth == _MAX_GROUPS:

@@ -1,6 +1,6 @@
 r"""Regular expressions, in the syntax of Rust's crate `regex`, of texts written inside of JSON strings.
 
-Each character and class is rewritten so that it matches the escapes of what it matched; all else stays.
+Each character and class is rewritten so that it matches the escapes of its characters; all else stays.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Atom(NamedTuple):
     """A character, a class, or something that matches no text (`members` None), and where it ends.
 
     Args:
-        members: of the characters that are escaped, those that it matches.
-        char: the only one that it matches.
+        members: the matched characters among the escaped ones.
+        char: the only matched character.
     """
 
     end: int
@@ -72,7 +72,7 @@ _PROPERTY_KINDS = ("gc", "generalcategory", "sc", "script")
 
 
 def escape_regex(pattern: str, flags: str) -> str:
-    """A pattern in the syntax of Rust's crate `regex`, of what has been escaped."""
+    """A pattern in the syntax of Rust's crate `regex`, over escaped text."""
     _check_flags(flags, "")
     dots = ["s" in flags]
     written: list[str] = []
@@ -121,7 +121,7 @@ def _check_flags(on: str, off: str) -> None:
 
 
 def any_char(*, includes_newline: bool) -> tuple[str, frozenset[str]]:
-    """What a dot matches, as a class, and its escaped members."""
+    """The characters that a dot matches, as a class, and its escaped members."""
     return (r"[\x{0}-\x{10ffff}]", ESCAPED) if includes_newline else (r"[^\n]", ESCAPED - {"\n"})
 
 

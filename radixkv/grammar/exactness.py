@@ -1,4 +1,4 @@
-"""What of a JSON Schema llguidance would enforce only nearly, or refuse without a name: refused here.
+"""Refuse the parts of a JSON Schema that llguidance would enforce only nearly, or refuse without a name.
 
 It calculates with floats of 64 bits, knows the bound 0 < x <= 0.5 only as 0 <= x <= 0.5, and does not notice
 that an answer has the same key twice. O(size of the schema).

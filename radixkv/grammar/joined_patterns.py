@@ -1,4 +1,4 @@
-"""How many patterns of a JSON Schema one string has to match at once.
+"""Count the patterns of a JSON Schema that one string has to match at once.
 
 llguidance asks whether such an intersection is empty, and that takes a time exponential in their number: a
 dozen can take seconds, two dozen hours.
@@ -15,15 +15,15 @@ _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 _ELSEWHERE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "additionalItems")
 
 
-#: What a keyword, `pattern` or `format`, counts by its value.
+#: Weight of a keyword, `pattern` or `format`, by its value.
 Counted = Callable[[str, str], float]
 
 
 def joined_patterns(schema: Any, counted: Counted) -> float:
     """An upper bound of the patterns and formats that meet in one place, as counted. O(size of the schema).
 
-    Alternatives don't meet, members of `allOf` and what a `$ref` stands beside do; where in them patterns
-    are is not told apart.
+    Alternatives don't meet; members of `allOf` and the siblings of a `$ref` do. The places of patterns
+    within them are not told apart.
 
     Raises:
         RecursionError: references lead too deep.
@@ -32,7 +32,7 @@ def joined_patterns(schema: Any, counted: Counted) -> float:
 
 
 class _Schema:
-    """One schema; each part of it is looked at once."""
+    """A schema; each part of it is looked at once."""
 
     def __init__(self, root: Any, counted: Counted) -> None:
         self._root = root
@@ -73,7 +73,7 @@ class _Schema:
         return max(map(self.weight, schemas), default=0.0)
 
     def _referenced(self, reference: str) -> list[Any]:
-        """What a reference leads to; where it is no path, all that it may mean."""
+        """The target of a reference; if it is no path, all possible targets."""
         if reference != "#" and not reference.startswith("#/"):
             if self._named is None:
                 self._named = _by_name(self._root)
@@ -82,7 +82,7 @@ class _Schema:
 
 
 def _inside(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Schemas of the parts of a value, of which each part has one, and definitions."""
+    """Schemas of the parts of a value (one schema for each part), and definitions."""
     for name in _BY_NAME:
         if isinstance(schema.get(name), Mapping):
             yield from schema[name].values()

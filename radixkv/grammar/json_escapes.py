@@ -1,4 +1,4 @@
-r"""Which escapes JSON may be written with: one spelling for each character.
+r"""Escapes allowed in generated JSON: one spelling for each character.
 
 llguidance compares keys as they are written. If "a" might be spelled \u0061 as well, a key could be spelled
 so that neither `properties` nor `patternProperties` knew it.
@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"\\u00(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])")
 
 
 def allowed_escapes(schema: str) -> str:
-    r"""What may follow a backslash in answers of a schema, given as text.
+    r"""Return the characters that may follow a backslash in answers of a schema, given as text.
 
     \u is left out, and with it the control characters that have no other escape; but for schemas whose
     constants may have them and whose keys no pattern tells apart.

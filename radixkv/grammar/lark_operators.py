@@ -1,4 +1,4 @@
-"""How far `&` and `~` of a Lark grammar multiply.
+"""Bound the product of `&` and `~` in a Lark grammar.
 
 llguidance follows a conjunction of regular expressions by all combinations of where each of them may be, and
 can't be interrupted within one character: 25 terms with two ways each take all memory there is. O(length).
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from radixkv.grammar.regex_text import num_atoms
 
-#: A part of a grammar that matters here. What is in strings, comments and embedded JSON does not. A string or
-#: regular expression that does not end is taken as far as it goes, so that no character is looked at twice.
+#: A part of a grammar that matters here, outside strings, comments and embedded JSON. A string or
+#: regular expression without an end extends to the end of the text, so that no character is read twice.
 _PARTS = re.compile(
     r'(?P<string>"(?:\\.|[^"\\\n])*"?i?)|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<regex>/(?:\\.|[^/\\])+/?)'
     r"|(?P<begin>(?m:^)[ \t]*[?!]?(?P<name>[A-Za-z_]\w*)[^\n:|&~\"/]*:(?!:))"

@@ -1,4 +1,4 @@
-"""What is refused before it is compiled: grammars that would take llguidance seconds, or all of the stack.
+"""Refuse, before compiling, grammars that would take llguidance seconds, or all of the stack.
 
 Its compiler can't be interrupted, and not all of its work counts against its own limits: a `multipleOf`
 becomes an automaton with as many states, pairs of `patternProperties` are tested against each other, and a
@@ -133,19 +133,19 @@ def _check_joined_patterns(schema: Any) -> None:
 
 
 def _bits(keyword: str, value: str) -> float:
-    """How many ways there are in a pattern or a format, as a power of 2."""
+    """Return the number of ways in a pattern or a format, as a power of 2."""
     return math.log2(max(2, num_atoms(value))) if keyword == "pattern" else _FORMAT_BITS
 
 
 def _is_lenient(schema: dict[str, Any]) -> bool:
-    """A schema in a grammar may say that what can't be enforced of it is to be left out."""
+    """Return True for a schema inside a grammar that asks to drop everything that can't be enforced."""
     options = schema.get("x-guidance")
     return isinstance(options, dict) and bool(options.get("lenient"))
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What of a schema its limits count; names of properties that are spelled like keywords count, too."""
+    """Counts of a schema's limited parts; names of properties that are spelled like keywords count, too."""
 
     properties: int = 0
     enum_values: int = 0
@@ -175,7 +175,7 @@ class _Counts:
             self.references.add(value)
 
     def array(self, schema: dict[str, Any]) -> None:
-        """How long an array is at least, by its items that are constants."""
+        """Add the minimum length of an array of constants."""
         least, items = schema.get("minItems"), schema.get("items")
         if isinstance(least, int) and isinstance(items, dict) and "const" in items:
             self.min_bytes = max(self.min_bytes, least * (len(json.dumps(items["const"], default=str)) + 1))
@@ -256,7 +256,7 @@ def check_lark(grammar: str) -> None:
 
 
 def json_parts_of_lark(grammar: str) -> Iterator[tuple[int, int]]:
-    """Where the embedded schemas of a Lark grammar begin and end. Raises ValueError where one is no JSON."""
+    """Begins and ends of a Lark grammar's embedded schemas. Raises ValueError where one is no JSON."""
     for _, _, begin, end in _parts_of_lark(grammar):
         if begin < end:
             yield begin, end

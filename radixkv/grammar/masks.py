@@ -25,7 +25,7 @@ _CEILINGS = np.where(
 )
 
 
-#: What a request says that is ended for the work that its grammar makes.
+#: Error of a request ended for the work of its grammar.
 _TOO_MUCH = (
     f"its masks take more than {PROMISED_S * 1e6:.0f} us of CPU time each, and {MAX_EXCESS_S * 1e3:.0f} ms "
     "in all beyond that, or less where your grammars have used their CPU time up; simplify the grammar"
@@ -98,7 +98,7 @@ class GrammarMask(LogitsProcessor):
 
     @classmethod
     def prepare(cls, processors: Sequence[Self]) -> None:
-        """Find the masks of all processors, in one call those that are quick.
+        """Find the masks of all processors, the quick ones in one call.
 
         10 us each for JSON, up to 300 us for others; what takes more is counted against its request.
         """
@@ -213,8 +213,8 @@ class Grammar:
     """A prototype at its beginning, with the first masks after it; all copies share its automaton.
 
     Args:
-        account: pays for what answers take beyond what is promised.
-        num_bytes: memory that it took to compile.
+        account: pays for the work of answers beyond the promised time.
+        num_bytes: memory that compiling it took.
     """
 
     def __init__(

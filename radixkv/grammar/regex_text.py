@@ -1,4 +1,4 @@
-"""What can be said of a regular expression by reading its text once."""
+"""Facts about a regular expression found by reading its text once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BOUND = re.compile(r"\{\s*(\d{1,9})\s*(?:,\s*(\d{0,9})\s*)?\}")
 
 
 def num_atoms(pattern: str) -> int:
-    """How many different characters and classes a regular expression has. O(length).
+    """Count the different characters and classes of a regular expression. O(length).
 
     >>> num_atoms("a.{3}b[0-9]+a"), num_atoms("")
     (4, 0)
@@ -29,7 +29,7 @@ def num_atoms(pattern: str) -> int:
 
 
 def max_repetitions(pattern: str) -> int:
-    """How often the innermost part of a regular expression is repeated by its bounds. O(length).
+    """Return how often the innermost part of a regular expression is repeated by its bounds. O(length).
 
     >>> max_repetitions("((a{1,100}){2,10}b){3}"), max_repetitions("[{9}]{2}a{4,}"), max_repetitions("a+b?")
     (3000, 4, 1)

@@ -2,7 +2,7 @@
 
 Where only one text can follow, llguidance takes the tokens that the tokenizer makes of it. Of `<|im_start|>`
 a tokenizer makes one special token, which stands for no text in a grammar: the answer could not go on. So
-llguidance is given a tokenizer whose special tokens have a spelling that nobody writes.
+llguidance is given a tokenizer whose special tokens have spellings never found in text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def hide_special_tokens(tokenizer: str) -> str:
 
 
 def _stands_for_no_text(added_token: dict[str, Any]) -> bool:
-    """Whether llguidance takes an added token for a special one."""
+    """Return True if llguidance takes an added token for a special one."""
     return added_token["special"] or (added_token["content"][:1], added_token["content"][-1:]) == ("<", ">")
 
 
 def hidden_names(lark: str) -> str:
-    """A Lark grammar whose tokens by name (`<|im_end|>`) are those of a tokenizer with hidden ones."""
+    """Rewrite a Lark grammar's tokens by name (`<|im_end|>`) to those of a tokenizer with hidden ones."""
     return _LARK_PARTS.sub(lambda part: _hidden(part[0]) if part["name"] is not None else part[0], lark)
 
 

@@ -1,4 +1,4 @@
-"""What each tenant has of the grammars' compiler: its queue, what was compiled for it, its CPU time.
+"""Each tenant's share of the compiler: its queue, its compiled grammars, its CPU time.
 
 Not synchronised: the compiler's lock is held where these are used, but for the accounts.
 """
@@ -15,16 +15,16 @@ from radixkv.grammar.masks import Grammar
 from radixkv.grammar.work import WorkAccount
 from radixkv.sampling.structured import StructuredOutputs
 
-#: Grammars that are kept, of all tenants; who has most gives way.
+#: Cached grammars of all tenants; the tenant with the most gives way.
 MAX_KNOWN = 256
 MAX_KNOWN_BYTES = 512 * 2**20
 #: A grammar whose automaton has grown beyond this is compiled again when it is asked for again.
 _MAX_GROWN_BYTES = 64 * 2**20
 #: Grammars of one tenant that may wait.
 MAX_WAITING = 64
-#: CPU time of a tenant, what it may use at once and the share of time that it gets back: for what trials and
-#: compiles take beyond the common, on cores that steps leave free; and for what masks take beyond what is
-#: promised, in the steps themselves.
+#: CPU time of a tenant, as a balance and the share of time that refills it: for the work of trials and
+#: compiles beyond the common, on cores that steps leave free; and for the work of masks beyond the
+#: promised time, in the steps themselves.
 COMPILING = (5.0, 0.25)
 FOLLOWING = (1.0, 0.05)
 _MAX_IDLE_TENANTS = 1_000
@@ -42,7 +42,7 @@ class CompileTask:
 
 
 class TenantGrammars:
-    """One tenant's grammars.
+    """A tenant's grammars.
 
     Attributes:
         compiling, following: its accounts.
@@ -67,7 +67,7 @@ class TenantGrammars:
         return sum(map(_num_bytes, self.kept.values()))
 
     def known(self, namespace: NamespaceKey, spec: StructuredOutputs) -> Future[Grammar] | None:
-        """The grammar if it is compiled, or about to be; or what it was refused for, if that took long."""
+        """The grammar if it is compiled, or about to be; or a refusal that took long to find."""
         key = (namespace, spec)
         future = self.kept.get(key)
         grammar = _grammar(future)
@@ -91,7 +91,7 @@ class Tenants:
     """All tenants that have something, or have used something lately.
 
     Args:
-        max_known, max_known_bytes: what is kept of compiled grammars.
+        max_known, max_known_bytes: bounds of the cached compiled grammars.
         max_waiting: grammars of one tenant that may wait.
         compiling, following: its accounts, seconds and share.
     """
@@ -180,7 +180,7 @@ class Tenants:
 
 
 def _drop_oldest(tenant: TenantGrammars) -> bool:
-    """Forget what the tenant has used longest ago; False: all that it has is under way."""
+    """Forget the tenant's least recently used grammar; False: all of them are being compiled."""
     key = next((key for key, future in tenant.kept.items() if future.done()), None)
     if key is None:
         return False

@@ -1,7 +1,7 @@
 """A grammar is tried out: checked, compiled, and followed for a while, with what that takes.
 
 It runs in a process that may be killed (see `trial_process`): whatever a grammar does to the compiler happens
-there first. What is tried out here is then compiled again beside the engine, by the same deterministic work.
+there first. An accepted grammar is then compiled again beside the engine, by the same deterministic work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from radixkv.sampling.structured import StructuredOutputs
 
 #: CPU time of all of a trial.
 MAX_TRIAL_S = 1.0
-#: Memory that a grammar may take while it is tried out, and what it may keep.
+#: Memory that a grammar may take during its trial, and the part it may keep.
 MAX_TRIAL_BYTES = 512 * 2**20
 MAX_GRAMMAR_BYTES = 64 * 2**20
 #: CPU time of one mask or one token; nothing of a common grammar takes a tenth of it.
@@ -44,12 +44,12 @@ _BROKEN = "lexer error"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial found out.
+    """Result of a trial.
 
     Args:
         refused: why the grammar can't be used; None: it can.
-        is_too_complex: it is refused for what it costs, not for what it says.
-        cpu_s: what the trial took.
+        is_too_complex: it is refused for its cost, not for its content.
+        cpu_s: CPU time of the trial.
         num_bytes: memory that the compiled grammar keeps.
     """
 
@@ -79,7 +79,7 @@ def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
 
 
 def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: int = _WALKS) -> None:
-    """Write some answers; what is found out of the grammar's automaton stays with the matcher.
+    """Write some answers; the automaton explored by them stays with the matcher.
 
     Raises:
         ValueError: the matcher is in error.
@@ -107,7 +107,7 @@ def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: i
 
 
 def _walk(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, draws: random.Random) -> str | None:
-    """One answer of random tokens; why it can't go on, if so."""
+    """Write one answer of random tokens; return why it can't go on, or None."""
     effort = Effort()
     for _ in range(_WALK_TOKENS):
         masks, (cost,) = vocabulary.timed_masks([matcher])
@@ -153,7 +153,7 @@ def _check_call(cost_s: float, what: str) -> None:
 
 
 def first_line(matcher: llguidance.LLMatcher) -> str:
-    """What a matcher in error says, without the state that it adds for its developers."""
+    """Return the error of a matcher, without the state that it adds for its developers."""
     return str(matcher.get_error()).split("\n<", 1)[0].strip()[:1000] or "unknown error"
 
 

@@ -25,7 +25,7 @@ SERVER = "radixkv.grammar.trial_server"
 _LOST = "the process that tries out grammars has ended; try again"
 
 
-#: Processes by what their vocabularies are made of, as long as somebody has them.
+#: Processes by the sources of their vocabularies, while anything refers to them.
 SHARED: weakref.WeakValueDictionary[bytes, TrialProcess] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()
 
@@ -58,7 +58,7 @@ class TrialProcess:
         return connection.process.pid if connection is not None and connection.is_alive else None
 
     def try_out(self, spec: StructuredOutputs) -> Verdict:
-        """What there is to know of a grammar; waits for it.
+        """Return the verdict on a grammar; waits for it.
 
         Raises:
             EngineOverloadedError: the process was lost, or can't be started.
@@ -72,7 +72,7 @@ class TrialProcess:
 
 
 class _TrialServer:
-    """One process, from its start to its end."""
+    """A process, from its start to its end."""
 
     def __init__(self, recipe: VocabularyRecipe) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -32,7 +32,7 @@ from radixkv.text.thread_priority import yield_to_steps
 STACK_BYTES = 256 * 2**20
 #: A trial that the steps leave no core for is given up after this.
 MAX_WALL_S = 60.0
-#: What a pipe takes at once (POSIX says 512, Linux 4,096).
+#: Atomic size of a write to a pipe (POSIX says 512, Linux 4,096).
 _MAX_LINE_BYTES = 512 if sys.platform != "linux" else 4096
 _HEADER = struct.Struct("<Q")
 NICENESS = 10
@@ -46,7 +46,7 @@ def message(value: Any) -> bytes:
 
 
 def _read(size: int) -> bytes:
-    """Exactly so many bytes of the standard input. Raises EOFError."""
+    """Read exactly `size` bytes of the standard input. Raises EOFError."""
     data = bytearray()
     while len(data) < size:
         piece = os.read(0, size - len(data))
@@ -91,7 +91,7 @@ class _Forks:
         self._jobs[pid] = (job, time.monotonic() + MAX_WALL_S)
 
     def tend(self) -> None:
-        """Tell of those that were ended before they could, and end those whose time is over."""
+        """Report forks that ended without a verdict, and end forks whose time is over."""
         for pid, (_, ends) in self._jobs.items():
             if time.monotonic() > ends:
                 os.kill(pid, signal.SIGKILL)

@@ -19,8 +19,8 @@ from radixkv.grammar.json_escapes import allowed_escapes, limit_escapes
 from radixkv.grammar.special_tokens import hidden_names, hide_special_tokens
 from radixkv.sampling.structured import StructuredOutputs
 
-#: What a matcher may need; beyond it, it is in error. Common grammars need a tenth.
-#: - compile fuel: half of llguidance's; what it refuses at this takes a third of a second, not a whole one.
+#: Limits of a matcher; beyond them, it is in error. Common grammars need a tenth.
+#: - compile fuel: half of llguidance's; a refusal at this limit takes a third of a second, not a whole one.
 #: - mask fuel: of one mask's regular expressions, eight milliseconds or so; all but \p{L} takes half of it.
 #: - row and step items: of the parser. A row is searched whole for each item that is added to it, so that the
 #:   work grows with the square; an object of 480 optional properties has 2,000.
@@ -40,7 +40,7 @@ _MAX_MASK_THREADS = 8
 def _slices() -> list[str]:
     """Texts whose tokens a mask takes as a whole where the grammar allows all such texts.
 
-    Strings of bounded length are what masks spend their time on: near the bound, llguidance's own slices (up
+    Masks spend their time on strings of bounded length: near the bound, llguidance's own slices (up
     to 10 and 30 characters) no longer fit, and each token is tried. Shorter ones halve that, and those of
     letters do the same for patterns. Order matters: a token belongs to the first slice that it fits.
     """
@@ -57,7 +57,7 @@ Bitmasks = npt.NDArray[np.int32]
 
 
 class GrammarTokenizer(Protocol):
-    """What a tokenizer must give so that grammars can be compiled for it."""
+    """Requirements of a tokenizer so that grammars can be compiled for it."""
 
     def grammar_source(self) -> Any:
         """The JSON text of a tokenizer of the `tokenizers` library; or an object with `tokens` (the bytes of
@@ -96,7 +96,7 @@ class PlainTokens:
 
 @dataclass(frozen=True)
 class VocabularyRecipe:
-    """What a vocabulary is made of, as data that another process can have.
+    """Ingredients of a vocabulary, as data that another process can have.
 
     Args:
         source: the JSON text of a tokenizer, or its tokens.
@@ -113,7 +113,7 @@ class VocabularyRecipe:
 
 
 class Vocabulary:
-    """One tokenizer's tokens. Making it takes some tenths of a second.
+    """A tokenizer's tokens. Making it takes some tenths of a second.
 
     Args:
         end_token_ids: tokens that end an output; none: the tokenizer's own.
@@ -121,8 +121,8 @@ class Vocabulary:
     Attributes:
         end_token_ids: allowed where a grammar is complete.
         size: ids that masks tell of; a model's logits may be wider.
-        scratch: float32 [bytes of a mask, 8], for the one thread that applies masks: memory that is new at
-            every step costs more than what is done with it.
+        scratch: float32 [bytes of a mask, 8], for the one thread that applies masks: fresh memory at
+            every step costs more than the work done with it.
 
     Raises:
         ValueError: llguidance does not know this kind of tokenizer.
@@ -147,7 +147,7 @@ class Vocabulary:
         return llguidance.LLExecutor(self._threads)
 
     def recipe(self) -> VocabularyRecipe:
-        """What makes the same vocabulary in another process."""
+        """Return the ingredients of the same vocabulary in another process."""
         source = self._source
         if not isinstance(source, str):
             source = PlainTokens(
@@ -191,7 +191,7 @@ class Vocabulary:
 
     @property
     def masks_at_once(self) -> int:
-        """How many masks are found at the same time."""
+        """Number of masks found at the same time."""
         return self._threads
 
     def _no_masks(self, count: int) -> Bitmasks:
@@ -199,7 +199,7 @@ class Vocabulary:
 
 
 def grammar_text(spec: StructuredOutputs) -> str:
-    """What llguidance compiles.
+    """Return the grammar text that llguidance compiles.
 
     Raises:
         ValueError: a JSON Schema that is none.

@@ -1,7 +1,7 @@
-"""How much work grammars may make, one answer and one tenant at a time.
+"""Bound the work of grammars, per answer and per tenant.
 
 A mask is promised to take no more than `PROMISED_S`. Some take more: each answer may exceed that by
-`MAX_EXCESS_S` in all, and pays it back by masks that take less. What the answers of a tenant exceed is paid
+`MAX_EXCESS_S` in all, and pays it back by masks that take less. The excess of a tenant's answers is paid
 from its account, which fills by a small part of the time that passes; with an empty one an answer may exceed
 hardly anything, and no further grammar is taken.
 """
@@ -14,16 +14,16 @@ from collections.abc import Callable
 
 #: CPU time of a step's work for one row.
 PROMISED_S = 300e-6
-#: What an answer may take beyond that, in all; and with an empty account.
+#: Excess that an answer may accumulate in all; and with an empty account.
 MAX_EXCESS_S = 0.1
 MAX_EXCESS_UNPAID_S = 0.003
 
 
 class WorkAccount:
-    """CPU seconds that may be spent: so many at once, and then a share of the time that passes. Any thread.
+    """CPU seconds that may be spent: a balance, refilled by a share of the time that passes. Any thread.
 
     Args:
-        max_s: what a full account holds; it begins full.
+        max_s: capacity of the account; it begins full.
         share: seconds that come in each second.
         clock: seconds, monotonic.
     """
@@ -65,12 +65,12 @@ class WorkAccount:
         self._seen = now
 
 
-#: What an automaton grows by while it is followed, at most: measured, 0.1 MB in each millisecond of work.
+#: Growth of an automaton while it is followed, at most: measured, 0.1 MB in each millisecond of work.
 _BYTES_PER_S = 150e6
 
 
 class Automaton:
-    """What all answers of a compiled grammar share: it grows while they are followed.
+    """The automaton that all answers of a compiled grammar share: it grows while they are followed.
 
     Args:
         num_bytes: memory that it took to compile.
@@ -94,11 +94,11 @@ class Automaton:
 
 
 class Effort:
-    """What one answer's grammar has taken beyond what is promised.
+    """Work of one answer's grammar beyond the promised time.
 
     Args:
-        account: who pays; None: nobody has to.
-        automaton: what the work makes grow.
+        account: account charged for it; None: none.
+        automaton: the automaton that the work makes grow.
     """
 
     __slots__ = ("_account", "_excess_s", "automaton")
@@ -109,7 +109,7 @@ class Effort:
         self.automaton = automaton if automaton is not None else Automaton()
 
     def add(self, seconds: float, *, promised_s: float = 0.0) -> None:
-        """Count CPU seconds of which some are promised. O(1); the account is charged for what counts."""
+        """Count CPU seconds, part of them promised. O(1); the account is charged for the excess."""
         self._excess_s = max(0.0, self._excess_s + seconds - promised_s)
         self.automaton.grow(seconds)
         if seconds > PROMISED_S and self._account is not None:

@@ -23,7 +23,7 @@ def to_device(array: np.ndarray[Any, Any] | Sequence[int], device: torch.device)
 class Fetch:
     """The numbers of several tensors on their way to the host, one copy however many there are.
 
-    From a GPU they travel as float64, which holds float32, bools and ids below 2^53 as they are. What is
+    From a GPU they travel as float64, which holds float32, bools and ids below 2^53 exactly. Work
     launched after the copy is not waited for.
     """
 

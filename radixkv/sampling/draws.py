@@ -8,8 +8,8 @@
 
 All rows of a kind are drawn by the same few operations. On a GPU, one `topk` finds `CANDIDATES` tokens,
 without waiting for anything; rows whose candidates turn out to hold too little of the mass are drawn again
-from all of the vocabulary. On a CPU, where nothing has to be waited for, a threshold finds those that top_p
-may keep. A row's token depends on nothing but the row and its request.
+from all of the vocabulary. On a CPU, where nothing has to be waited for, a threshold finds the tokens that
+top_p may keep. A row's token depends on nothing but the row and its request.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def draw(
     whole: bool = False,
     on_host: bool | None = None,
 ) -> Drawn:
-    """One token for each row of float32 logits [R, V]. A row that is no number gets any token.
+    """Draw one token for each row of float32 logits [R, V]. A row that is no number gets any token.
 
     Args:
         params: of each row. numbers: of each row, in [0, 1).
         whole: candidates are all of the vocabulary, so that nothing is missing.
-        on_host: how candidates are found; None: as it is quick on the logits' device.
+        on_host: way to find candidates; None: the quick one on the logits' device.
     """
     on_host = logits.device.type == "cpu" if on_host is None else on_host
     vocabulary = logits.shape[1]
@@ -126,7 +126,7 @@ class _Group:
     has_min_p: bool
 
     def block_sizes(self, vocabulary: int, on_host: bool) -> Iterator[int]:
-        """How many rows to work on at a time."""
+        """Number of rows to work on at a time."""
         limit = _HOST_LOGITS if on_host else _DEVICE_LOGITS
         if not on_host and self.width > CANDIDATES:
             limit = _SORTED_LOGITS
@@ -173,7 +173,7 @@ def _draw_candidates(
     settings: torch.Tensor,
     group: _Group,
 ) -> torch.Tensor:
-    """One of the candidates [R, N] of each row, likeliest first; `values` are overwritten.
+    """Draw one of the candidates [R, N] of each row, likeliest first; `values` are overwritten.
 
     Args:
         reached: float64 running sums of their shares; None: no row has top_p.
@@ -212,7 +212,7 @@ def _draw_on_device(scaled: torch.Tensor, settings: torch.Tensor, group: _Group)
 def _draw_on_host(
     scaled: torch.Tensor, table: np.ndarray, settings: torch.Tensor, group: _Group
 ) -> torch.Tensor:
-    """Candidates of as many sizes as rows need, those of about the same size together."""
+    """Candidates in groups of rows that need about the same number."""
     tokens: torch.Tensor | None = None
     for rows, found in (_largest_on_host if group.has_top_k else _likely_on_host)(scaled, table):
         values, ids, shares = found
@@ -268,7 +268,7 @@ def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candid
     """All tokens that top_p may keep; equal ones in the order of their ids."""
     vocabulary = scaled.shape[1]
     shares = torch.softmax(scaled, 1)
-    # Tokens rarer than this make up less than 1 - top_p together: they come after what is kept.
+    # Tokens rarer than this make up less than 1 - top_p together: they sort after all kept tokens.
     rare = (0.5 * (1.0 - table[:, _TOP_P]) / vocabulary).astype(np.float32)
     row, token = np.divmod(np.flatnonzero(shares.numpy() > rare[:, None]), vocabulary)
     counts = np.bincount(row, minlength=len(scaled))
@@ -299,7 +299,7 @@ def _invert(scaled: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
     """
-    # Where there are infinities, its exponentials are faster than those of `exp`.
+    # With infinities, its exponentials are faster than those of `exp`.
     weights = torch.softmax(scaled, dim=1)
     if weights.shape[1] <= _CHUNK:
         sums = weights.double().cumsum(dim=1)

@@ -1,6 +1,6 @@
-"""What requests change of their logits before a token is chosen: bias, penalties, tokens to avoid.
+"""Changes of logits before a token is chosen: bias, penalties, tokens to avoid.
 
-A processor belongs to one request and remembers what it must of the tokens chosen so far. It is applied to
+A processor belongs to one request and remembers its tokens as far as it needs them. It is applied to
 the rows of many requests at once: each kind touches only the places it changes, in a few operations for all
 of its rows. Rows of requests without processors are not looked at.
 
@@ -38,11 +38,11 @@ class LogitsProcessor(ABC):
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """Whether `apply` would change anything, as things stand."""
+        """True if `apply` would change anything now."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output ends with the last token accepted, whatever that token is."""
+        """True if the output ends with the last accepted token, whatever that token is."""
         return False
 
     @property
@@ -55,7 +55,7 @@ class LogitsProcessor(ABC):
         return []
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of some tokens could be accepted, one after the other. Changes nothing."""
+        """Return how many of some tokens could be accepted, one after the other. Changes nothing."""
         return len(token_ids)
 
     @classmethod
@@ -103,7 +103,7 @@ class LogitBias(LogitsProcessor):
 
 
 class _Counting:
-    """What kinds have in common that depend on how often tokens occurred, and change the logits of these."""
+    """Base of the kinds that depend on how often tokens occurred, and change the logits of these tokens."""
 
     def __init__(self, counts: _TokenCounts) -> None:
         self.counts = counts
@@ -223,7 +223,7 @@ class AllowedTokens(LogitsProcessor):
 class BadWords(LogitsProcessor):
     """Rules out the last token of some sequences, where the tokens before it have just been generated.
 
-    What a step takes grows with the different lengths, each counted once, not with the number of sequences.
+    The cost of a step grows with the different lengths, each counted once, not with the number of sequences.
     """
 
     stage = 6
@@ -342,7 +342,7 @@ def _by_kind(processors: Sequence[Sequence[LogitsProcessor]]) -> dict[type[Any],
 
 
 class _TokenCounts:
-    """How often each of some tokens occurs, as arrays; the last tokens added can be taken away again.
+    """Occurrences of some tokens, as arrays; the last tokens added can be taken away again.
 
         tokens   7  3  9            in the order of their first occurrence
         counts   2  1  1            so 7 3 7 9 were added

@@ -1,6 +1,6 @@
 """From logits to tokens: one pass over the rows of a step.
 
-What is done to a row, in this order:
+A row goes through, in this order:
 
     logits processors (bias, penalties, min_tokens, grammar)
     -> greedy: argmax
@@ -9,7 +9,7 @@ What is done to a row, in this order:
 A draw takes one number from the request's own Philox stream (Salmon et al., SC 2011), so a seed gives the
 same sample whatever else is in the batch. Reported logprobs are the model's own, before any of this.
 
-A step waits for its device once, when all of this has been launched (`Sampling`): until then, nobody knows
+A step waits for its device once, when all of this has been launched (`Sampling`): until then it is unknown
 which rows are broken or which guesses of a draft are right, so every row is worked on. It waits once more
 only if the candidates of some draws did not suffice (see `draws`).
 """
@@ -31,7 +31,7 @@ from radixkv.sampling.sampling_state import SamplingState
 
 
 class Sampled(Protocol):
-    """What the sampler needs of a request."""
+    """The attributes of a request that the sampler reads."""
 
     params: SamplingParams
     sampling_state: SamplingState
@@ -100,7 +100,7 @@ class Sampling:
     The rows of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
 
     Args:
-        ahead: so many tokens come before, which no request has got yet. Where there are some, no request
+        ahead: number of earlier tokens not yet delivered to any request. Unless it is 0, no request
             has processors.
 
     Attributes:
@@ -112,8 +112,8 @@ class Sampling:
         drawing: (row, parameters, random number) of all rows to draw.
         reported: (row, most likely tokens wanted) of all rows whose logprobs may be wanted.
         chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
-        broken: rows that are no numbers.
-        logprobs: those of `reported`, by their rows.
+        broken: rows that are not numbers.
+        logprobs: logprobs of `reported`, by row.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Sampling:
         self._fetch = Fetch([*columns, *self._logprobs(self.tokens, self.reported)])
 
     def _wait(self) -> None:
-        """Wait for what was launched, and read it."""
+        """Wait for the launched work, and read it."""
         fetched = self._fetch.wait()
         self.chosen = self.first_chosen = [int(token) for token in fetched[0]]
         self.broken = [not is_finite for is_finite in fetched[1]]
@@ -213,7 +213,7 @@ class Sampling:
             self._choose_again(self.tokens, [flag > 0 for flag in fetched[2]])
 
     def _choose_again(self, tokens: torch.Tensor, missing: Sequence[bool]) -> None:
-        """Draw rows anew whose candidates did not suffice."""
+        """Draw rows again if their candidates did not suffice."""
         drawing = [own for own, again in zip(self.drawing, missing, strict=True) if again]
         rows = {row for row, _, _ in drawing}
         reported = [own for own in self.reported if own[0] in rows]
@@ -229,7 +229,7 @@ class Sampling:
         *,
         whole: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """All tokens, those of rows to draw anew; of these, whether the candidates did not suffice."""
+        """All tokens, including rows to draw again; of these, a flag that the candidates did not suffice."""
         if not drawing:
             return tokens, None
         rows = [row for row, _, _ in drawing]
@@ -240,7 +240,7 @@ class Sampling:
         return tokens.index_copy(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
 
     def runs(self) -> list[list[SampledToken]]:
-        """The tokens of each request: those of its draft as far as they are the ones chosen, and one more.
+        """Return the tokens of each request: the agreeing beginning of its draft, and one more.
 
         Waits for the device; to be called once.
         """
@@ -252,7 +252,7 @@ class Sampling:
                 runs.append([SampledToken(self._fault(start))])
                 continue
             run = [SampledToken(chosen[start], self.logprobs.get(start))]
-            # What is broken after tokens that are right is so in the next step, too, if it is no mere guess.
+            # A row broken after right tokens is broken in the next step, too, unless it is a mere guess.
             for row, guess in enumerate(self.drafts[i], start + 1):
                 if chosen[row - 1] != guess or broken[row]:
                     break
@@ -276,7 +276,7 @@ class Sampling:
         return own.index_copy_(0, at, _copy(self.processed, [place for _, place in changed]))
 
     def _logprobs(self, tokens: torch.Tensor, reported: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """What `_read_logprobs` reads, of the tokens chosen."""
+        """Logprobs of the chosen tokens, for `_read_logprobs`."""
         if not reported:
             return []
         rows = [row for row, _ in reported]

@@ -1,4 +1,4 @@
-"""What sampling remembers of one request: its random stream, and what its logits processors do."""
+"""Sampling state of one request: its random stream, and its logits processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RandomStream:
         self._start(0)
 
     def at(self, index: int) -> float:
-        """Number `index` of the stream. O(1) for the last one and those that follow soon."""
+        """Return number `index` of the stream. O(1) for the last one and those that follow soon."""
         if index < self._count - 1:
             self._start(index // _NUMBERS_PER_BLOCK)
         while self._count <= index:
@@ -43,9 +43,9 @@ class SamplingState:
     Args:
         seed: of the random stream; any integer.
         prompt_token_ids: for the repetition penalty.
-        end_token_ids: tokens that must not be chosen before `min_tokens`; those that the model does not have
-            are ignored.
-        grammar: what the output must match; None: anything.
+        end_token_ids: tokens that must not be chosen before `min_tokens`; ids outside the model's
+            vocabulary are ignored.
+        grammar: grammar of the output; None: anything.
 
     Attributes:
         num_generated: tokens that the request has got.
@@ -70,7 +70,7 @@ class SamplingState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output ends with the last token accepted: its grammar allows nothing more."""
+        """True if the output ends with the last accepted token: its grammar allows nothing more."""
         return any(processor.is_complete for processor in self.processors)
 
     @property
@@ -83,7 +83,7 @@ class SamplingState:
         return next((forced for p in self.processors if (forced := p.forced_tokens())), [])
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many leading tokens of a draft could be accepted; what comes after must not be. O(count)."""
+        """Return how many leading tokens of a draft could be accepted; the next one must not be. O(count)."""
         return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
     def draw(self, ahead: int = 0) -> float:
@@ -91,7 +91,7 @@ class SamplingState:
         return self._random.at(self.num_generated + ahead)
 
     def accept(self, token_id: int) -> None:
-        """The request has got this token. Called by the engine: a step that fails gives nobody a token."""
+        """Accept a token. Called by the engine: a failed step delivers no token."""
         self.num_generated += 1
         for processor in self.processors:
             processor.accept(token_id)

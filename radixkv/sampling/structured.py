@@ -1,4 +1,4 @@
-"""StructuredOutputs: what an answer must look like, as plain data; `radixkv.grammar` enforces it."""
+"""StructuredOutputs: constraints on an answer, as plain data; `radixkv.grammar` enforces them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StructuredOutputs:
         json: a JSON Schema, as JSON text or as data; kept as text. The answer has the properties in the
             order of the schema.
         regex: a regular expression that the whole answer must match (Rust's syntax: no look-around).
-        choice: texts of which the answer is one.
+        choice: the allowed texts.
         grammar: a context-free grammar in llguidance's variant of Lark.
         json_object: any JSON object.
         whitespace_pattern: a regular expression for the whitespace between the tokens of JSON; None: none is
@@ -73,7 +73,7 @@ class StructuredOutputs:
         """From `{"json": schema}`, `{"regex": ...}` and so on.
 
         Raises:
-            InvalidRequestError: a name that is none, or what the constructor refuses.
+            InvalidRequestError: an unknown name, or a value that the constructor refuses.
         """
         if isinstance(value, cls):
             return value
@@ -126,7 +126,7 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of the five it is."""
+        """The name of the one given constraint."""
         return next(name for name in KINDS if self._has(name))
 
 

@@ -1,8 +1,8 @@
 """A JSON Schema in which objects have the properties that are listed, and no others.
 
 A schema that does not say whether an object may have further properties allows them. People who list
-properties seldom mean that, and small models then go on to invent keys until they are cut off. What a schema
-does say is kept: `additionalProperties`, `patternProperties` and `unevaluatedProperties` as they are, objects
+properties seldom mean that, and small models then go on to invent keys until they are cut off. Explicit
+keywords stay: `additionalProperties`, `patternProperties` and `unevaluatedProperties` as they are, objects
 without a list of properties open.
 
 Schemas that are applied to the same object, by `allOf`, `anyOf` or a `$ref` beside others, know each other's
@@ -44,7 +44,7 @@ Schema = Mapping[str, Any]
 
 
 def close_objects(schema: Any, *, is_closed: bool = False) -> Any:
-    """The schema with closed objects; the original is not changed. O(size), copies of what is combined aside.
+    """Return a copy of the schema with closed objects. O(size), besides copies of combined parts.
 
     Args:
         schema: JSON data.
@@ -61,7 +61,7 @@ def close_objects(schema: Any, *, is_closed: bool = False) -> Any:
 
 
 def follow_pointer(root: Any, pointer: str) -> Any:
-    """What a JSON pointer within a schema (`#`, `#/$defs/a`) leads to; None: to nothing, or it is none."""
+    """Return the target of a JSON pointer within a schema (`#`, `#/$defs/a`); None: there is none."""
     if pointer != "#" and not pointer.startswith("#/"):
         return None
     found = root
@@ -79,7 +79,7 @@ class _TooMany(Exception):
 
 
 class _Closing:
-    """One schema being closed: closed variants of definitions are made when something refers to them."""
+    """A schema being closed: closed variants of definitions are made when something refers to them."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -124,7 +124,7 @@ class _Closing:
         return self._open(schema)
 
     def _open(self, schema: Any) -> Any:
-        """With the parts of the value closed; the value, and what is combined with it, as they are."""
+        """With the parts of the value closed; the value and its combinations unchanged."""
         if not isinstance(schema, Mapping):
             return schema
         result = self._parts(schema)
@@ -134,7 +134,7 @@ class _Closing:
         return result
 
     def _only(self, schema: Schema) -> str | None:
-        """The one keyword that says what an object has, if it stands alone and its parts do, too."""
+        """The one keyword that lists an object's properties, if it stands alone and its parts do, too."""
         given = [name for name in (*_IN_PLACE, "$ref", "properties") if name in schema]
         if len(given) != 1 or _EXPLICIT & set(schema):
             return None
@@ -145,7 +145,7 @@ class _Closing:
         return given[0]
 
     def _closed(self, schema: Schema, others: frozenset[str]) -> dict[str, Any]:
-        """With its own properties, those of the others with it, and no further ones."""
+        """With its own properties and those combined with it, and no further ones."""
         closed = self._parts(schema)
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or _EXPLICIT & set(schema):
@@ -178,7 +178,7 @@ class _Closing:
     # ------------------------------------------------------------------ several schemas of one value
 
     def _members(self, schema: Any, depth: int) -> Iterator[Any]:
-        """All that are applied to the same value: the schema, and what it combines, references followed."""
+        """All schemas applied to the same value: itself and its combinations, references followed."""
         self._count(depth)
         yield schema
         if not isinstance(schema, Mapping):
@@ -190,7 +190,7 @@ class _Closing:
             yield from self._members(self._referenced(schema["$ref"]), depth + 1)
 
     def _together(self, schema: Schema, names: frozenset[str], depth: int) -> dict[str, Any]:
-        """Each member closed to the properties of all; what a reference leads to is written in its place."""
+        """Each member closed to the properties of all; the target of a reference replaces it."""
         self._count(depth)
         closed = self._closed(schema, names)
         for name in ("allOf", "anyOf"):
@@ -209,7 +209,7 @@ class _Closing:
             raise _TooMany
 
     def _exclude_each_other(self, alternatives: Any) -> bool:
-        """Whether no object can match two of them, by a required property with different constants."""
+        """Return True if no object can match two of them, by a required property with different constants."""
         tagged = [self._tags(one) for one in alternatives if isinstance(one, Mapping)]
         if len(tagged) < len(alternatives):
             return False
@@ -242,7 +242,7 @@ class _Closing:
     # ------------------------------------------------------------------ references
 
     def _closed_reference(self, pointer: Any) -> Any:
-        """Where the closed variant of what a reference leads to is; the same, where there is none."""
+        """Pointer to the closed variant of a reference's target; unchanged if there is none."""
         if pointer == "#" or not isinstance(pointer, str) or not self._follows:
             return pointer
         target = self._referenced(pointer)
@@ -263,7 +263,7 @@ class _Closing:
         return next(n for n in (base, *(f"{base}_{i}" for i in range(len(known) + 1))) if n not in known)
 
     def _referenced(self, pointer: Any) -> Any:
-        """What a pointer within the schema leads to; None: it is none."""
+        """Target of a pointer within the schema; None: there is none."""
         return follow_pointer(self._root, pointer) if isinstance(pointer, str) else None
 
     def _drop_unused(self, closed: dict[str, Any]) -> None:

@@ -4,14 +4,14 @@ A control token (`<|im_start|>`, `</s>`, ...) frames a chat. A tokenizer finds i
 text that it is given, so a message that contains `<|im_end|><|im_start|>system` would open a system message.
 Here:
 
-1. `mark` puts a secret mark after the first character of each spelling in the user's strings, and of what
-   could become one at a string's end (a template may join two strings).
+1. `mark` puts a secret mark after the first character of each spelling in the user's strings, and of any
+   possible beginning of one at a string's end (a template may join two strings).
 2. The template renders the marked strings. A spelling that is whole in the result is the template's own.
 3. `encode_marked` wraps those in a second secret mark, takes the first mark out, and encodes the text with a
    copy of the tokenizer in which every control token is spelled with that wrapping. One pass, so that text
    between control tokens is normalised and split exactly as always.
 
-The marks are drawn at random per process from a private-use plane of Unicode: nobody can send them.
+The marks are drawn at random per process from a private-use plane of Unicode, so that they can't be sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ControlTokens:
         whole = "|".join(map(re.escape, texts)) if texts else "(?!)"
         # The longest spelling at the leftmost place, as the tokenizer itself matches.
         self._pattern = re.compile(whole)
-        # The first character of every spelling, also of those that overlap.
+        # The first character of every spelling, overlapping ones included.
         self._first = re.compile(f"(?=(?:{whole}))(.)", re.DOTALL)
         self._starts = frozenset(text[:size] for text in texts for size in range(1, len(text)))
         self._longest_start = max((len(text) - 1 for text in texts), default=0)
@@ -82,7 +82,7 @@ class ControlTokens:
         return self._break.join([*pieces, text[last:]])
 
     def _open_ends(self, text: str) -> list[int]:
-        """Where a spelling begins that the text's end cuts off. O(longest spelling)."""
+        """Return where a spelling begins that the text's end cuts off. O(longest spelling)."""
         length = len(text)
         sizes = range(1, min(self._longest_start, length) + 1)
         return [length - size for size in sizes if text[length - size :] in self._starts]
@@ -95,7 +95,7 @@ class ControlTokens:
         """Encode text in which no control token has a meaning.
 
         Args:
-            add_special_tokens: let the tokenizer add what it adds around a text (such as a begin token).
+            add_special_tokens: let the tokenizer add its tokens around a text (such as a begin token).
         """
         if not self.spelled_in(text):
             return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)

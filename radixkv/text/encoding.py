@@ -12,7 +12,7 @@ from typing import Any
 
 from radixkv.errors import ENDS_PROCESS, InvalidRequestError
 
-# Giving the lock up may cost half a millisecond until it is had again, what a text of this size takes
+# Giving the lock up may cost half a millisecond until it is held again, as long as a text of this size takes
 # (characters, or ids).
 SHORT_TEXT = 2048
 

@@ -1,4 +1,4 @@
-"""Token ids to text, one step at a time: what is emitted never changes and never ends in half a character.
+"""Token ids to text, one step at a time: emitted text never changes and never ends in half a character.
 
 A tokenizer's decoder is a chain of parts. Up to the first that joins the tokens into one text (`ByteLevel`,
 `Fuse`) they work on tokens, after it on the text, and each side has its own way of going step by step:
@@ -6,12 +6,12 @@ A tokenizer's decoder is a chain of parts. Up to the first that joins the tokens
 - `ByteLevelDecoder` for byte-level BPE (GPT-2's scheme: Llama 3, Qwen, SmolLM, GPT-OSS, ...). Every token
   is a run of bytes, so an incremental UTF-8 decoder over them is exact, whatever the bytes.
 - `WindowDecoder` for other tokens (byte-fallback BPE, Unigram, WordPiece). It decodes the new tokens after
-  one token of context and emits what they add. A run of byte tokens (`<0xE2>`) is held until a token of
+  one token of context and emits their text. A run of byte tokens (`<0xE2>`) is held until a token of
   another kind ends it, because the tokenizer decides on the validity of a run as a whole.
 - `_Strip` and `_Replace` change the joined text on its way out, and hold back what its end may still change.
 - `WholeDecoder` for chains that nothing of this fits: it says all at the end.
 
-All but the last cost O(1) per token, and all pieces concatenate to what `Tokenizer.decode` gives for all ids.
+All but the last cost O(1) per token, and all pieces concatenate to the result of `Tokenizer.decode`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DecoderChain:
 
 
 def _changes_later(part: dict[str, Any], backend: Any) -> bool:
-    """Whether a token's text may become another one once a token follows.
+    """Return True if a token's text may become another one once a token follows.
 
     `BPEDecoder` drops its suffix from the last token and makes a space of it in others: at the end of a token
     that can be said later, not within.
@@ -243,14 +243,14 @@ class _Replace:
 
 
 def _parts(state: Any) -> list[dict[str, Any]]:
-    """The parts of a decoder's state, those of sequences unfolded."""
+    """The parts of a decoder's state, with sequences unfolded."""
     if state["type"] != "Sequence":
         return [state]
     return [part for inner in state["decoders"] for part in _parts(inner)]
 
 
 def _text_filter(part: dict[str, Any]) -> Callable[[], TextFilter] | None:
-    """What does to a growing text as the part does to the whole; None: nothing known."""
+    """The same operation as the part, on a growing text; None: nothing known."""
     if part["type"] == "Strip":
         return lambda: _Strip(part["content"], part["start"], part["stop"])
     pattern = part["pattern"].get("String") if part["type"] == "Replace" else None

@@ -1,7 +1,7 @@
 """Objects that are printed as the JSON text they were read from.
 
-A chat template prints the arguments of a tool call as JSON in its own spacing. What the model had written,
-and the cache holds, may be spaced otherwise; a `JsonText` in a message is printed as it was.
+A chat template prints the arguments of a tool call as JSON in its own spacing. The model's own text, which
+the cache holds, may be spaced otherwise; a `JsonText` in a message is printed unchanged.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
     ({'a': 1}, 'JsonText')
 
     Args:
-        may_be_cut: the text may also be the beginning of an object, more than its brace: what was written of
-            a call's arguments before the answer reached its longest.
+        may_be_cut: the text may also be the beginning of an object, more than its brace: a call's arguments
+            of an answer that reached its longest.
 
     Raises:
         ValueError, RecursionError: not JSON, or nested too deep.

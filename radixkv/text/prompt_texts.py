@@ -31,7 +31,7 @@ class PromptTexts:
         )
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` returns; in a thread if it is done on this much text."""
+        """Return the result of `work`, run in a thread if `size` characters would hold up the loop."""
         if size <= LONG_TEXT:
             return work()
         if size <= HUGE_TEXT:
@@ -40,7 +40,7 @@ class PromptTexts:
 
 
 class RendersChats:
-    """What engines for event loops do with chats."""
+    """Rendering and encoding of chats for engines on event loops."""
 
     def __init__(self) -> None:
         self._texts = PromptTexts()

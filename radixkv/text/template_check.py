@@ -8,13 +8,13 @@ from radixkv.errors import ConfigError
 
 
 def check_chat_template(hf_tokenizer: Any, template: str) -> None:
-    """Refuse Jinja text that can't be parsed; what it does with messages is seen when there are some.
+    """Refuse Jinja text that can't be parsed; its effect on messages is only seen with messages.
 
     Args:
         hf_tokenizer: a transformers tokenizer; its own way of reading templates is what counts.
 
     Raises:
-        ConfigError: names the line and what is wrong there.
+        ConfigError: names the line and the mistake there.
     """
     from jinja2 import TemplateSyntaxError
 

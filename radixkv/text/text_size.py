@@ -1,4 +1,4 @@
-"""How much text a conversation holds, found before anything is done with it."""
+"""Amount of text in a conversation, found before any work on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def text_size(*values: Any, limit: int) -> int:
     """Characters in all strings of JSON-like data, keys included, with one more for each other value.
 
-    A lower bound of what a chat template makes of it, if it shows all. Looking ends beyond `limit`. Objects
+    A lower bound of the rendered chat, if its template shows everything. Looking ends beyond `limit`. Objects
     that give pairs of name and value when iterated over, as pydantic's models do, count as their pairs.
     O(min(values, limit)) time, O(depth) space.
 

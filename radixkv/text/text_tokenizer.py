@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class TextDecoder(Protocol):
-    """The text of one growing sequence of token ids; what it gives concatenates to the whole text."""
+    """The text of one growing sequence of token ids; its pieces concatenate to the whole text."""
 
     def push(self, token_ids: list[int]) -> str:
         """Add ids and return the text that they complete, possibly empty."""
@@ -17,7 +17,7 @@ class TextDecoder(Protocol):
 
 
 class TextTokenizer(Protocol):
-    """What callers may ask of a tokenizer; any thread. For long texts use the client's own methods."""
+    """A tokenizer as callers see it; any thread. For long texts use the client's own methods."""
 
     @property
     def vocab_size(self) -> int:
@@ -25,15 +25,15 @@ class TextTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` works without a template."""
+        """True if `apply_chat_template` works without a template."""
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the chat template; None: there is none, or nobody can read it."""
+        """The text of the chat template; None: there is none, or it can't be read."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a tokenizer_config.json tells of it, as JSON data: class, special tokens, added tokens.
+        """Entries of a tokenizer_config.json, as JSON data: class, special tokens, added tokens.
 
         `bos_token`, `eos_token`, `pad_token` and `unk_token` are always there, null where there is none.
         """
@@ -43,7 +43,7 @@ class TextTokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder:
-        """A decoder for one output; what it gives concatenates to what `decode` gives for all ids.
+        """A decoder for one output; its pieces concatenate to the result of `decode` for all ids.
 
         Args:
             kept: spellings of special tokens that are not skipped.
@@ -54,7 +54,7 @@ class TextTokenizer(Protocol):
     def token_text(self, token_id: int) -> str: ...
 
     def is_added_token(self, token_id: int) -> bool:
-        """Whether a token is one of those added to the vocabulary, special or not: grammars take each as a
+        """True for a token added to the vocabulary, special or not: grammars take each as a
         symbol that no text in them matches.
         """
 

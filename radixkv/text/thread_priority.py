@@ -1,4 +1,4 @@
-"""How much of the cores a thread gets while a step needs them."""
+"""Priority of background threads beside the model's steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 
 def yield_to_steps(niceness: int = 19) -> None:
-    """On Linux, let the calling thread have what the model's threads leave of the cores; elsewhere nothing.
+    """On Linux, leave the cores to the model's threads while they need them; elsewhere do nothing.
 
     A step is as slow as its slowest thread: with equal shares, a megabyte of text being tokenised on two
     cores made steps of 30 ms take up to 190; so they take at most 80, and the text as long as before.

@@ -4,11 +4,11 @@
 
 - **Control tokens can't be injected.** Text that merely spells a control token (`<|im_end|>` in a user's
   message) is encoded as the characters it is made of; only the chat template writes control tokens. The
-  message's text is rendered with its control-token spellings broken by a secret mark, those that the template
-  wrote are then wrapped in another, and a copy of the tokenizer that knows only the wrapped spellings encodes
+  message's text is rendered with its control-token spellings broken by a secret mark, the template's own
+  spellings are then wrapped in another, and a copy of the tokenizer that knows only the wrapped ones encodes
   the whole in one pass, so that normalisation and pre-tokenisation are as always. Text without such spellings
   takes the ordinary path and gives the ids that `apply_chat_template` gives.
-- **Streaming never emits half a character** and its pieces concatenate to what `decode` gives for all ids,
+- **Streaming never emits half a character** and its pieces concatenate to the result of `decode` for all ids,
   at constant cost per token (see `IncrementalDecoder`).
 """
 
@@ -100,7 +100,7 @@ class Tokenizer:
         self.token_bytes = functools.cache(self._compute_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process as what it was made of."""
+        """Pickle as the constructor's arguments."""
         make = functools.partial(
             Tokenizer, chat_template=self._chat_template, eos_token_ids=self.eos_token_ids
         )
@@ -146,7 +146,7 @@ class Tokenizer:
         """Token ids of a text. O(len(text)).
 
         Args:
-            add_special_tokens: let the tokenizer add what it puts around a text (such as a begin token).
+            add_special_tokens: let the tokenizer add its tokens around a text (such as a begin token).
             allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
 
         Raises:
@@ -289,7 +289,7 @@ class Tokenizer:
         return decode_ids(self._backend, ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> IncrementalDecoder:
-        """A decoder for one growing output; its pieces concatenate to what `decode` gives.
+        """A decoder for one growing output; its pieces concatenate to the result of `decode`.
 
         Args:
             kept: spellings of special tokens that are not skipped.
@@ -300,7 +300,7 @@ class Tokenizer:
         return self._decoders.decoder(self.token_bytes, skipped.__contains__)
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is not a whole character; special tokens included."""
+        """`token_bytes` as text, with U+FFFD for incomplete characters; special tokens included."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def is_added_token(self, token_id: int) -> bool:
@@ -308,7 +308,7 @@ class Tokenizer:
         return token_id in self._added_ids
 
     def _compute_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, in bytes: possibly part of a character. Empty for an unknown id."""
+        """Return the bytes that one token adds to a text, perhaps part of a character; none for unknown ids."""
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""

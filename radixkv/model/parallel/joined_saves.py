@@ -1,6 +1,6 @@
 """JoinedSaves: blocks that are copied out on all ranks, put together on rank 0 as they arrive.
 
-Each rank sends the blocks of one save after those of the save before, a message for each block. A thread of
+Each rank sends the blocks of its saves in order, a message for each block. A thread of
 rank 0's receives them, and so does any thread that finishes a copy. Later messages of a stopped save are
 thrown away. No step waits for any of it.
 """
@@ -38,7 +38,7 @@ class JoinedSaves:
         self._receiver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,))
 
     def start(self, number: int, own: BlockCopy, num_blocks: int) -> BlockCopy:
-        """The joint copy of all ranks, each of which has begun its own.
+        """The joint copy of all ranks, after each rank has begun its own.
 
         Args:
             number: of the save; the ranks know it by that.
