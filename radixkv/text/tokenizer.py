@@ -308,7 +308,7 @@ class Tokenizer:
         return token_id in self._added_ids
 
     def _compute_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token adds to a text, perhaps part of a character; none for unknown ids."""
+        """Return the bytes that one token adds to a text; part of a character, or none for unknown ids."""
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""
