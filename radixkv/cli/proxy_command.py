@@ -121,6 +121,7 @@ def proxy(
         console_port=console_port,
         memory_bytes=parse_size(memory),
         prices=None if prices is None else read_prices(prices),
+        max_body_bytes=parse_size(max_kept),
     )
 
     def ready(opened: int) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import xxhash
 
 from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
-from radixkv.cache.keys import NamespaceName, TokenIds, encode_tokens, frame_namespace
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens, frame_namespace
 from radixkv.cluster.events.block_keys import NO_CHAIN, PUBLIC, BlockKeys, block_key, chains
+
+
+#: Blocks of one prompt that are looked at: beyond them, what it shares no longer changes the choice.
+MAX_BLOCKS = 1 << 15
 
 
 class PromptBlocks:
@@ -38,8 +42,8 @@ class PromptBlocks:
         return xxhash.xxh32_intdigest(self._data)
 
     def count(self, block_size: int) -> int:
-        """Its whole blocks."""
-        return self.num_tokens // block_size
+        """Return the number of its whole blocks, at most `MAX_BLOCKS`."""
+        return min(self.num_tokens // block_size, MAX_BLOCKS)
 
     def keys(self, block_size: int, index: int) -> tuple[int, ...]:
         """The keys that a block may have: its owner's, and that of public text. The first call O(tokens)."""
@@ -70,5 +74,6 @@ class PromptBlocks:
         """What the blocks from `start` on are called before they are keyed. The first call O(tokens)."""
         chain = self._chains.get(block_size)
         if chain is None:
-            chain = self._chains[block_size] = chains(block_size).chain(NO_CHAIN, self._data)
+            looked_at = self._data[: self.count(block_size) * block_size * TOKEN_BYTES]
+            chain = self._chains[block_size] = chains(block_size).chain(NO_CHAIN, looked_at)
         return each_identity(chain[start * IDENTITY_BYTES : stop * IDENTITY_BYTES])

@@ -10,13 +10,11 @@ import contextlib
 import hashlib
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
+from radixkv.observe.audit.body_limits import DEFAULT_LIMITS, BodyLimits
 from radixkv.observe.audit.record import DEFAULT_TTL, Block, Json, Record
 from radixkv.observe.audit.request_bodies import NoRequest, blocks_of, dialect_of, ttl_of
 from radixkv.observe.audit.response_bodies import (
@@ -39,8 +37,6 @@ _CONVERSATION_HEADERS = (
 )
 _SESSION_OF_USER = re.compile(r"session[_\"': ]+([0-9a-zA-Z-]{8,})")
 _DIGEST = re.compile(r"key-[0-9a-f]{8}")
-_STREAM_HEADS = (b"data:", b"event")
-_MAX_UNPACKED = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +62,22 @@ class Exchange:
     key: str = ""
     place: str = ""
 
-    def record(self, num_bytes: int = 0) -> Record:
-        """The record of it, which took so many bytes of a log.
+    def record(self, num_bytes: int = 0, limits: BodyLimits = DEFAULT_LIMITS) -> Record:
+        """Return its record, which took `num_bytes` of a log.
 
         Raises:
-            NoRequest: the body is no request to a model; what it says of the body is no part of it.
+            NoRequest: the body is no request to a model, or above the limits; quotes nothing of it.
         """
-        body = read_json(unpacked(self.request, self.request_headers.get("content-encoding", "")))
+        packed = self.request_headers.get("content-encoding", "")
+        body = limits.parsed(limits.unpacked(self.request, packed))
         try:
-            answer: Any = unpacked(self.response, self.response_headers.get("content-encoding", ""))
+            packed = self.response_headers.get("content-encoding", "")
+            answer = read_answer(limits.unpacked(self.response, packed), limits)
         except NoRequest:
             answer = None  # the prompt is known all the same
         return make_record(
             body,
-            read_answer(answer),
+            answer,
             path=self.path,
             time=self.time,
             seconds=self.seconds,
@@ -92,64 +90,13 @@ class Exchange:
         )
 
 
-def read_json(data: bytes | str) -> Any:
-    """A JSON text as its value.
-
-    Raises:
-        NoRequest: it is not JSON; says why, and nothing of its text.
-    """
-    try:
-        return from_json(data, cache_strings="keys")
-    except ValueError as error:
-        reason = str(error)
-    try:
-        return json.loads(data)  # takes halves of surrogate pairs, as JavaScript writes them
-    except (ValueError, RecursionError):
-        raise NoRequest(f"not JSON ({reason[:120]})") from None
-
-
-def unpacked(data: bytes, encoding: str) -> bytes:
-    """A body without its compression.
-
-    Raises:
-        NoRequest: it is damaged, far too long, or packed in a way that can't be read here.
-    """
-    kind = encoding.strip().lower()
-    if kind in ("", "identity") or data.lstrip()[:1] in (b"", b"{", b"[", b'"') or data[:5] in _STREAM_HEADS:
-        return data  # recorders often keep the headers of what they have unpacked
-    try:
-        if kind in ("gzip", "x-gzip", "deflate"):
-            # 32: zlib's or gzip's header, whichever is there.
-            packed = zlib.decompressobj(wbits=47)
-            plain = packed.decompress(data, _MAX_UNPACKED)
-            if packed.unconsumed_tail:
-                raise NoRequest(f"a body of more than {_MAX_UNPACKED >> 20} MiB unpacked")
-            return plain
-        if kind == "br":
-            import brotli
-
-            return bytes(brotli.decompress(data))
-        if kind == "zstd":
-            import zstandard
-
-            return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
-    except ImportError:
-        name = "brotli" if kind == "br" else "zstandard"
-        raise NoRequest(f"a body packed by {kind}: `pip install {name}`, or record it unpacked") from None
-    except NoRequest:
-        raise
-    except Exception:  # the libraries' own errors, of damaged data
-        raise NoRequest(f"a damaged {kind} body") from None
-    raise NoRequest(f"a body packed by {kind[:20]!r}, which can't be read here; record it unpacked")
-
-
-def read_answer(answer: Any) -> Any:
-    """An answer as JSON data, or as the text of a stream; None: there is none."""
+def read_answer(answer: Any, limits: BodyLimits = DEFAULT_LIMITS) -> Any:
+    """Return an answer as JSON data, or the text of its stream; None if there is none that can be read."""
     if isinstance(answer, bytes):
         answer = answer.decode("utf-8", "replace")
     if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
         try:
-            return read_json(answer)
+            return limits.parsed(answer.encode("utf-8", "surrogatepass"))
         except NoRequest:
             return None
     return answer or None

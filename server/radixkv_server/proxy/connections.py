@@ -68,7 +68,7 @@ class UpstreamSide(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._can_write.set()
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Send it, and wait while too much waits to be sent.
 
         Raises:

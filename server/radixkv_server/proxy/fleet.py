@@ -161,6 +161,11 @@ class Fleet:
         return ", ".join(self._members)
 
     @property
+    def addresses(self) -> Collection[str]:
+        """Addresses of all upstreams."""
+        return self._members.keys()
+
+    @property
     def host(self) -> str:
         """Of the first upstream: all are of one kind."""
         return next(iter(self._members.values())).upstream.host
@@ -173,6 +178,7 @@ class Fleet:
                 for member in self._members.values():
                     group.create_task(self._watch(member))
         finally:
+            self._reader.close()
             if subscriber is not None:
                 subscriber.close()
 

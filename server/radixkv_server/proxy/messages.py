@@ -15,6 +15,7 @@ import h11
 from radixkv_server.proxy.passage import Passage
 
 MAX_HEAD_BYTES = 1024 * 1024
+PARSED_BYTES = 4096  # at once, of heads and of bodies in chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,20 @@ class RequestHead:
 
     @property
     def content_length(self) -> int:
-        """As it is told; 0: it is not."""
+        """Length of the body in bytes; 0: not told, or `Transfer-Encoding` frames it, which overrides it."""
+        if self.has(b"transfer-encoding"):
+            return 0
         return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
 
 
 class RequestStream:
     """Cuts what a client sends into heads and what follows them.
+
+    A piece is at most `PARSED_BYTES` of what h11 must look through: its parser takes milliseconds for that,
+    and who reads the pieces lets others run in between.
+
+    Args:
+        only_one: `feed` ends with the first request.
 
     Attributes:
         is_opaque: the rest is handed on without a look.
@@ -46,39 +55,45 @@ class RequestStream:
         body: takes the content of the current request's body, without its framing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_one: bool = False) -> None:
         self.is_opaque = False
         self.num_ended = 0
         self.body: Callable[[bytes], None] = lambda data: None
+        self._only_one = only_one
         self._parser: h11.Connection | None = None
         self._head = b""  # of a head that is not whole
+        self._is_counted = False  # the body comes in one piece, by its length
+        self._waiting = b""  # not parsed yet
 
     def feed(self, data: bytes) -> Iterator[RequestHead | bytes]:
-        """Pieces to hand on, in order. O(data)."""
-        while data and not self.is_opaque:
+        """Yield pieces to hand on, in order. O(data)."""
+        self._waiting += data
+        while self._waiting and not self.is_opaque and not (self._only_one and self.num_ended):
             if self._parser is None:
                 self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-                self._head = b""
+                self._head, self._is_counted = b"", False
+            size = len(self._waiting) if self._is_counted else PARSED_BYTES
+            piece, self._waiting = self._waiting[:size], self._waiting[size:]
             in_head = self._parser.their_state is h11.IDLE
-            self._parser.receive_data(data)
+            self._parser.receive_data(piece)
             if in_head:
-                self._head += data
+                self._head += piece
                 head = self._next_head()
                 if head is None:
-                    data = b""  # it is held
-                    break
+                    continue  # it is held
+                self._is_counted = not head.has(b"transfer-encoding")
                 yield head
-                data = self._parser.trailing_data[0]
+                piece = self._parser.trailing_data[0]
             ended = self._read_body()
             rest = self._parser.trailing_data[0] if ended else b""
-            if len(rest) < len(data):
-                yield data[: len(data) - len(rest)]
+            self._waiting = rest + self._waiting
             if ended:
                 self._parser = None
                 self.num_ended += 1
-            data = rest
-        if self.is_opaque and (self._head or data):
-            yield self.give_up() or data
+            if len(rest) < len(piece):
+                yield piece[: len(piece) - len(rest)]
+        if self.is_opaque and (self._head or self._waiting):
+            yield self.give_up()
 
     @property
     def has_begun(self) -> bool:
@@ -91,9 +106,9 @@ class RequestStream:
         return self._parser is None or self._parser.their_state is h11.IDLE
 
     def give_up(self) -> bytes:
-        """Look no more; what was held back, to be handed on."""
+        """Look no more; return what was held back, to be handed on."""
         self.is_opaque = True
-        held, self._head = self._head, b""
+        held, self._head, self._waiting = self._head + self._waiting, b"", b""
         return held
 
     def _next_head(self) -> RequestHead | None:

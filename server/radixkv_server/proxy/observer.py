@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from radixkv.observe.audit.body_limits import BodyLimits
 from radixkv.observe.audit.prices import Prices
 from radixkv.observe.audit.record import Record
 from radixkv.observe.audit.request_bodies import NoRequest
@@ -26,6 +27,7 @@ from radixkv_server.proxy.watched import Watched
 logger = logging.getLogger(__name__)
 
 NICE = 5
+MAX_PIECES = 1 << 20  # of the JSON of one body
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ObserverSettings:
         console_port: of the console on `host`; None: there is none.
         memory_bytes: for what is remembered of prompts.
         prices: for saying what prompts cost.
+        max_body_bytes: longer bodies are not looked at, however they are packed.
     """
 
     record: Path | None
@@ -53,6 +56,7 @@ class ObserverSettings:
     console_port: int | None
     memory_bytes: int
     prices: Prices | None = None
+    max_body_bytes: int = 32 << 20
 
     @property
     def is_needed(self) -> bool:
@@ -64,6 +68,7 @@ class Observer:
     """Takes requests one by one."""
 
     def __init__(self, settings: ObserverSettings) -> None:
+        self._limits = BodyLimits(settings.max_body_bytes, MAX_PIECES)
         self._file: RecordFile | None = None
         self._num_unwritten = 0  # since the record could be written last
         if settings.record is not None:
@@ -79,7 +84,7 @@ class Observer:
     def take(self, seen: Seen) -> None:
         """A request, asked or with its answer; what is no request to a model is passed over."""
         try:
-            exchange, record = record_without_keys(seen.exchange, seen.secrets)
+            exchange, record = record_without_keys(seen.exchange, seen.secrets, self._limits)
         except NoRequest:
             return
         seen = replace(seen, exchange=exchange, secrets=())

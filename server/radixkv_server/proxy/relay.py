@@ -92,6 +92,7 @@ class Relay:
                         return await self._refuse_body()
                     await self._connect()
                 await self._to_upstream.write(piece)
+                await asyncio.sleep(0)  # other connections go on between two pieces
             if self._requests.is_between:
                 self._asked()
 

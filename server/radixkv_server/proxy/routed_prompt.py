@@ -15,24 +15,34 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from pydantic_core import from_json
 
+from radixkv.observe.audit.body_limits import BodyLimits
+from radixkv.observe.audit.exchange import Exchange, conversation_in
+from radixkv.observe.audit.record import Record
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds, encode_tokens
 from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 from radixkv.errors import InvalidRequestError
 from radixkv.observe.audit.exchange import Exchange, conversation_in
 from radixkv.observe.audit.record import Record
 
+Result = TypeVar("Result")
+
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
 _TAIL = 64 * 1024  # of an answer, where its usage is
 _TOKENIZE_S = 2.0
-_LONG_BODY = 64 * 1024  # is read on another thread
+#: Beyond these, the same in all encodings, a request is routed unread: by its session and by load.
+READ_LIMITS = BodyLimits(max_bytes=8 << 20, max_pieces=1 << 18)
+_READ_S = 0.5  # for reading a body, waiting for a thread included
+_READERS = 2
+_SHORT_BYTES = 16 * 1024  # what is packed, or longer, is not worked on on the event loop
 #: Routes whose prompts a server of ours tells.
 _RENDERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 # What a server refuses with 404 because another one keeps what the body goes on from.
@@ -109,6 +119,22 @@ class PromptReader:
         self._learned_block = learned_block
         self._nothing = make_blocks([0], "")
         self._others: set[str] = set()  # addresses of servers that are not ours
+        self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="radixkv-proxy-reader")
+
+    async def _work(self, size: int, work: Callable[[], Result]) -> Result:
+        """Return what `work` does, on the event loop if its input of `size` bytes is short.
+
+        Raises:
+            TimeoutError: it took too long; a thread may still be busy with it.
+        """
+        if size <= _SHORT_BYTES:
+            return work()
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.wait_for(working, _READ_S)
+
+    def close(self) -> None:
+        """Begin no more work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, address: str) -> None:
         """Another server may be there now."""
@@ -117,43 +143,39 @@ class PromptReader:
     async def read(
         self, path: str, headers: Mapping[str, str], body: bytes, tokenizers: Sequence[str]
     ) -> RoutedPrompt:
-        """What a request asks for.
+        """Return what a request asks for.
 
         Args:
             headers: by names in lower case.
             tokenizers: base addresses of servers whose tokens count; the first one that answers is believed.
         """
-        named = _named_in(path)
-        try:
-            read = partial(_read, path, headers, body)
-            if not body:
-                raise ValueError("there is nothing to read")
-            record = await asyncio.to_thread(read) if len(body) > _LONG_BODY else read()
-        except (ValueError, RecursionError):
-            return RoutedPrompt(self._nothing, goes_on_from=named)
-        data = record.body
-        named += _goes_on_from(data)
+        named, session = _named_in(path), conversation_in(headers) or None
+        size = READ_LIMITS.max_bytes if headers.get("content-encoding") else len(body)
         tokens: _ServerTokens | None = None
         impossible = set[str]()
-        for address in tokenizers:
-            if tokens is not None and not named:
-                break
-            try:
-                tokens = await self._ask(address, path, headers, body, record) or tokens
-            except _NotHere:
-                impossible.add(address)
-            except _Refused:
-                break
-        streams = data.get("stream") is True
-        session = conversation_in(headers) or record.conversation or None
-        make = partial(self._blocks, record, tokens)
-        blocks = await asyncio.to_thread(make) if len(body) > _LONG_BODY else make()
+        try:
+            if not 0 < len(body) <= READ_LIMITS.max_bytes:
+                raise ValueError("nothing to read, or too much")
+            record = await self._work(size, partial(_read, path, headers, bytes(body)))
+            named += _goes_on_from(record.body)
+            for address in tokenizers:
+                if tokens is not None and not named:
+                    break
+                try:
+                    tokens = await self._ask(address, path, headers, bytes(body), record, size) or tokens
+                except _NotHere:
+                    impossible.add(address)
+                except _Refused:
+                    break
+            blocks = await self._work(size, partial(self._blocks, record, tokens))
+        except (ValueError, RecursionError, TimeoutError):
+            return RoutedPrompt(self._nothing, session=session, goes_on_from=named)
         return RoutedPrompt(
             blocks,
             tokens is not None,
             blocks.num_tokens,
-            streams,
-            session,
+            record.body.get("stream") is True,
+            session or record.conversation or None,
             named,
             frozenset(impossible if tokens is not None else ()),  # where nobody keeps it, anybody can say so
         )
@@ -168,9 +190,9 @@ class PromptReader:
         return blocks
 
     async def _ask(
-        self, address: str, path: str, headers: Mapping[str, str], body: bytes, record: Record
+        self, address: str, path: str, headers: Mapping[str, str], body: bytes, record: Record, size: int
     ) -> _ServerTokens | None:
-        """What a server says that the prompt is; None: it does not say.
+        """Return the prompt in a server's tokens; None if it does not tell them.
 
         Raises:
             _NotHere, _Refused: see there.
@@ -180,9 +202,10 @@ class PromptReader:
             answer = await self._post(f"{address}/tokenize{path}", passed, body)
             if answer is None:
                 return None
-            data = _json(answer)
+            data = await self._work(len(answer.content), partial(_json, answer))
             if answer.status_code == 200:
-                return _server_tokens(data, data.get("namespace"))
+                make = partial(_server_tokens, data, data.get("namespace"))
+                return await self._work(len(answer.content), make)
             error = data.get("error")
             param = error.get("param") if isinstance(error, dict) else None
             if answer.status_code == 404 and param in _STORED:
@@ -192,15 +215,17 @@ class PromptReader:
             if answer.status_code not in (404, 405):
                 return None
             self._others.add(address)
-        asked = _tokenize_body(path, record.body)
+        asked = await self._work(size, partial(_tokenize_body, path, record.body))
         if asked is None:
             return None
         passed["content-type"] = "application/json"
         passed.pop("content-encoding", None)
-        answer = await self._post(f"{address}/tokenize", passed, json.dumps(asked).encode())
+        answer = await self._post(f"{address}/tokenize", passed, asked)
         if answer is None or answer.status_code != 200:
             return None
-        return _server_tokens(_json(answer), ["", record.salt] if record.salt else [""])
+        namespace = ["", record.salt] if record.salt else [""]
+        make = partial(_answered_tokens, answer, namespace)
+        return await self._work(len(answer.content), make)
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response | None:
         try:
@@ -210,7 +235,7 @@ class PromptReader:
 
 
 def _read(path: str, headers: Mapping[str, str], body: bytes) -> Record:
-    return Exchange(path=path, request=body, request_headers=headers).record()
+    return Exchange(path=path, request=body, request_headers=headers).record(limits=READ_LIMITS)
 
 
 def _named_in(path: str) -> tuple[str, ...]:
@@ -239,13 +264,15 @@ def _pieces(record: Record) -> EncodedTokens:
     return EncodedTokens(data.translate(_SEVEN_BITS) + bytes(-len(data) % TOKEN_BYTES))
 
 
-def _tokenize_body(path: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What /tokenize is asked for; None: it can't be."""
+def _tokenize_body(path: str, data: Mapping[str, Any]) -> bytes | None:
+    """Return the body that asks /tokenize for a prompt; None if it can't be asked."""
     if path.endswith("/chat/completions"):
-        return {name: data[name] for name in _TEMPLATE_FIELDS if data.get(name) is not None}
-    if path.endswith("/completions") and isinstance(data.get("prompt"), str):
-        return {name: data[name] for name in ("model", "prompt") if name in data}
-    return None
+        asked = {name: data[name] for name in _TEMPLATE_FIELDS if data.get(name) is not None}
+    elif path.endswith("/completions") and isinstance(data.get("prompt"), str):
+        asked = {name: data[name] for name in ("model", "prompt") if name in data}
+    else:
+        return None
+    return json.dumps(asked).encode()
 
 
 def _json(answer: httpx.Response) -> Mapping[str, Any]:
@@ -254,6 +281,10 @@ def _json(answer: httpx.Response) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _answered_tokens(answer: httpx.Response, namespace: object) -> _ServerTokens | None:
+    return _server_tokens(_json(answer), namespace)
 
 
 def _server_tokens(data: Mapping[str, Any], namespace: object) -> _ServerTokens | None:

@@ -20,14 +20,15 @@ from radixkv_server.proxy.fleet import Fleet
 from radixkv_server.proxy.messages import RequestHead, RequestStream
 from radixkv_server.proxy.passage import Passage, RelaySettings
 from radixkv_server.proxy.routed_answer import RoutedAnswer
-from radixkv_server.proxy.upstream import Upstream
+from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
 #: Of a request that is read whole before it is sent on, where no limit is given.
 MAX_BODY_BYTES = 256 * 1024 * 1024
 #: Of all requests that are being read or answered; above, new ones are refused.
 MAX_OPEN_BYTES = 1024 * 1024 * 1024
 _EXPECT = re.compile(rb"^expect:[^\r\n]*\r?\n", re.IGNORECASE | re.MULTILINE)
-_JOINED_BYTES = 256 * 1024  # of a request: sent as one piece
+#: Upstreams that a request may be sent to and that end without an answer: it may be what ends them.
+MAX_FAILED_SENDS = 2
 _TEXTS = {
     400: (b"Bad Request", b"this is no HTTP request"),
     413: (b"Content Too Large", b"the body is too long"),
@@ -37,10 +38,18 @@ _TEXTS = {
 
 
 class _NoAnswer(Exception):
-    """An upstream failed before the first byte of its answer."""
+    """An upstream failed before the first byte of its answer.
+
+    Args:
+        was_sent: it had got the request, which may be what it failed at.
+    """
+
+    def __init__(self, *, was_sent: bool) -> None:
+        super().__init__()
+        self.was_sent = was_sent
 
 
-class _Elsewhere(_NoAnswer):
+class _Elsewhere(Exception):
     """An upstream says that it takes no requests now, or does not keep what this one goes on from."""
 
 
@@ -58,8 +67,8 @@ class _Asked:
     """
 
     head: RequestHead
-    sent_body: bytes
-    body: bytes
+    sent_body: bytearray
+    body: bytearray
 
 
 class RoutedRelay:
@@ -104,9 +113,8 @@ class RoutedRelay:
 
     async def _read_request(self) -> _Asked | None:
         """The next one; None: there is none, or it was refused."""
-        requests, pieces, body, head = RequestStream(), bytearray(), bytearray(), None
+        requests, pieces, body, head = RequestStream(only_one=True), bytearray(), bytearray(), None
         requests.body = body.extend
-        rest: list[bytes] = []  # of requests that were sent before this one was answered
         while not requests.num_ended:
             data = self._read_ahead or await self._client.read()
             self._read_ahead = b""
@@ -116,10 +124,7 @@ class RoutedRelay:
             if head is None and not requests.has_begun:
                 data = data.lstrip(b"\r\n")  # some clients end a body so
             for piece in requests.feed(data):
-                if requests.num_ended:
-                    requests.body = _ignore
-                    rest.append(piece.raw if isinstance(piece, RequestHead) else piece)
-                elif isinstance(piece, RequestHead):
+                if isinstance(piece, RequestHead):
                     head = piece
                     if not head.has(b"transfer-encoding"):
                         requests.body = _ignore  # it comes as it is
@@ -127,6 +132,7 @@ class RoutedRelay:
                         self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 else:
                     pieces += piece
+                await asyncio.sleep(0)  # other connections go on between two pieces
             status = 0
             if requests.is_opaque and not requests.num_ended:
                 status = 400
@@ -138,9 +144,8 @@ class RoutedRelay:
                 await self._refuse(status)
                 return None
         assert head is not None
-        self._read_ahead = b"".join(rest) + requests.give_up()
-        sent_body = bytes(pieces)
-        return _Asked(head, sent_body, bytes(body) if head.has(b"transfer-encoding") else sent_body)
+        self._read_ahead = requests.give_up()
+        return _Asked(head, pieces, body if head.has(b"transfer-encoding") else pieces)
 
     def _account(self, count: int) -> None:
         self._open_bytes += count
@@ -153,7 +158,7 @@ class RoutedRelay:
         passage = Passage.of(head.target, head.headers, "", self._settings.max_kept_bytes)
         passage.add_request(asked.body)
         reading = await self._fleet.read(passage.path, headers, asked.body)
-        tried, failed = set(reading.impossible), list[str]()
+        tried, failed, num_sent = set(reading.impossible), list[str](), 0
         try:
             while True:
                 try:
@@ -173,8 +178,11 @@ class RoutedRelay:
                     return await self._ask(asked, answer)
                 except _Elsewhere:
                     passage.status = 0  # whether it takes requests is seen by its health
-                except _NoAnswer:
+                except _NoAnswer as error:
                     self._fleet.failed(sent)
+                    num_sent += error.was_sent
+                    if num_sent == MAX_FAILED_SENDS:
+                        tried.update(self._fleet.addresses)  # it is not tried on them all
                 finally:
                     failed.append(str(sent.member.upstream))
                     answer.finish()
@@ -193,21 +201,19 @@ class RoutedRelay:
     async def _ask(self, asked: _Asked, answer: RoutedAnswer) -> bool:
         """Ask the chosen upstream, on the connection that is kept to it, if there is one."""
         upstream = answer.sent.member.upstream
-        kept = self._kept.pop(upstream, None)
+        kept, was_sent = self._kept.pop(upstream, None), False
         if kept is not None and kept.is_idle:
             try:
                 return await self._ask_on(kept, asked, answer)
-            except _Elsewhere:
-                raise
             except _NoAnswer:
-                pass  # it was closed while nothing was asked
+                was_sent = True  # if it can be reached now, the connection was closed while nothing was asked
         elif kept is not None:
             kept.close()
         side = UpstreamSide()
         try:
             await upstream.connect(side)
         except OSError as error:
-            raise _NoAnswer from error
+            raise _NoAnswer(was_sent=was_sent) from error
         return await self._ask_on(side, asked, answer)
 
     async def _ask_on(self, side: UpstreamSide, asked: _Asked, answer: RoutedAnswer) -> bool:
@@ -228,10 +234,8 @@ class RoutedRelay:
         side.ended.add_done_callback(conclude)
         leaving = asyncio.create_task(self._client.read())
         leaving.add_done_callback(lambda task: conclude() if _has_left(task) else None)
-        for piece in _pieces(
-            answer.sent.member.upstream.addressed(_EXPECT.sub(b"", asked.head.raw)), asked.sent_body
-        ):
-            side.transport.write(piece)
+        head = answer.sent.member.upstream.addressed(_EXPECT.sub(b"", asked.head.raw))
+        sending = asyncio.create_task(_send(side, head, asked.sent_body))
         keeps = False
         try:
             await over
@@ -240,16 +244,18 @@ class RoutedRelay:
             if answer.goes_elsewhere:
                 raise _Elsewhere
             if not answer.has_begun:
-                raise _NoAnswer
+                raise _NoAnswer(was_sent=True)
             if answer.is_switched:
                 await self._join(side, leaving)
             elif not answer.is_over:
                 self._client.write(answer.held if side.is_faulty else answer.take(b""))
             if side.is_faulty and not answer.is_whole:
                 raise ConnectionResetError("the upstream left half way through its answer")
-            keeps = answer.keeps_connection
-            return keeps
+            keeps = answer.keeps_connection and sending.done()
+            return answer.keeps_connection
         finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
             side.ended.remove_done_callback(conclude)
             side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
             if keeps and side.is_idle:
@@ -280,9 +286,15 @@ class RoutedRelay:
             await asyncio.gather(sending, return_exceptions=True)
 
 
-def _pieces(head: bytes, body: bytes) -> list[bytes]:
-    """What is sent at once; a long body is not copied for it."""
-    return [head + body] if len(body) < _JOINED_BYTES else [head, body]
+async def _send(side: UpstreamSide, head: bytes, body: bytearray) -> None:
+    """Send a request, a short one at once, a long one as it is taken."""
+    if len(body) < READ_BYTES:
+        await side.write(head + body)
+        return
+    await side.write(head)
+    view = memoryview(body)
+    for start in range(0, len(body), READ_BYTES):
+        await side.write(view[start : start + READ_BYTES])
 
 
 def _has_left(leaving: asyncio.Task[bytes]) -> bool:

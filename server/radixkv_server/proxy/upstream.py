@@ -15,6 +15,9 @@ READ_BYTES = 256 * 1024  # at most so much waits in each direction of a connecti
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+)( HTTP/[\d.]+\r?\n)")
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _HOST = re.compile(rb"^host:[^\r\n]*", re.IGNORECASE | re.MULTILINE)
+_CHUNKED = re.compile(rb"^transfer-encoding:", re.IGNORECASE | re.MULTILINE)
+# With the lines that it goes on in.
+_LENGTH = re.compile(rb"^content-length:[^\n]*\n(?:[ \t][^\n]*\n)*", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,11 @@ class Upstream:
         )
 
     def addressed(self, head: bytes) -> bytes:
-        """The head of a request, byte for byte but for the path's prefix and the `Host` header. O(head)."""
+        """Return the head of a request with the upstream's path prefix and `Host` header. O(head).
+
+        A `Content-Length` beside `Transfer-Encoding` is left out, by which two readers could disagree on
+        where the request ends (RFC 9112, 6.3). All else stays byte for byte.
+        """
         line = _REQUEST_LINE.match(head)
         if line is None:
             return head
@@ -90,7 +97,10 @@ class Upstream:
         if target.startswith(b"/") or not target:
             target = self.prefix.encode() + (target or b"/")
         host = b"Host: " + self.authority.encode()
-        headers, found = _HOST.subn(lambda _: host, head[line.end() :], count=1)
+        headers = head[line.end() :]
+        if _CHUNKED.search(headers):
+            headers = _LENGTH.sub(b"", headers)
+        headers, found = _HOST.subn(lambda _: host, headers, count=1)
         if not found:
             headers = host + b"\r\n" + headers
         return method + b" " + target + end + headers

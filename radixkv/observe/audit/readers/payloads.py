@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
+from radixkv.observe.audit.body_limits import read_json
 from radixkv.observe.audit.exchange import (
     Exchange,
     conversation_in,
     key_digest,
     make_record,
     read_answer,
-    read_json,
     secret_digest,
 )
 from radixkv.observe.audit.record import Json, Record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from radixkv.observe.audit.exchange import read_json
+from radixkv.observe.audit.body_limits import read_json
 from radixkv.observe.audit.readers.json_objects import objects_in
 from radixkv.observe.audit.readers.lines import DamagedFile, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
