@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,17 @@ from radixkv.tiers.block_copy import BlockCopy
 
 #: Before the bytes of a block: the number of the save, then the place of the block in it.
 HEADER = np.dtype([("save", "<i8"), ("row", "<i8")])
+
+
+class _Arriving(NamedTuple):
+    """Blocks of one save as they arrive.
+
+    Attributes:
+        counts: blocks that each rank after the first has sent.
+    """
+
+    rows: npt.NDArray[np.uint8]
+    counts: list[int]
 
 
 class JoinedSaves:
@@ -33,8 +45,7 @@ class JoinedSaves:
         self._group = group
         self._spans = spans
         self._lock = threading.Lock()  # around the connections, and what follows
-        self._rows: dict[int, npt.NDArray[np.uint8]] = {}  # of saves under way
-        self._arrived: dict[int, list[int]] = {}  # blocks of a save that each rank after the first has sent
+        self._arriving: dict[int, _Arriving] = {}  # of saves that ranks still send blocks of
         self._receiver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,))
 
     def start(self, number: int, own: BlockCopy, num_blocks: int) -> BlockCopy:
@@ -46,26 +57,27 @@ class JoinedSaves:
         """
         first, last = self._spans[0], self._spans[-1]
         rows = np.empty((num_blocks, last[1]), np.uint8)
+        arriving = _Arriving(rows, [0] * len(self._group.workers))
 
         def fill(row: int) -> None:
             rows[row, first[0] : first[1]] = own.row(row)
-            self._receive(number, row)
+            self._receive(arriving, row)
 
         copy = BlockCopy(rows, fill)
         with self._lock:
-            self._rows[number], self._arrived[number] = rows, [0] * len(self._group.workers)
-        self._receiver.submit(self._take_in, number, copy)
+            self._arriving[number] = arriving
+        self._receiver.submit(self._take_in, number, arriving, copy)
         return copy
 
-    def _take_in(self, number: int, copy: BlockCopy) -> None:
+    def _take_in(self, number: int, arriving: _Arriving, copy: BlockCopy) -> None:
         copy.run()
         try:
-            self._receive(number, len(self._rows[number]) - 1)  # of a stopped save: what still comes
+            self._receive(arriving, len(arriving.rows) - 1)  # of a stopped save: what still comes
         finally:
-            with self._lock:
-                del self._rows[number], self._arrived[number]
+            with self._lock:  # the engine's thread may still be looking at its last block
+                del self._arriving[number]
 
-    def _receive(self, number: int, row: int) -> None:
+    def _receive(self, arriving: _Arriving, row: int) -> None:
         """Wait until all ranks have sent a block of a save, and with it those before.
 
         Raises:
@@ -75,11 +87,11 @@ class JoinedSaves:
             start, end = self._spans[index + 1]
             while True:
                 with self._lock:
-                    if self._arrived[number][index] > row:
+                    if arriving.counts[index] > row:
                         break
                     with self._group.waiting():
                         header = np.frombuffer(worker.data.recv_bytes(), HEADER)[0]
                         data = worker.data.recv_bytes()
-                    save, place = int(header["save"]), int(header["row"])
-                    self._rows[save][place, start:end] = np.frombuffer(data, np.uint8)
-                    self._arrived[save][index] = place + 1
+                    sent, place = self._arriving[int(header["save"])], int(header["row"])
+                    sent.rows[place, start:end] = np.frombuffer(data, np.uint8)
+                    sent.counts[index] = place + 1

@@ -1,0 +1,65 @@
+"""Saves of a group of ranks are put together on rank 0, whichever of its threads is first at the last block."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixkv.model.parallel.joined_saves import HEADER, JoinedSaves
+from radixkv.tiers.block_copy import BlockCopy
+
+RANK_BYTES = 8
+
+
+def own_copy(begun: threading.Event | None = None, goes_on: threading.Event | None = None) -> BlockCopy:
+    """Rank 0's part of one block, whose copying waits where that is asked for."""
+    rows = np.empty((1, RANK_BYTES), np.uint8)
+
+    def fill(row: int) -> None:
+        if begun is not None and goes_on is not None:
+            begun.set()
+            assert goes_on.wait(30)
+        rows[row] = 1
+
+    return BlockCopy(rows, fill)
+
+
+@pytest.fixture
+def rank_1() -> Iterator[tuple[JoinedSaves, Connection]]:
+    """The saves of two ranks, and the connection on which the second one sends its blocks."""
+    received, sent = Pipe()
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(data=received)], waiting=contextlib.nullcontext)
+    with received, sent:
+        yield JoinedSaves(group, [(0, RANK_BYTES), (RANK_BYTES, 2 * RANK_BYTES)]), sent
+
+
+def send_block(connection: Connection, save: int) -> None:
+    connection.send_bytes(np.array((save, 0), HEADER).tobytes())
+    connection.send_bytes(bytes([save]) * RANK_BYTES)
+
+
+def test_a_save_that_all_ranks_have_sent_still_ends_on_the_thread_that_helps(
+    rank_1: tuple[JoinedSaves, Connection],
+) -> None:
+    saves, connection = rank_1
+    for save in (7, 8, 9):
+        send_block(connection, save)
+    first_begun, first_goes_on, second_begun, second_goes_on = (threading.Event() for _ in range(4))
+    saves.start(7, own_copy(first_begun, first_goes_on), 1)
+    assert first_begun.wait(30)  # the receiver is busy with it
+    second = saves.start(8, own_copy(second_begun, second_goes_on), 1)
+    helper = threading.Thread(target=second.run)
+    helper.start()
+    assert second_begun.wait(30)
+    first_goes_on.set()
+    saves.start(9, own_copy(), 1).result(30)  # by now the receiver has all blocks of the second
+    second_goes_on.set()
+    helper.join(30)
+    assert second.result(30).tolist() == [[1] * RANK_BYTES + [8] * RANK_BYTES]
