@@ -188,9 +188,10 @@ class Channel:
         with contextlib.suppress(OSError):  # the other end has gone: the reading thread says so
             while (data := self._to_send.get()) is not None:
                 self._connection.send_bytes(data)
-        self._shut_down()
+        shut_down(self._connection)
 
-    def _shut_down(self) -> None:
-        """End what waits to read, at either end."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+
+def shut_down(connection: Connection) -> None:
+    """End what waits to read from a connection, at either end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)

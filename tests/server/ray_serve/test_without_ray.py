@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import replace
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -17,7 +22,7 @@ from types import SimpleNamespace
 import pytest
 from engine_process import paged_engine
 
-from radixkv.cluster.remote.tcp import EngineListener, connect_to
+from radixkv.cluster.remote.tcp import EngineAddress, EngineListener, connect_to
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError, EngineStoppedError
@@ -175,6 +180,54 @@ async def test_an_engine_is_served_to_who_has_the_key_and_stays_when_they_leave(
     await clients[1].close()
     await engine.close()
     silent.close()
+
+
+def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_silent_strangers_and_a_lack_of_descriptors_end_no_listener(monkeypatch, caplog):
+    monkeypatch.setattr("radixkv.cluster.remote.tcp._HANDSHAKE_S", 0.5)
+    engine = paged_engine(num_blocks=64)
+    listener = EngineListener(engine, "127.0.0.1")
+    where = (listener.address.host, listener.address.port)
+    num_threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(where, 20)) for _ in range(100)]
+        clients = [connect_to(listener.address)]
+        assert threading.active_count() < num_threads + 80
+        for one in silent:  # each is told the challenge and then, in time, that it is over
+            while one.recv(1000):
+                pass
+
+        late = stack.enter_context(socket.socket())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many"):
+                while True:
+                    stack.callback(os.close, os.dup(late.fileno()))
+            late.connect(where)
+            until(lambda: "Too many open files" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        clients.append(connect_to(listener.address))
+    listener.close()
+    for client in (*clients, engine):
+        asyncio.run(client.close())
+
+
+def test_a_client_gives_a_silent_listener_up_after_some_tries(monkeypatch):
+    monkeypatch.setattr("radixkv.cluster.remote.tcp._HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = EngineAddress("127.0.0.1", silent.getsockname()[1], b"a key")
+        with pytest.raises(EngineStoppedError, match="it does not answer"):
+            connect_to(address)
+        for _ in range(3):
+            silent.accept()[0].close()
 
 
 def _listen(end) -> None:
