@@ -1,4 +1,4 @@
-"""Saves of a group of ranks are put together on rank 0, whichever of its threads is first at the last block."""
+"""Saves of a group of ranks are put together on rank 0, whichever thread is first at the last block."""
 
 from __future__ import annotations
 

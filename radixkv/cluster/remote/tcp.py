@@ -119,7 +119,10 @@ class EngineListener:
                 is_short = False
             except TimeoutError:
                 pass
-            except (OSError, RuntimeError) as error:  # no descriptor or thread is left, or the client has gone
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # nothing is left to serve it with
                 if not self._closed.is_set() and not is_short:
                     logger.warning("an engine's listener on port %d: %s", self.address.port, error)
                 is_short = True

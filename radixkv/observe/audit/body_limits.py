@@ -20,6 +20,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_ENCODINGS = 3  # one around the other
 _MAX_MEMBERS = 16  # of a gzip body
+_PIECE_BYTES = 256 << 10
 _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows a body to need
 
 
@@ -124,7 +125,9 @@ def _unpack(data: bytes, kind: str, most: int) -> bytes:
     try:
         return unpack(data, most)
     except ImportError as error:
-        raise NoRequest(f"a body packed by {kind}: `pip install {error.name}`, or record it unpacked") from None
+        raise NoRequest(
+            f"a body packed by {kind}: `pip install {error.name}`, or record it unpacked"
+        ) from None
     except Exception:  # the libraries' own errors, of damaged data
         raise NoRequest(f"a damaged {kind} body") from None
 
@@ -146,10 +149,7 @@ def _unpack_brotli(data: bytes, most: int) -> bytes:
     import brotli
 
     packed, plain = brotli.Decompressor(), bytearray()
-    while len(plain) < most:
-        piece = packed.process(data, output_buffer_limit=most - len(plain))
-        if not piece:
-            break
+    while len(plain) < most and (piece := packed.process(data, output_buffer_limit=_PIECE_BYTES)):
         plain += piece
         data = b""
     return bytes(plain)

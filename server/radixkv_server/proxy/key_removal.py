@@ -1,8 +1,8 @@
 """Removal of keys from bodies, before anything of them is looked at, kept or shown.
 
-Headers and queries, where keys belong, are never shown. Here keys are removed elsewhere: from fields of bodies
-that hold some, from URLs, and from texts that repeat the request's own key, however it is spelled, also where
-a stream tells it in pieces.
+Headers and queries, where keys belong, are never shown. Here keys are removed elsewhere: from fields of
+bodies that hold some, from URLs, and from texts that repeat the request's own key, however it is spelled,
+also where a stream tells it in pieces.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from radixkv.observe.audit.response_bodies import answer_of_events, events_in
 REMOVED = "(key removed)"
 #: Fields of bodies that hold keys, of the model's API or of servers of tools: in lower case, without - and _.
 _KEY_FIELDS = frozenset(
-    "apikey xapikey xgoogapikey apitoken authorization proxyauthorization authorizationtoken authtoken xauthtoken "
-    "accesstoken refreshtoken idtoken bearertoken sessiontoken token password passwd passphrase cookie setcookie "
-    "secret clientsecret secretkey secretaccesskey accesskey accesskeyid privatekey credentials subscriptionkey "
-    "awssecretaccesskey awsaccesskeyid awssessiontoken ocpapimsubscriptionkey".split()
+    {"apikey", "xapikey", "xgoogapikey", "apitoken", "authorization"}
+    | {"proxyauthorization", "authorizationtoken", "authtoken", "xauthtoken", "accesstoken"}
+    | {"refreshtoken", "idtoken", "bearertoken", "sessiontoken", "token"}
+    | {"password", "passwd", "passphrase", "cookie", "setcookie"}
+    | {"secret", "clientsecret", "secretkey", "secretaccesskey", "accesskey"}
+    | {"accesskeyid", "privatekey", "credentials", "subscriptionkey", "awssecretaccesskey"}
+    | {"awsaccesskeyid", "awssessiontoken", "ocpapimsubscriptionkey"}
 )
 #: An object of one of these is the schema of a field, and holds no key.
 _SCHEMA_FIELDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "description"})

@@ -23,12 +23,10 @@ from typing import Any, TypeVar
 import httpx
 from pydantic_core import from_json
 
-from radixkv.observe.audit.body_limits import BodyLimits
-from radixkv.observe.audit.exchange import Exchange, conversation_in
-from radixkv.observe.audit.record import Record
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds, encode_tokens
 from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 from radixkv.errors import InvalidRequestError
+from radixkv.observe.audit.body_limits import BodyLimits
 from radixkv.observe.audit.exchange import Exchange, conversation_in
 from radixkv.observe.audit.record import Record
 
@@ -39,7 +37,7 @@ _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
 _TAIL = 64 * 1024  # of an answer, where its usage is
 _TOKENIZE_S = 2.0
 #: Beyond these, the same in all encodings, a request is routed unread: by its session and by load.
-READ_LIMITS = BodyLimits(max_bytes=8 << 20, max_pieces=1 << 18)
+READ_LIMITS = BodyLimits(max_bytes=8 << 20, max_pieces=1 << 17)
 _READ_S = 0.5  # for reading a body, waiting for a thread included
 _READERS = 2
 _SHORT_BYTES = 16 * 1024  # what is packed, or longer, is not worked on on the event loop

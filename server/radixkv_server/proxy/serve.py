@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ async def serve(
     if isinstance(settings.upstream, Fleet):
         beside.append(asyncio.create_task(settings.upstream.run()))
         beside.append(asyncio.create_task(_tell_states(settings.upstream, feed)))
+    gc.freeze()  # what is here stays: collections, which hold up all streams, need not look at it
     on_ready(server.sockets[0].getsockname()[1])
     try:
         await stopped.wait()

@@ -28,8 +28,10 @@ from running_proxy import RunningProxy, running_proxy
 from scripted_engine import ScriptedEngine
 from scripted_upstream import ScriptedUpstream, scripted_upstream
 
-from radixkv.observe.audit.exchange import make_record
+from radixkv.observe.audit.body_limits import BodyLimits
+from radixkv.observe.audit.exchange import Exchange, make_record
 from radixkv_server.proxy.feed import Feed
+from radixkv_server.proxy.key_removal import record_without_keys
 from radixkv_server.proxy.observer import ObserverSettings
 from radixkv_server.proxy.passage import Passage
 from radixkv_server.proxy.redaction import Redaction
@@ -242,6 +244,77 @@ def test_keys_are_not_shown_wherever_they_stand(tmp_path: Path) -> None:
         assert KEY not in where
         assert "mcp-secret" not in where
     assert not found["nodes"]
+
+
+def escaped(text: str, upper: bool = False) -> str:
+    """Each character as JSON may spell it."""
+    return "".join(f"\\u{ord(char):04{'X' if upper else 'x'}}" for char in text)
+
+
+@pytest.mark.parametrize("key", [KEY, 'sk/with+odd"signs=='])
+def test_keys_are_found_however_they_are_spelled(key: str) -> None:
+    inner = json.dumps({"k": key}, ensure_ascii=True).replace("/", "\\/")
+    arguments = json.dumps(f'{{"k": "{escaped(key)}", "again": {inner}}}')
+    body = (
+        f'{{"model": "m", "messages": [{{"role": "user", "content": "{escaped(key)} {escaped(key[0])}"}},'
+        f'{{"role": "user", "content": {json.dumps(key)}}},'
+        '{"role": "assistant", "tool_calls": [{"function": '
+        f'{{"name": "f", "arguments": {arguments}}}}}]}}]}}'
+    )
+    said = f'data: {{"choices": [{{"delta": {{"content": "it is {escaped(key, True)}"}}}}]}}\n\n'
+    seen = Exchange("/v1/chat/completions", body.encode(), said.encode())
+    cleaned, record = record_without_keys(seen, (key,), BodyLimits())
+    texts = [block.text for block in (*record.blocks, *record.answer)]
+    assert texts[0] == f"(key removed) {key[0]}"
+    assert texts[-1] == "it is (key removed)"
+    plain = cleaned.request.decode()
+    for _ in range(3):
+        assert key not in plain
+        plain = re.sub(
+            r"\\+(?:u00(..)|(.))", lambda found: chr(int(found[1], 16)) if found[1] else found[2], plain
+        )
+    assert escaped(key, True) not in cleaned.response.decode()
+
+
+def test_fields_and_urls_that_hold_keys_are_emptied_and_texts_stay() -> None:
+    schema = {"password": {"type": "string", "description": "of the ship"}, "token": {"type": "string"}}
+    tools = [
+        {"type": "mcp", "server_url": "https://me:pa55word@e.org:8443/mcp?a=b&api_key=url-s3cret&c=d#e"},
+        {
+            "type": "mcp",
+            "headers": {"X-Api-Key": ["list-s3cret", {"apiKey": "deep-s3cret"}], "Cookie": "a=co0kie"},
+        },
+        {"type": "mcp", "authorization": {"token": "t0ken", "value": "val-s3cret"}, "access_token": 12345678},
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object", "properties": schema}},
+        },
+    ]
+    messages = [
+        {"role": "user", "content": "see https://e.org/?token=in-a-t3xt, user: password at 12:30@home"}
+    ]
+    body = {"model": "m", "messages": messages, "tools": tools, "token": "t0p", "prompt_cache_key": "kept"}
+    logprob = {
+        "token": "Hello",
+        "logprob": -0.1,
+        "bytes": [72],
+        "top_logprobs": [{"token": "Hi", "logprob": -2}],
+    }
+    answer = {"choices": [{"message": {"content": "hi"}, "logprobs": {"content": [logprob]}}]}
+    seen = Exchange("/v1/chat/completions", json.dumps(body).encode(), json.dumps(answer).encode())
+    cleaned, _ = record_without_keys(seen, (), BodyLimits())
+    text = cleaned.request.decode()
+    secrets = ("pa55word", "s3cret", "co0kie", "t0ken", "12345678", "t3xt", "t0p")
+    assert not [secret for secret in secrets if secret in text]
+    kept = json.loads(text)
+    assert (
+        kept["tools"][0]["server_url"]
+        == "https://me:(key removed)@e.org:8443/mcp?a=b&api_key=(key removed)&c=d#e"
+    )
+    assert kept["tools"][3] == tools[3]
+    assert kept["prompt_cache_key"] == "kept"
+    assert kept["messages"][0]["content"].endswith("user: password at 12:30@home")
+    assert json.loads(cleaned.response) == answer
 
 
 def test_records_rotate(tmp_path: Path) -> None:

@@ -207,8 +207,8 @@ def test_silent_strangers_and_a_lack_of_descriptors_end_no_listener(monkeypatch,
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, hard))
         try:
-            with pytest.raises(OSError, match="Too many"):
-                while True:
+            with contextlib.suppress(OSError):
+                while True:  # until none is left
                     stack.callback(os.close, os.dup(late.fileno()))
             late.connect(where)
             until(lambda: "Too many open files" in caplog.text)
