@@ -130,7 +130,8 @@ class EngineListener:
 
     def _start(self, connection: Connection) -> None:
         try:
-            threading.Thread(target=self._let_in, args=(connection,), daemon=True).start()
+            name = "radixkv-engine-handshake"
+            threading.Thread(target=self._let_in, args=(connection,), name=name, daemon=True).start()
         except RuntimeError:
             self._forget(connection)
             connection.close()

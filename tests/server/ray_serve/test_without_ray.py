@@ -203,6 +203,8 @@ def test_silent_strangers_and_a_lack_of_descriptors_end_no_listener(monkeypatch,
             while one.recv(1000):
                 pass
 
+        until(lambda: not any(one.name.endswith("handshake") for one in threading.enumerate()))
+
         late = stack.enter_context(socket.socket())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, hard))
