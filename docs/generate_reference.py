@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
@@ -21,6 +22,7 @@ from typer.models import ArgumentInfo
 from radixkv.cli.main import command_tree
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig
+from radixkv.text.chat_formats.formats import FORMATS
 from radixkv_server.app import APIS
 from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings
@@ -221,6 +223,27 @@ def body_fields() -> str:
     return "\n".join([*lines, ""])
 
 
+def chat_formats() -> str:
+    """Write a table of the chat formats: their models, a call, and the marks of reasoning."""
+    lines = [
+        "# Chat formats",
+        "",
+        f"Written by `{COMMAND}` from the declarations in `radixkv/text/chat_formats`. What they are for is told in",
+        "[tools and reasoning](../tools_and_reasoning.md), how to add one in",
+        "[a guide](../guide/add_a_chat_format.md).",
+        "",
+    ]
+    rows = []
+    for name, known in sorted(FORMATS.items()):
+        calls = [("look", '{"city": "Paris", "days": 2}')]
+        sections = (known.reasoning.opens[:1] + known.reasoning.closes[:1]) if known.reasoning else ()
+        written = json.dumps(known.write_calls(calls), ensure_ascii=False)[1:-1] if known.forms else ""
+        call = f"``{cell(written)}``".replace('\\"', '"') if written else ""
+        rows.append((code(name), known.families, call, " ".join(map(code, sections))))
+    lines += table(("`--chat-format`", "models", "a call", "reasoning"), rows)
+    return "\n".join([*lines, ""])
+
+
 def first_sentence(path: Path) -> str:
     """Of a module's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -266,6 +289,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "configuration.md": configuration(parameters(commands["serve"])),
         FOLDER / "cli.md": command_line(commands),
         FOLDER / "fields.md": body_fields(),
+        FOLDER / "chat_formats.md": chat_formats(),
         ARCHITECTURE: architecture(),
     }
 

@@ -40,7 +40,6 @@ from radixkv.scheduling.tier_waits import RETRY_S
 from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
 from radixkv.speculation.text_index import LONGEST_MATCH
 from radixkv.text.chat_formats.format_parser import HELD
-from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.tiers.loads import MAX_WRITTEN_BLOCKS
 from radixkv.tiers.measured_tier import FORGET_S, MAX_REST_S, REST_S
 from radixkv.tiers.open_tiers import DEFAULT_TTL_S, MIN_SECRET_BYTES
@@ -150,7 +149,6 @@ STATED = {
     "tools_and_reasoning.md": (
         f"Up to {HELD} characters are held back",
         f"of at most {MAX_CHARS:,} characters",
-        *(f"| `{name}` |" for name in FORMATS),
     ),
     "kernels.md": (f"multiples of S ({GPU_SEGMENT} on GPUs, {CPU_SEGMENT} on CPU)",),
     "anthropic_api.md": (

@@ -18,17 +18,19 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from radixkv.text.chat_formats.calls import NAME, CallSyntax
+from radixkv.text.chat_formats.argument_types import ArgumentSchema
+from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.calls import ID, INDEX, NAME
 from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.grammar_rules import TEXT, GrammarRules, arguments_rule
+from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.closed_objects import close_objects
 
-#: Between the tokens of arguments: none is needed, one is what most models are used to.
-_WHITESPACE = " ?"
-#: What may follow a backslash: one spelling for each character, so that no key can be hidden as another.
-_ESCAPES = '"\\bfnrt'
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 #: So many characters more than other marks begin with tell that a call begins, where no special token does.
 _TELLING = 6
+#: So many characters at most may a mark of calls have in common with other marks to tell a call by itself.
+_SHARED = 3
 #: What a schema without properties says at most.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
@@ -69,9 +71,9 @@ class AnswerGrammar:
 
     def required(self, name: str | None = None) -> str | None:
         """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
-        if self.format.syntax is None:
+        if self.format.form is None:
             return None
-        rules = [f"start: {self._thinking()} calls", *self._calls(name), *_TEXT]
+        rules = [f"start: {self._thinking()} calls", *self._calls(name), TEXT]
         return "\n".join([*rules, *self._thinking_rules()])
 
     def optional(self) -> str | None:
@@ -80,23 +82,23 @@ class AnswerGrammar:
         None: no tool is strict or has a grammar and all may be called, or the format does not show where a
         call begins.
         """
-        syntax, trigger = self.format.syntax, self._trigger()
+        form, trigger = self.format.form, self._trigger()
         wanted = self.others or any(_is_strict(tool) or _name(tool) in self.inputs for tool in self.tools)
-        if syntax is None or trigger is None or not wanted:
+        if form is None or trigger is None or not wanted:
             return None
         specials = [text for text in self.format.special_tokens if self._is_special(text)]
-        free = " | ".join(f"TEXT {self._literal(text)}" for text in specials if text != trigger)
+        free = " | ".join(f"TEXT {self._literal(text)}" for text in specials if text not in trigger)
         before = "(call | free)*" if free else "call*"
         rules = [
             f"start: {before} tail" if self.parallel else f"start: {'free* ' if free else ''}(call | tail)",
             f"call: head first {'more* ' if self.parallel else ''}finish",
-            f"head{'' if self._is_special(trigger) else '[lazy]'}: TEXT {self._literal(trigger)}",
-            f"first: {self._alternatives(syntax.begin, len(trigger))}",
-            f"more: {self._literal(syntax.between)} any",
+            *self._text_until("head", trigger),
+            f"first: {self._alternatives(form.begin, trigger)}",
+            f"more: {self._literal(form.between)} any",
             f"any: {self._alternatives()}",
-            f"finish: {self._literal(syntax.end)}",
+            f"finish: {self._literal(form.end)}",
             "tail: TEXT",
-            *_TEXT,
+            TEXT,
             *self._arguments(),
         ]
         return "\n".join([*rules, f"free: {free}"] if free else rules)
@@ -106,94 +108,145 @@ class AnswerGrammar:
 
         None: the model does neither, so that its answer is the JSON and nothing else.
         """
-        calls = bool(self.tools) and self.format.syntax is not None
+        calls = bool(self.tools) and self.format.form is not None
         thinks = bool(self._thinking_rules())
-        if not calls and not thinks and self.format.spoken is None:
+        spoken = self.format.spoken if self.format.frames_content else None
+        if not calls and not thinks and spoken is None:
             return None
-        spoken = self._literal(self.format.spoken[0][0]) if self.format.spoken is not None else ""
+        opens, closes = "", ""
+        if spoken is not None:
+            opens = self._literal(spoken.opens[0].removeprefix(self._opened()))
+            closes = f"({self._literal(spoken.closes[0])})?" if spoken.closes else ""
         rules = [
-            f"start: {self._thinking()} ({'calls | ' if calls else ''}{spoken} body)",
+            f"start: {self._thinking()} ({'calls | ' if calls else ''}{opens} body {closes})",
             f"body: %json {schema}",
-            *_TEXT,
+            TEXT,
             *self._thinking_rules(),
         ]
         return "\n".join([*rules, *(self._calls(None) if calls else ())])
 
     def without_calls(self) -> str | None:
         """Any text in which no call of the tools begins. None: the format has no calls."""
-        if self.format.calls is None or not self.tools:
+        if not self.format.forms or not self.tools:
             return None
-        marks = [self.format.reasoning, self.format.spoken]
-        elsewhere = [mark for known in marks if known is not None for part in known for mark in part]
+        sections = [part for part in (self.format.reasoning, self.format.spoken) if part is not None]
+        elsewhere = [mark for part in sections for mark in (*part.opens, *part.closes)]
         specials = [mark for mark in self.format.special_tokens if self._is_special(mark)]
         free = [text for text in specials if any(text in mark for mark in elsewhere)]
-        beginnings = set()
-        for mark in self.format.calls[0]:
-            if not any(text in mark for text in specials if text not in free):
-                mark = mark.strip("\n")
-                shared = max((_num_shared(mark, other) for other in elsewhere), default=0)
-                prefix = mark[: shared + _TELLING]
-                for text in free:
-                    prefix = prefix.rpartition(text)[2]
-                if not prefix.startswith("{"):
-                    beginnings.add(_exactly(prefix))
-        if self.format.syntax is not None and f'"name": "{NAME}"' in self.format.syntax.head:
-            # Kept from the mark, a model would go on with what comes after it.
-            beginnings.add(self._bare_beginning())
+        names = "|".join(_exactly(_name(tool)) for tool in self.tools)
+        beginnings, words = set(), {}
+        for mark in dict.fromkeys(mark for form in self.format.forms for mark in form.opens):
+            if any(text in mark for text in specials if text not in free):
+                continue  # no text spells it
+            mark = mark.strip("\n")
+            shared = max((_num_shared(mark, other) for other in elsewhere), default=0)
+            first = next((text for text in free if mark.startswith(text)), "")
+            word = mark.removeprefix(first)
+            for text in free:
+                word = word.partition(text)[0]
+            if first and word:
+                words[first] = word
+            elif shared >= len(mark):
+                beginnings.add(f"{_exactly(mark)}({names})")
+            elif not first:
+                beginnings.add(_exactly(mark[: shared + _TELLING]))
+        for form in self.format.forms:
+            if isinstance(form, JsonCalls) and not form.is_named:
+                # Kept from the mark, a model would go on with what follows; other objects have names, too.
+                beginnings.add(rf'\{{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({names})"')
+            elif form.bare:
+                beginnings.add(rf"\[?({names})\(")
         unlike = rf" & ~/(.|\n)*({'|'.join(sorted(beginnings))})(.|\n)*/" if beginnings else ""
+        if words:
+            return "\n".join(self._guarded(free, words, unlike))
         follow = " | ".join(f"TEXT {self._literal(text)}" for text in free)
         rules = [f"start: {'free* ' if free else ''}TEXT", rf"TEXT: /(.|\n)*/{unlike}"]
         return "\n".join([*rules, f"free: {follow}"] if free else rules)
 
-    # ------------------------------------------------------------------ calls
+    def _guarded(self, free: Sequence[str], words: Mapping[str, str], unlike: str) -> Iterator[str]:
+        """The rules of text in which some special tokens must not be followed by a word of theirs."""
+        names = {text: f"after_{i}" for i, text in enumerate(words)}
+        follow = " | ".join(f"{self._literal(text)} {names.get(text, 'start')}" for text in free)
+        yield f"start: TEXT ({follow})?"
+        yield rf"TEXT: /(.|\n)*/{unlike}"
+        for text, name in names.items():
+            yield f"{name}: {name.upper()} ({follow})?"
+            yield rf"{name.upper()}: /(.|\n)*/ & ~/{_exactly(words[text])}(.|\n)*/{unlike}"
 
-    def _bare_beginning(self) -> str:
-        """How a call without a mark begins, as a regular expression: other objects may have names, too."""
-        names = "|".join(_exactly(tool["function"]["name"]) for tool in self.tools)
-        return rf'\{{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({names})"'
+    # ------------------------------------------------------------------ calls
 
     def _calls(self, name: str | None) -> list[str]:
         """The rule `calls`, and those it needs."""
-        syntax = self.format.syntax
-        assert syntax is not None
-        more = f"({self._literal(syntax.between)} any)*" if self.parallel and name is None else ""
+        form = self.format.form
+        assert form is not None
+        more = f"({self._literal(form.between)} any)*" if self.parallel and name is None else ""
+        opened = self._opened()
+        begun = opened if opened and (form.begin + form.head).startswith(opened) else ""
         return [
-            f"calls: {self._literal(syntax.begin)} any {more} {self._literal(syntax.end)}",
-            f"any: {self._alternatives(name=name)}",
+            f"calls: first {more} {self._literal(form.end)}",
+            f"first: {self._alternatives(form.begin, begun, name=name)}",
+            *([f"any: {self._alternatives()}"] if more else ()),
             *self._arguments(name),
         ]
 
-    def _alternatives(self, before: str = "", skipped: int = 0, *, name: str | None = None) -> str:
-        """A call of any tool, or of one, with something before it of which the first characters are there."""
-        syntax = self.format.syntax
-        assert syntax is not None
-        return " | ".join(
-            f"{self._literal((before + _head(syntax, tool))[skipped:])} args_{i} {self._literal(syntax.tail)}"
-            for i, tool in enumerate(self.tools)
-            if name is None or _name(tool) == name
+    def _alternatives(self, before: str | None = None, begun: str = "", *, name: str | None = None) -> str:
+        """A call of any tool, or of one; the first one with something before it.
+
+        Args:
+            begun: the beginning of all that which is there.
+        """
+        form = self.format.form
+        assert form is not None
+        written = []
+        for i, tool in enumerate(self.tools):
+            if name is None or _name(tool) == name:
+                head = ((before or "") + form.head.replace(NAME, _name(tool))).removeprefix(begun)
+                index = None if before is None else form.first_index
+                written.append(f"{self._with_ids(head, index)} args_{i} {self._with_ids(form.tail, index)}")
+        return " | ".join(written)
+
+    def _with_ids(self, text: str, index: int | None) -> str:
+        """A literal, in which places for ids and numbers are filled by patterns."""
+        form = self.format.form
+        assert form is not None
+        patterns = {ID: f"/{form.id_pattern}/", INDEX: "/[0-9]{1,3}/" if index is None else f'"{index}"'}
+        pieces = re.split(f"({ID}|{INDEX})", text)
+        return " ".join(
+            patterns.get(piece) or self._literal(piece) for piece in pieces if piece or len(pieces) == 1
         )
 
     def _arguments(self, name: str | None = None) -> list[str]:
         """The rules of the arguments of all tools, or of one: each takes time to compile."""
-        rules = []
+        form = self.format.form
+        assert form is not None
+        found: list[str] = []
         for i, tool in enumerate(self.tools):
             if name is not None and _name(tool) != name:
                 continue
             given = self.inputs.get(_name(tool))
-            if given is None:
-                rules.append(f"args_{i}: %json {json.dumps(_schema(tool, self.closes_objects))}")
+            rules = GrammarRules(self._pieces, f"args_{i}", is_strict=_is_strict(tool))
+            if given is not None and isinstance(form.arguments, JsonArguments):
+                found += [f"args_{i}: {_INPUT_BEGIN} input_{i} {_INPUT_END}", _embedded(i, given)]
             else:
-                rules += [f"args_{i}: {_INPUT_BEGIN} input_{i} {_INPUT_END}", _embedded(i, given)]
-        return rules
+                schema = ArgumentSchema(_schema(tool, self.closes_objects))
+                rule = arguments_rule(form.arguments, schema, rules)
+                found += [f"args_{i}: {rule}", *rules.rules]
+        return found
 
     def _trigger(self) -> str | None:
         """What of a call's writing tells that it is one; None: not known without a look at what is around."""
-        syntax = self.format.syntax
-        if syntax is None or self.format.calls is None or self.format.spoken is not None:
+        form = self.format.form
+        if form is None:
             return None
-        written = syntax.begin + syntax.head
-        marks = [mark for mark in self.format.calls[0] if written.startswith(mark) and NAME not in mark]
-        return min(marks, key=len, default=None)
+        written = form.begin + form.head
+        found = min((mark for mark in form.opens if written.startswith(mark)), key=len, default=None)
+        sections = [part for part in (self.format.reasoning, self.format.spoken) if part is not None]
+        others = [mark for part in sections for mark in (*part.opens, *part.closes)]
+        if found is None or (
+            not self._is_special(found) and any(_num_shared(found, mark) > _SHARED for mark in others)
+        ):
+            return None
+        return found
 
     def inputs_in(self, written: str) -> Iterator[tuple[str, range]]:
         """Where the inputs' grammars are in one that this has written: a tool's name, and the lines."""
@@ -206,25 +259,35 @@ class AnswerGrammar:
 
     # ------------------------------------------------------------------ thinking
 
+    def _opened(self) -> str:
+        """The mark that the prompt has opened, where it is none of reasoning."""
+        opened = self.format.opened_by(self.prompt_end)
+        return "" if self.format.thinks(opened) else opened
+
     def _thinking(self) -> str:
         if not self._thinking_rules():
             return ""
-        return "thinking" if self.format.opened_by(self.prompt_end) else "thinking?"
+        return "thinking" if self.format.thinks(self.format.opened_by(self.prompt_end)) else "thinking?"
 
     def _thinking_rules(self) -> list[str]:
         """Where the prompt has opened the thinking, or the model has tokens for it."""
-        marks = self.format.reasoning
-        if marks is None:
+        section = self.format.reasoning
+        if section is None:
             return []
-        opening, closing = marks[0][0], marks[1][0]
-        opened = bool(self.format.opened_by(self.prompt_end))
+        opened = self.format.thinks(self.format.opened_by(self.prompt_end))
+        opening, closing = section.opens[0], section.closes[0]
         if not opened and not self._is_known(opening):
             return []
-        between = self.format.syntax.between if self.format.syntax is not None else ""
-        after = f"({self._literal(between)})? BLANKS?" if between.strip() else "BLANKS?"
+        after = (
+            f"({self._literal(self.format.after_reasoning)})? BLANKS?"
+            if self.format.after_reasoning
+            else "BLANKS?"
+        )
+        if self.format.after_thinking is not None:
+            after = self._literal(self.format.after_thinking)
         return [
             f"thinking: {'' if opened else self._literal(opening)} thought {after}",
-            f"thought{'' if self._is_special(closing) else '[lazy]'}: TEXT {self._literal(closing)}",
+            *self._text_until("thought", closing),
             r"BLANKS: /[ \n]{1,4}/",
         ]
 
@@ -240,24 +303,28 @@ class AnswerGrammar:
             text in mark and self._is_special(text) for text in self.format.special_tokens
         )
 
+    def _pieces(self, text: str) -> list[tuple[str, int | None]]:
+        """A text divided at the special tokens in it."""
+        special = [mark for mark in self.format.special_tokens if self._is_special(mark)]
+        found: list[tuple[str, int | None]] = []
+        for piece in re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]:
+            token = self.token_of(piece) if piece in special else None
+            if piece:
+                found.append((piece, token.id if token is not None else None))
+        return found
+
+    def _text_until(self, name: str, mark: str) -> list[str]:
+        """A rule of any text with a mark after it, and those it needs."""
+        rules = GrammarRules(self._pieces, name, is_strict=False)
+        return [f"{name}: {rules.text_until(mark)}", *rules.rules]
+
     def _literal(self, text: str) -> str:
         """A text in Lark, with the special tokens in it as tokens."""
-        special = [mark for mark in self.format.special_tokens if self._is_special(mark)]
-        pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
-        written = []
-        for piece in pieces:
-            token = self.token_of(piece) if piece in special else None
-            if token is not None:
-                written.append(f"<[{token.id}]>")
-            elif piece:
-                written.append(json.dumps(piece, ensure_ascii=False))
-        return " ".join(written) or '""'
+        return GrammarRules(self._pieces, "", is_strict=False).literal(text)
 
 
 #: Around the input of a tool that takes text.
 _INPUT_BEGIN, _INPUT_END = (json.dumps(text) for text in ('{"input": "', '"}'))
-#: Any text; what follows it ends it.
-_TEXT = (r"TEXT: /(.|\n)*/",)
 
 
 def _num_shared(text: str, other: str) -> int:
@@ -268,10 +335,6 @@ def _num_shared(text: str, other: str) -> int:
 def _exactly(text: str) -> str:
     """A regular expression, between slashes, for a text."""
     return re.sub(r"([^\w\s<>=\"'▁｜])", r"\\\1", text)
-
-
-def _head(syntax: CallSyntax, tool: Mapping[str, Any]) -> str:
-    return syntax.head.replace(NAME, _name(tool))
 
 
 def _name(tool: Mapping[str, Any]) -> str:
@@ -295,7 +358,4 @@ def _schema(tool: Mapping[str, Any], closes_objects: bool) -> dict[str, Any]:
     lists_none = not parameters.get("properties") and parameters.keys() <= _WITHOUT_PROPERTIES
     if closes_objects or _is_strict(tool) or lists_none:
         parameters = close_objects(parameters, is_closed=True)
-    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
-    if not _is_strict(tool):
-        options |= {"lenient": True, "coerce_one_of": True}
-    return {**parameters, "x-guidance": options}
+    return parameters

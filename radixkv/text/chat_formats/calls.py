@@ -1,205 +1,238 @@
-"""How a family of models writes tool calls, and the reading of what it wrote.
+"""Forms of tool calls: how a family of models writes them, declared so that the same words read and write.
 
-A call is a head with the function's name, its arguments (a JSON object), and a tail. What is read keeps the
-text of the arguments as it was written.
+A call is a head with the function's name, its arguments in some notation, and a tail (`CallForm`), or a JSON
+object with members for both (`json_calls.py`). Readers take more than what is written: any white space where
+a form has some, marks that models leave out, and the names that are in use for the members of JSON calls.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, Protocol
 
 import regex
 
-#: Stands for the function's name in a head.
-NAME = "NAME"
+from radixkv.text.chat_formats.argument_types import ArgumentSchema
+from radixkv.text.chat_formats.arguments import Arguments, pattern_of
+from radixkv.text.chat_formats.cursor import Cursor, NotACall, Parts, RanOut, Steps
 
-_BLANKS = re.compile(r"[ \t\n\r]*")
-_ANY_NAME = r'[^"\\]+'
-_JSON_HEAD = (
-    rf'[\s\[]*\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>{_ANY_NAME})"\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-
-
-class WrittenCall(NamedTuple):
-    """A call as it was written; `id` is None where the model wrote none."""
-
-    name: str
-    arguments: str
-    id: str | None = None
+#: In what is declared: the function's name, a call's id, and its number among the calls of an answer.
+NAME, ID, INDEX = "NAME", "IDENT", "INDEX"
+_GROUPS = {
+    NAME: r"(?P<name>[\w.\-]{1,200})",
+    ID: r"(?P<id>[\w.:\-]{1,200})",
+    INDEX: r"\d{1,6}",
+    "NUMBERED": r"(?P<id>(?:functions\.)?(?P<name>[\w.\-]{1,200}):\d{1,6})",
+    "WORD": r"[\w.\-]{1,200}",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """How calls are written, and how their writing is read.
+class CallSink(Protocol):
+    """Takes the calls that a reader finds."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Return the names of the functions that are offered; empty: they are not known."""
+
+    def schema(self, name: str) -> ArgumentSchema:
+        """Return the schema of a function's arguments; one that is not offered has none."""
+
+    def begin(self, name: str, call_id: str | None) -> None:
+        """Take the beginning of a call."""
+
+    def add(self, text: str) -> None:
+        """Take more of the text of its arguments, JSON."""
+
+    def end(self, call_id: str | None = None) -> None:
+        """Take its end, and the id that was written after the arguments."""
+
+
+class Form(Protocol):
+    """A way to write calls; see `CallForm`."""
+
+    @property
+    def opens(self) -> tuple[str, ...]: ...
+
+    @property
+    def bare(self) -> tuple[str, ...]: ...
+
+    @property
+    def closes(self) -> tuple[str, ...]: ...
+
+    @property
+    def begin(self) -> str: ...
+
+    @property
+    def head(self) -> str: ...
+
+    @property
+    def arguments(self) -> Arguments: ...
+
+    @property
+    def tail(self) -> str: ...
+
+    @property
+    def tail_marks(self) -> tuple[str, ...]: ...
+
+    @property
+    def between(self) -> str: ...
+
+    @property
+    def end(self) -> str: ...
+
+    @property
+    def id_pattern(self) -> str: ...
+
+    @property
+    def first_index(self) -> int | None: ...
+
+    def literals(self) -> tuple[str, ...]:
+        """Return the texts around names and arguments."""
+
+    def read(self, cursor: Cursor, sink: CallSink) -> Steps[None]:
+        """Read all calls from the mark on that opens them, and what closes them."""
+
+    def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
+        """Write calls, each a name with the JSON text of its arguments."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """Calls with a head, arguments in a notation, and a tail.
 
     Args:
-        head, tail: around the arguments of one call; `NAME` stands for the function's name.
-        begin, between, end: around all calls of an answer, and from one to the next.
-        head_pattern: what is read as a head, up to the arguments' brace, with groups `name` and perhaps `id`;
-            None: calls are JSON objects with `name` and `arguments` or `parameters`, one, several, or a list.
-        between_pattern: what is read between calls and after them, and may close what a head has opened.
+        begin, between, end: around all calls of an answer, and from one to the next, as they are written.
+        head, tail: around the arguments of one call, as they are written; `NAME` is the function's name,
+            `IDENT` an id, `INDEX` the call's number.
+        arguments: their notation.
+        opens: marks that open calls.
+        reads: the head as it is read, from the mark on that opens calls; texts with a blank between them, of
+            which those that end in `?` may be missing. `WORD` is any word there, `NUMBERED` an id that holds
+            the name. None: as it is written.
+        reads_next: the head of a further call; None: as `reads`, without the marks of `begin`.
+        closes: marks after the last call, which may be missing.
+        separators: marks between calls that may be missing.
+        bare: marks that open calls where nothing has been said before.
+        is_vague: a call without arguments must be one of a function that is offered, because any word between
+            the marks looks like one.
+        id_pattern: a regular expression of ids as they are written.
+        first_index: the number of the first call; None: any.
     """
 
     head: str
+    arguments: Arguments
     tail: str
+    opens: tuple[str, ...]
     begin: str = ""
     between: str = "\n"
     end: str = ""
-    head_pattern: str | None = None
-    between_pattern: str = r"[\s,;}\]]*"
+    reads: str | None = None
+    reads_next: str | None = None
+    reads_tail: str | None = None
+    closes: tuple[str, ...] = ()
+    separators: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
+    is_vague: bool = False
+    id_pattern: str = "[a-zA-Z0-9]{9}"
+    first_index: int | None = 1
 
-    def write(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Calls, each a name with the JSON text of its arguments, as the family writes them."""
-        written = [self.head.replace(NAME, name) + arguments + self.tail for name, arguments in calls]
+    @cached_property
+    def tail_marks(self) -> tuple[str, ...]:
+        """The marks after arguments."""
+        written = self.tail if self.reads_tail is None else self.reads_tail
+        return tuple(text.removesuffix("?") for text in written.split())
+
+    @cached_property
+    def _reads(self) -> str:
+        return self.reads if self.reads is not None else f"{self.begin} {self.head}"
+
+    @cached_property
+    def _next(self) -> Parts:
+        return _parts(self.reads_next or self.reads or self.head)
+
+    @cached_property
+    def _tail(self) -> Parts:
+        return _parts(self.tail if self.reads_tail is None else self.reads_tail)
+
+    def read(self, cursor: Cursor, sink: CallSink) -> Steps[None]:
+        is_bare = not cursor.text.startswith(self.opens, cursor.at)
+        head = _parts(self._reads, tuple(sink.names) if is_bare else ())
+        after = self._tail[0][0] if self._tail else _ANYTHING
+        while True:
+            groups = yield from cursor.sequence(head)
+            yield from cursor.blanks()
+            yield from cursor.char()  # a name that is cut off is none
+            if self.is_vague and sink.names and groups["name"] not in sink.names:
+                with cursor.hold() as back:
+                    if (yield from cursor.take(self.tail_marks)):
+                        raise NotACall
+                    back()
+            sink.begin(groups["name"], groups.get("id"))
+            yield from self.arguments.read(cursor, sink.add, sink.schema(groups["name"]), after)
+            yield from cursor.sequence(self._tail)
+            sink.end()
+            yield
+            if (yield from self._closed(cursor)):
+                return
+            head = self._next
+
+    def _closed(self, cursor: Cursor) -> Steps[bool]:
+        """Read what follows a call; return whether no other call does."""
+        with cursor.hold() as back:
+            yield from cursor.blanks()
+            if (yield from cursor.take(self.closes)):
+                yield from cursor.blanks()
+                while (yield from cursor.take(self.closes)):
+                    pass
+                return True
+            while (yield from cursor.take(self.separators)):
+                yield from cursor.blanks()
+            has_more = cursor.at < len(cursor.text)
+            with cursor.hold() as next_call:
+                try:
+                    yield from cursor.sequence(self._next)
+                except NotACall as error:
+                    if isinstance(error, RanOut) and has_more:
+                        raise
+                    back()
+                    return True
+                next_call()
+        return False
+
+    def literals(self) -> tuple[str, ...]:
+        reads = (self.reads, self.reads_next, self.reads_tail)
+        written = (self.begin, self.between, self.end, self.head, self.tail)
+        return (*written, *(text for text in reads if text), *self.separators, *self.arguments.literals())
+
+    def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
+        written = []
+        for i, (name, arguments) in enumerate(calls):
+            head = (
+                self.head.replace(INDEX, str(i + 1)).replace(ID, "abcdefgh" + str(i % 10)).replace(NAME, name)
+            )
+            schema = ArgumentSchema((schemas or {}).get(name) or {})
+            written.append(head + self.arguments.write(arguments, schema) + self.tail)
         return self.begin + self.between.join(written) + self.end
 
-    def match_head(self, text: str, at: int = 0) -> re.Match[str] | None:
-        """The head of a call whose arguments begin where the match ends."""
-        return re.compile(self.head_pattern or _JSON_HEAD).match(text, at)
 
-    def begins(self, text: str, names: Collection[str] | None = None) -> bool:
-        """Whether a text begins with the head of a call, or is the beginning of one. O(length).
-
-        Args:
-            names: the only names that count; None: any.
-        """
-        pattern = self.head_pattern or _JSON_HEAD
-        if names is not None:
-            pattern = pattern.replace(_ANY_NAME, "|".join(map(re.escape, names)) or "(?!)")
-        return regex.match(pattern, text, partial=True) is not None
-
-    def read(self, text: str) -> list[WrittenCall] | None:
-        """The calls that make up a text; None: it is no such text. O(length)."""
-        try:
-            calls = _read_json(text) if self.head_pattern is None else self.read_on(text)
-        except (ValueError, RecursionError):
-            return None
-        return calls or None
-
-    def read_on(self, text: str) -> list[WrittenCall]:
-        """The calls in what follows the arguments of one, from its tail on.
-
-        Raises:
-            ValueError, RecursionError: there is something else.
-        """
-        calls = []
-        at = self.skip_between(text, 0)
-        while at < len(text):
-            head = self.match_head(text, at)
-            if head is None:
-                raise ValueError("not the head of a call")
-            _, end = _DECODER.raw_decode(text, head.end())
-            calls.append(WrittenCall(head["name"], text[head.end() : end], head.groupdict().get("id")))
-            at = self.skip_between(text, end)
-        return calls
-
-    def skip_between(self, text: str, at: int) -> int:
-        """Where what stands between calls has ended."""
-        found = re.compile(self.between_pattern).match(text, at)
-        return at if found is None else found.end()
+_ANYTHING = regex.compile("")
 
 
-class ObjectScanner:
-    """Finds where a JSON object ends in a text that comes in pieces. O(text)."""
+@functools.lru_cache(maxsize=256)
+def _parts(declared: str, names: tuple[str, ...] = ()) -> Parts:
+    """Compile texts with blanks between them; one that ends in `?` may be missing.
 
-    _OUTSIDE = re.compile(r'["{}\[\]]')
-    _INSIDE = re.compile(r'["\\]')
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def take(self, text: str) -> tuple[int, bool]:
-        """How many characters belong to the object, and whether it ends with them."""
-        at = 0
-        while at < len(text):
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            found = (self._INSIDE if self._in_string else self._OUTSIDE).search(text, at)
-            if found is None:
-                break
-            at = found.end()
-            mark = found[0]
-            if mark == '"':
-                self._in_string = not self._in_string
-            elif mark == "\\":
-                self._escaped = True
-            else:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth == 0:
-                    return at, True
-        return len(text), False
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _read_json(text: str) -> list[WrittenCall]:
-    """Calls as JSON: objects one after the other, or a list of them."""
-    calls = []
-    at = _blanks(text, 0)
-    closing = "]" if text[at : at + 1] == "[" else ""
-    at = _blanks(text, at + len(closing))
-    while at < len(text) and text[at] != closing:
-        members, at = _members(text, at)
-        calls.append(_call(members))
-        at = _blanks(text, at)
-        if text[at : at + 1] == ("," if closing else ";"):
-            at = _blanks(text, at + 1)
-    if text[at:].rstrip() != closing:
-        raise ValueError("more than calls")
-    return calls
-
-
-def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
-    """The members of the object at `at`, each as value and text, and where it ends."""
-    if text[at : at + 1] != "{":
-        raise ValueError("not an object")
-    members: dict[str, tuple[Any, str]] = {}
-    at = _blanks(text, at + 1)
-    while True:
-        key, at = _DECODER.raw_decode(text, at)
-        at = _blanks(text, at)
-        if not isinstance(key, str) or text[at : at + 1] != ":":
-            raise ValueError("not a member of an object")
-        start = _blanks(text, at + 1)
-        value, end = _DECODER.raw_decode(text, start)
-        members[key] = value, text[start:end]
-        at = _blanks(text, end)
-        mark = text[at : at + 1]
-        if mark == "}":
-            return members, at + 1
-        if mark != ",":
-            raise ValueError("not the end of a member")
-        at = _blanks(text, at + 1)
-
-
-def _blanks(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return found.end() if found is not None else at
-
-
-def _call(members: dict[str, tuple[Any, str]]) -> WrittenCall:
-    name, _ = members.get("name", (None, ""))
-    call_id, _ = members.get("id", (None, ""))
-    found = members.get("arguments") or members.get("parameters")
-    if found is None and members.keys() - {"name", "id", "type"}:
-        raise ValueError("no arguments")
-    arguments, written = found or ({}, "{}")
-    if isinstance(arguments, str):  # some write their JSON as a string
-        arguments, written = _DECODER.decode(arguments), arguments
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError("not a call")
-    return WrittenCall(name, written, call_id if isinstance(call_id, str) else None)
+    Args:
+        names: those that `NAME` stands for; none: any.
+    """
+    groups = dict(_GROUPS)
+    if names:
+        groups[NAME] = rf"(?P<name>{'|'.join(map(regex.escape, names))})(?![\w.\-])"
+    found = []
+    for text in declared.split():
+        is_optional = text.endswith("?") and len(text) > 1
+        found.append((pattern_of(text.removesuffix("?") if is_optional else text, **groups), is_optional))
+    return tuple(found)

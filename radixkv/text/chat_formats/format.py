@@ -4,47 +4,99 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.text.chat_formats.answer import AnswerParser, PlainParser, new_call_id
-from radixkv.text.chat_formats.calls import CallSyntax
-from radixkv.text.chat_formats.format_parser import CALLS, REASONING, SPOKEN, FormatParser
-from radixkv.text.chat_formats.regions import Region
+from radixkv.text.chat_formats.calls import Form
+from radixkv.text.chat_formats.format_parser import FormatParser, Section
 
 #: Tokens of a prompt's end that may open a region.
 TAIL_TOKENS = 16
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#: Parts of marks that are tokens in some vocabulary.
+_TOKEN = re.compile(r"<[^<>\s=\"]*(?:\"\|)?>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[")
+
+THINK = Section(("<think>",), ("</think>",))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What is known of a family. Everything but the name may be missing: such text is all content.
+    """A family's declaration. Everything but the name may be missing: such text is all content.
 
     Args:
-        name: what `--chat-format` calls it.
-        reasoning: marks around what the model thinks; (opening marks, closing marks).
+        name: the word for it in `--chat-format`.
+        families: the models that write it, for the documentation.
+        signs: texts of a chat template, or of what it renders, by which the family is known: alternatives,
+            each of texts that must all be there.
+        tokens: texts that are one token in the family's vocabulary, by which it is known where its template
+            shows no sign.
+        reasoning: marks around what the model thinks.
         spoken: marks around content, for families that frame that, too.
-        calls: marks around one or several tool calls.
-        syntax: how calls are written between these marks, and with them (`CallSyntax.write`).
-        special_tokens: those of the marks that are special tokens, which must stay in the text.
+        forms: of calls, all of which are read; the first is the one that is written.
+        dropped: marks of an answer that say nothing.
+        calls_end_reasoning: a call that begins inside of reasoning ends it.
         preamble: what a system message says of tools where the chat template says nothing. `TOOLS` stands for
             their JSON, `EXAMPLE` for an example of a call.
         call_id_length: ids of calls have exactly so many letters and digits; None: as OpenAI's.
+        numbers_ids: ids of calls are `functions.NAME:N`, counted through a conversation.
         tools_option: argument of the chat template that some of the family take their tools by.
+        frames_content: content always stands in `spoken`.
+        after_reasoning: stands between reasoning and what follows it.
+        after_thinking: all that the chat template writes between reasoning and a call; None: not known.
+        special_tokens: the special tokens of a vocabulary that the marks hold, which must stay in the text.
+        is_known: False: the model's family is not known; the format is a guess.
     """
 
     name: str
-    reasoning: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    spoken: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    calls: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    syntax: CallSyntax | None = None
-    special_tokens: tuple[str, ...] = ()
+    families: str = ""
+    signs: tuple[tuple[str, ...], ...] = ()
+    tokens: tuple[str, ...] = ()
+    reasoning: Section | None = THINK
+    spoken: Section | None = None
+    forms: tuple[Form, ...] = ()
+    dropped: tuple[str, ...] = ()
+    calls_end_reasoning: bool = False
     preamble: str = ""
     call_id_length: int | None = None
+    numbers_ids: bool = False
     tools_option: str | None = None
+    frames_content: bool = False
+    after_reasoning: str = ""
+    after_thinking: str | None = None
+    special_tokens: tuple[str, ...] = ()
+    is_known: bool = True
+
+    @property
+    def form(self) -> Form | None:
+        """The form of calls that is written; None: the format has no calls."""
+        return self.forms[0] if self.forms else None
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """The marks that open calls."""
+        return tuple(dict.fromkeys(mark for form in self.forms for mark in (*form.opens, *form.bare)))
+
+    def marks(self) -> tuple[str, ...]:
+        """Return all texts of which marks consist, with placeholders for names in them."""
+        sections = [part for part in (self.reasoning, self.spoken) if part is not None]
+        found = [mark for part in sections for mark in (*part.opens, *part.closes)]
+        for form in self.forms:
+            found += [*form.opens, *form.closes, *form.literals()]
+        return (*found, *self.dropped)
+
+    def mark_tokens(self) -> tuple[str, ...]:
+        """Return the parts of marks that look like tokens."""
+        return tuple(dict.fromkeys(token for mark in self.marks() for token in _TOKEN.findall(mark)))
+
+    def with_vocabulary(self, spellings: Iterable[str]) -> ChatFormat:
+        """Return the format with the special tokens of a vocabulary that are part of its marks."""
+        marks = self.marks()
+        kept = (text for text in spellings if text and any(text in mark for mark in marks))
+        return replace(self, special_tokens=tuple(sorted(kept, key=len, reverse=True)))
 
     def parser(
         self,
@@ -53,45 +105,56 @@ class ChatFormat:
         parallel: bool = True,
         prompt_end: str = "",
         forced: bool = False,
-        names: Collection[str] = (),
+        tools: Mapping[str, Any] | None = None,
     ) -> AnswerParser:
-        """A parser for one answer.
+        """Return a parser for one answer.
 
         Args:
             calls: tell tool calls as such; False: they are content.
             parallel: False: tell the first call only.
             prompt_end: how the prompt ends (`TAIL_TOKENS` tokens suffice): templates may open the reasoning.
             forced: the answer's grammar wants calls: what there is of one that is cut off is no content.
-            names: of the tools that may be called, to tell a call without a mark that is cut off from text.
+            tools: schema of the arguments by the name of each function that may be called: how arguments that
+                are written as text are to be understood, and how a call without a mark is told from text.
         """
-        marks = {REASONING: self.reasoning, SPOKEN: self.spoken, CALLS: self.calls if calls else None}
-        regions = tuple(Region(name, *marked) for name, marked in marks.items() if marked is not None)
-        if not regions:
+        if self.reasoning is None and self.spoken is None and not self.forms:
             return PlainParser()
         return FormatParser(
-            regions,
-            self.syntax or _NO_CALLS,
+            self.reasoning,
+            self.spoken,
+            self.forms if calls else (),
+            dropped=self.dropped,
+            calls_end_reasoning=self.calls_end_reasoning,
             parallel=parallel,
             new_id=self.new_call_id,
             prefix=self.opened_by(prompt_end),
             forced=forced,
-            names=names,
+            tools=tools,
         )
 
     def opened_by(self, prompt_end: str) -> str:
-        """The end of a prompt from the mark on that opens reasoning; empty where none does."""
+        """Return the end of a prompt from the mark on that opens reasoning or a call; empty: none does."""
         end = prompt_end.rstrip()
-        for mark in self.reasoning[0] if self.reasoning is not None else ():
-            if end.endswith(mark.strip()):
+        opens = (
+            self.reasoning.opens if self.reasoning is not None else (),
+            *(form.opens for form in self.forms),
+        )
+        for mark in sorted((mark for marks in opens for mark in marks), key=len, reverse=True):
+            if mark.strip() and end.endswith(mark.strip()):
                 return prompt_end[len(end) - len(mark.strip()) :]
         return ""
 
+    def thinks(self, opened: str) -> bool:
+        """Return whether a text begins with a mark that opens reasoning."""
+        opens = self.reasoning.opens if self.reasoning is not None else ()
+        return any(opened.startswith(mark.strip()) for mark in opens)
+
     def new_call_id(self) -> str:
-        """A fresh id of a call, in the form that the family's templates take."""
+        """Return a fresh id of a call, in the form that the family's templates take."""
         return new_call_id() if self.call_id_length is None else self.call_id(uuid.uuid4().hex)
 
     def call_id(self, given: str) -> str:
-        """An id of a call in that form, the same for the same id."""
+        """Return an id of a call in that form, the same for the same id."""
         size = self.call_id_length
         if size is None or (len(given) == size and given.isascii() and given.isalnum()):
             return given
@@ -102,16 +165,18 @@ class ChatFormat:
             letters.append(_LETTERS[letter])
         return "".join(letters)
 
-    def write_calls(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Calls, each a name with the JSON text of its arguments, as the model writes them."""
-        assert self.syntax is not None
-        return self.syntax.write(calls)
+    def write_calls(self, calls: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Write calls, each a name with the JSON text of its arguments, as the model does."""
+        assert self.form is not None
+        return self.form.write(calls, schemas_of(tools))
 
     def write_preamble(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """What a system message says of tools in OpenAI's form."""
+        """Write what a system message says of tools in OpenAI's form."""
         example = self.write_calls([("function-name", '{"argument": "value"}')])
         shown = json.dumps(list(tools), ensure_ascii=False)
         return self.preamble.replace("EXAMPLE", example).replace("TOOLS", shown)
 
 
-_NO_CALLS = CallSyntax(head="", tail="")
+def schemas_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the schema of each tool's arguments by the tool's name, of tools in OpenAI's form."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}

@@ -1,302 +1,286 @@
 """From a model's text to the events of an answer, for one chat format.
 
-A call is emitted once it is known to be one: when its region ends, or, where it is longer than `HELD`
-characters, when these begin as a call does, up to its arguments; from there on the arguments are emitted as
-they come. What turns out to be no call is told as the text that it is. None of this depends on how the text
-is cut into pieces.
+Outside of calls the text is searched for the marks of the format's sections and calls. A call is emitted once
+it is known to be one: when the marks around it end, or, where these hold more than `HELD` characters, when
+the first of them begin as a call does; from there on the arguments are emitted as they come. What turns out
+to be no call is told as the text that it is. None of this depends on how the text is cut into pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from radixkv.text.chat_formats.answer import (
-    AnswerEvent,
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallBegin,
-    ToolCallEnd,
-)
-from radixkv.text.chat_formats.calls import CallSyntax, ObjectScanner, WrittenCall
-from radixkv.text.chat_formats.regions import Region, RegionEvent, RegionReader
+import regex
+
+from radixkv.text.chat_formats.answer import AnswerEvent
+from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.call_region import CallRegion
+from radixkv.text.chat_formats.calls import Form
+from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut
 
 #: Characters of a call that are held back until it is certain to be one.
-HELD = 512
+HELD = 256
 #: So many characters of a mark tell, where an answer is cut off inside of it, that it had begun; after a
 #: call, where others follow, one does.
 TELLING = 3
+#: Characters looked at in one go.
+_PIECE = 512
+REASONING, SPOKEN, CALLS, DROPPED = "reasoning", "spoken", "calls", "dropped"
 
-REASONING, SPOKEN, CALLS = "reasoning", "spoken", "calls"
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of an answer between marks.
+
+    Args:
+        opens: texts of which each begins it.
+        closes: texts of which each ends it; none: it goes on to the end of the answer.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...] = ()
+
+
+class _Marks:
+    """Finds marks in a growing text."""
+
+    def __init__(self, kinds: tuple[tuple[str, str], ...]) -> None:
+        self._kinds = dict(kinds)
+        marks = sorted(filter(None, self._kinds), key=len, reverse=True)
+        self._pattern = regex.compile("|".join(map(regex.escape, marks)) or "(?!)")
+        self._starts = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
+        self._longest = len(marks[0]) if marks else 0
+
+    def begun(self, text: str, at: int) -> int:
+        """Return the length of the longest end of a text, from a place on, that begins a mark."""
+        sizes = range(min(self._longest - 1, len(text) - at), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._starts), 0)
+
+    def find(self, text: str, at: int, *, ended: bool) -> tuple[int, str, str]:
+        """Return up to where a text has no mark, and the mark there with its kind; empty: none yet."""
+        found = self._pattern.search(text, at)
+        certain = len(text) - (0 if ended else self.begun(text, at))
+        if found is None or (found.end() > certain and not ended) or found.start() >= certain:
+            return certain, "", ""
+        return found.start(), found[0], self._kinds[found[0]]
+
+
+@functools.lru_cache(maxsize=512)
+def _marks(kinds: tuple[tuple[str, str], ...]) -> _Marks:
+    return _Marks(kinds)
 
 
 class FormatParser:
     """An AnswerParser for one answer of a format.
 
     Args:
-        regions: named `reasoning`, `spoken` (content inside of marks) or `calls`.
+        reasoning, spoken: sections of what the model thinks, and of content inside of marks.
+        forms: of calls, in the order in which they are tried.
+        dropped: marks that say nothing.
+        calls_end_reasoning: a call may begin inside of reasoning, which it ends.
         parallel: False: only the first call is emitted.
-        new_id: gives a fresh id of a call.
-        prefix: the end of the prompt, where that opens a region which the answer goes on with.
+        new_id: gives a fresh id of a call from its name.
+        prefix: the end of the prompt, where that opens a section or a call which the answer goes on with.
         forced: the answer is calls, reasoning aside: it is read as one that is cut off, however it ends, and
             nothing is ever emitted as content.
-        names: of the tools; a call without a mark that is cut off is one if its name is, or could become, one
-            of these.
+        tools: schema of the arguments by the name of each function that may be called.
     """
 
     def __init__(
         self,
-        regions: tuple[Region, ...],
-        syntax: CallSyntax,
+        reasoning: Section | None,
+        spoken: Section | None,
+        forms: tuple[Form, ...],
         *,
         parallel: bool,
         new_id: Callable[[], str],
+        dropped: tuple[str, ...] = (),
+        calls_end_reasoning: bool = False,
         prefix: str = "",
         forced: bool = False,
-        names: Collection[str] = (),
+        tools: Mapping[str, Any] | None = None,
     ) -> None:
-        self._reader = RegionReader(regions)
-        self._answer = _AnswerWriter(parallel, new_id, speaks=not forced)
-        self._syntax = syntax
-        self._names = names
-        self._calls: _CallsRegion | None = None
-        self._at = -len(prefix)  # in the sample's text
-        # What is left of these at the end of an answer that was cut off is none of its content.
-        opening = (mark for region in regions if region.name != REASONING for mark in region.opens)
-        self._marks = [mark for mark in opening if not mark.startswith("{")]
-        for event in self._reader.push(prefix):
-            self._on(event)
+        self._answer = AnswerWriter(parallel, new_id, speaks=not forced)
+        self._forms = forms
+        self._tools = tools or {}
+        self._cursor = Cursor()
+        self._input = ""
+        self._base = -len(prefix)  # of the cursor's text in the sample's
+        self._mode = ""
+        self._cut = False
+        self._region: CallRegion | None = None
+        self._sets = _mark_sets(reasoning, spoken, forms, dropped, calls_end_reasoning)
+        self.push(prefix)
+        self._answer.take()
 
     def push(self, text: str) -> list[AnswerEvent]:
-        for event in self._reader.push(text):
-            self._on(event)
+        for at in range(0, len(text), _PIECE):
+            self._input = text[at : at + _PIECE]
+            while self._input:
+                self._feed()
+                self._advance()
         return self._answer.take()
 
     def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
-        events = list(self._reader.finish())
-        if cut and events:
-            events[-1] = self._without_cut_mark(events[-1])
-        for event in events:
-            self._on(event, cut=cut)
+        self._cut = cut
+        self._cursor.ended = True
+        self._advance()
+        while self._input:  # what a region that did not fit had left
+            self._cursor.ended = False
+            self._feed()
+            self._cursor.ended = not self._input
+            self._advance()
         self._answer.finish()
         return self._answer.take()
 
-    def _without_cut_mark(self, event: RegionEvent) -> RegionEvent:
-        """The end of an answer, without a mark that has begun at the end of a text between regions."""
-        text = event.text
-        longest = max(map(len, self._marks), default=0) - 1 if event.region is None else 0
-        least = 1 if self._answer.has_called else TELLING
-        for size in range(min(longest, len(text)), least - 1, -1):
-            if any(mark.startswith(text[-size:]) for mark in self._marks):
-                return RegionEvent(event.kind, event.region, text[:-size])
-        return event
+    # ------------------------------------------------------------------ text
 
-    def _on(self, event: RegionEvent, *, cut: bool = False) -> None:
-        self._at += len(event.text)
-        if event.region == CALLS:
-            if event.kind == "open":
-                self._calls = _CallsRegion(self._syntax, self._answer, event.text, self._at, self._names)
-            elif self._calls is not None and event.kind == "text":
-                self._calls.text(event.text)
-            elif self._calls is not None:
-                self._calls.close(event.text, cut=cut)
-        elif event.kind != "text":
-            if event.kind == "open" and event.region == REASONING:
-                self._answer.begin_part()
-        elif event.region == REASONING:
-            self._answer.think(event.text)
-        else:
-            self._answer.say(event.text, self._at - len(event.text))
+    def _feed(self) -> None:
+        """Give the cursor as much text as may be decided on at once."""
+        region, cursor = self._region, self._cursor
+        room, keep = len(self._input), cursor.at
+        if region is not None and not region.is_told:
+            room, keep = HELD - (len(cursor.text) - region.start), region.start
+        forgotten = cursor.feed(self._input[:room], keep)
+        self._base += forgotten
+        if region is not None:
+            region.start -= forgotten
+        self._input = self._input[room:]
 
+    def _advance(self) -> None:
+        """Read what there is."""
+        while self._scan() if self._region is None else self._read_calls(self._region):
+            pass
 
-class _AnswerWriter:
-    """The events of one answer.
+    def _scan(self) -> bool:
+        """Read up to a mark, and take it; False: there is none yet."""
+        cursor, bare = self._cursor, not self._answer.has_spoken
+        marks = _marks(self._sets[self._mode, bare])
+        end, mark, kind = marks.find(cursor.text, cursor.at, ended=cursor.ended)
+        if cursor.ended and not mark and self._cut and not self._mode:
+            end -= self._cut_mark()
+        if end > cursor.at:
+            text, start = cursor.text[cursor.at : end], self._base + cursor.at
+            cursor.at = end
+            if self._mode == REASONING:
+                self._answer.think(text)
+            else:
+                self._answer.say(text, start)
+                if kind == CALLS and self._answer.has_spoken and not self._is_marked(mark):
+                    return True
+        if not mark:
+            cursor.at = len(cursor.text) if cursor.ended else cursor.at
+            return False
+        if kind == CALLS:
+            self._open_region(mark)
+            return True
+        cursor.at += len(mark)
+        self._take_mark(kind)
+        return True
 
-    White space that nothing but parts of other kinds follows (between reasoning and a call, say) is dropped.
-    """
+    def _is_marked(self, mark: str) -> bool:
+        """Return whether a mark opens calls after content, too."""
+        return any(mark in form.opens for form in self._forms)
 
-    def __init__(self, parallel: bool, new_id: Callable[[], str], *, speaks: bool) -> None:
-        self.speaks = speaks
-        self._events: list[AnswerEvent] = []
-        self._parallel = parallel
-        self._new_id = new_id
-        self._num_calls = 0
-        self._has_parts = False
-        self._blanks: list[tuple[str, int]] = []  # each with where it stands
-        self._speaking = False
+    def _cut_mark(self) -> int:
+        """Return the length of the beginning of a mark that an answer was cut off in."""
+        closes = tuple((mark, CALLS) for form in self._forms for mark in (*form.closes, *form.tail_marks))
+        marks = _marks((*self._sets["", False], *(closes if self._answer.has_called else ())))
+        size = marks.begun(self._cursor.text, self._cursor.at)
+        return size if size >= (1 if self._answer.has_called else TELLING) else 0
 
-    @property
-    def has_spoken(self) -> bool:
-        return self._speaking
-
-    @property
-    def has_called(self) -> bool:
-        return self._num_calls > 0
-
-    def take(self) -> list[AnswerEvent]:
-        events, self._events = self._events, []
-        return events
-
-    def say(self, text: str, start: int) -> None:
-        """Content, and where it stands in the sample's text."""
-        if not self.speaks:
+    def _take_mark(self, kind: str) -> None:
+        if kind == DROPPED:
             return
-        if not self._speaking and not text.strip():
-            self._blanks.append((text, start))
-            return
-        self._speaking = True
-        self._say_blanks()
-        self._add_content(text, start)
+        is_closed = self._mode == kind
+        if self._mode == REASONING:
+            self._answer.end_reasoning()
+        elif self._mode == SPOKEN:
+            self._answer.end_spoken()
+        self._mode = "" if is_closed else kind
+        if not is_closed:
+            self._answer.begin_reasoning() if kind == REASONING else self._answer.begin_spoken()
 
-    def _say_blanks(self) -> None:
-        for text, start in self._blanks:
-            self._add_content(text, start)
-        self._blanks = []
+    # ------------------------------------------------------------------ calls
 
-    def _add_content(self, text: str, start: int) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(last, ContentDelta) and last.start + len(last.text) == start:
-            self._events[-1] = ContentDelta(last.text + text, last.start)
-        elif text:
-            self._events.append(ContentDelta(text, start))
+    def _open_region(self, mark: str) -> None:
+        cursor = self._cursor
+        if self._mode == REASONING:
+            self._answer.end_reasoning()
+            self._mode = ""
+        self._base += cursor.feed("")
+        forms = tuple(form for form in self._forms if mark in (*form.opens, *form.bare))
+        self._region = CallRegion(forms, mark, cursor, self._answer, self._tools)
+        self._give_back(cursor.at + HELD)
 
-    def think(self, text: str) -> None:
-        self._events.append(ReasoningDelta(text))
+    def _give_back(self, end: int) -> None:
+        """Leave text after a place for later."""
+        cursor = self._cursor
+        if end < len(cursor.text):
+            self._input = cursor.text[end:] + self._input
+            cursor.text = cursor.text[:end]
+            cursor.ended = False
 
-    def begin_part(self) -> None:
-        """Something other than content begins."""
-        self._has_parts = True
-        self._blanks = []
-        self._speaking = False
-
-    def begin_call(self, name: str, call_id: str | None) -> None:
-        self.begin_part()
-        self._num_calls += 1
-        self._call_event(ToolCallBegin(self._num_calls - 1, call_id or self._new_id(), name))
-
-    def add_arguments(self, text: str) -> None:
-        if text:
-            self._call_event(ToolCallArguments(self._num_calls - 1, text))
-
-    def end_call(self, *, cut: bool = False) -> None:
-        self._call_event(ToolCallEnd(self._num_calls - 1, cut))
-
-    def finish(self) -> None:
-        if not self._has_parts:
-            self._say_blanks()
-
-    def _call_event(self, event: AnswerEvent) -> None:
-        if self._parallel or self._num_calls == 1:
-            self._events.append(event)
-
-
-class _CallsRegion:
-    """One region of calls: emitted as calls, or as the text that it is.
-
-    Args:
-        mark: what opened it. Where that is the beginning of a call itself (a brace), a call is looked for
-            only where nothing has been said before.
-        at: where the mark has ended in the sample's text.
-        names: of the tools.
-    """
-
-    def __init__(
-        self, syntax: CallSyntax, answer: _AnswerWriter, mark: str, at: int, names: Collection[str]
-    ) -> None:
-        self._syntax = syntax
-        self._answer = answer
-        self._at = at  # in the sample's text, where what has been looked at ends
-        self._names = names if mark.startswith("{") else None
-        bare = mark.startswith("{")
-        self._mark = "" if bare else mark
-        self._body = mark if bare else ""
-        self._arguments: ObjectScanner | None = None
-        self._is_text = False
-        self._has_emitted_calls = False
-        if bare and answer.has_spoken:
-            self._emit_text(mark)
-
-    def text(self, text: str) -> None:
-        self._at += len(text)
-        while text:
-            if self._is_text:
-                self._emit_text(text)
-                return
-            if self._arguments is not None:
-                text = self._take_arguments(text)
-                continue
-            room = HELD - len(self._body)
-            self._body += text[:room]
-            text = text[room:]
-            if len(self._body) == HELD:
-                text = self._decide(text)
-
-    def close(self, mark: str, *, cut: bool = False) -> None:
-        """The region has ended, with this mark or, `cut`, with an answer that did not end by itself."""
-        self._at += len(mark)
-        if self._is_text:
-            self._emit_text(mark)
-        elif self._arguments is not None:
-            self._answer.end_call(cut=True)  # what there is of its arguments has been emitted
-        else:
-            calls = self._read()
-            if calls is None and (not self._answer.speaks or (cut and self._has_begun())):
-                self._emit_cut_call()
-            elif calls is None:
-                self._emit_text(self._mark + self._body + mark)
-            for call in calls or ():
-                self._answer.begin_call(call.name, call.id)
-                self._answer.add_arguments(call.arguments)
-                self._answer.end_call()
-
-    def _has_begun(self) -> bool:
-        """Whether a body that is cut off follows a call, or can be the beginning of one."""
-        return self._has_emitted_calls or self._syntax.begins(self._body, self._names)
-
-    def _read(self) -> list[WrittenCall] | None:
-        if not self._has_emitted_calls:
-            return self._syntax.read(self._body)
+    def _read_calls(self, region: CallRegion) -> bool:
+        """Go on with calls; False: that takes more text."""
+        cursor = self._cursor
         try:
-            return self._syntax.read_on(self._body)
-        except (ValueError, RecursionError):
-            return None
+            while region.step():
+                self._give_back(region.start + HELD)
+        except StopIteration:
+            region.tell()
+            self._region = None
+            return True
+        except (NotACall, ValueError, RecursionError) as error:
+            is_cut = isinstance(error, RanOut) and (self._cut or not self._answer.speaks)
+            self._give_up(region, is_cut=is_cut)
+            return True
+        if region.is_told or len(cursor.text) - region.start < HELD:
+            return False
+        if not region.tell():
+            self._give_up(region, is_cut=False)
+        return True
 
-    def _emit_cut_call(self) -> None:
-        """The calls of a body that is cut off, the last one as far as it goes."""
-        at = self._syntax.skip_between(self._body, 0) if self._has_emitted_calls else 0
-        head = self._syntax.match_head(self._body, at)
-        while head is not None:
-            self._answer.begin_call(head["name"], head.groupdict().get("id"))
-            size, ended = ObjectScanner().take(self._body[head.end() :])
-            self._answer.add_arguments(self._body[head.end() : head.end() + size])
-            self._answer.end_call(cut=not ended)
-            at = self._syntax.skip_between(self._body, head.end() + size)
-            head = self._syntax.match_head(self._body, at) if ended else None
+    def _give_up(self, region: CallRegion, *, is_cut: bool) -> None:
+        """Take what has been read for the text that it is, or for a call that is cut off."""
+        cursor = self._cursor
+        is_cut = is_cut or (region.has_whole and not self._answer.speaks)
+        if not region.is_told and not is_cut and region.try_next():
+            return
+        self._region = None
+        if region.is_told or is_cut or not self._answer.speaks:
+            region.cut()
+        if is_cut:
+            cursor.at = len(cursor.text)
+        elif not region.is_told:
+            end = max(cursor.at, region.start + (len(region.mark) if region.is_first else 0))
+            text, start = cursor.text[region.start : end], self._base + region.start
+            cursor.at = end
+            self._answer.say(text, start)
 
-    def _decide(self, rest: str) -> str:
-        """A long body is emitted as it comes from here on; returns what is still to be looked at."""
-        start = self._syntax.skip_between(self._body, 0) if self._has_emitted_calls else 0
-        head = self._syntax.match_head(self._body, start)
-        if head is None:
-            self._emit_text(self._mark + self._body + rest)
-            return ""
-        self._answer.begin_call(head["name"], head.groupdict().get("id"))
-        self._arguments = ObjectScanner()
-        rest, self._body = self._body[head.end() :] + rest, ""
-        return rest
 
-    def _take_arguments(self, text: str) -> str:
-        assert self._arguments is not None
-        size, ended = self._arguments.take(text)
-        self._answer.add_arguments(text[:size])
-        if ended:
-            self._answer.end_call()
-            self._arguments = None
-            self._has_emitted_calls = True
-            self._mark = ""
-        return text[size:]
-
-    def _emit_text(self, text: str) -> None:
-        """The last of what has been looked at is text, and what follows it."""
-        self._is_text = True
-        self._answer.say(text, self._at - len(text))
+def _mark_sets(
+    reasoning: Section | None,
+    spoken: Section | None,
+    forms: tuple[Form, ...],
+    dropped: tuple[str, ...],
+    inside: bool,
+) -> dict[tuple[str, bool], tuple[tuple[str, str], ...]]:
+    """Return the marks that count, by the section that the text is in and whether nothing has been said."""
+    found: dict[tuple[str, bool], tuple[tuple[str, str], ...]] = {}
+    marked = {mark: CALLS for form in forms for mark in form.opens}
+    calls = {**{mark: CALLS for form in forms for mark in form.bare}, **marked}
+    thinks = dict.fromkeys(reasoning.opens if reasoning else (), REASONING)
+    speaks = dict.fromkeys(spoken.opens if spoken else (), SPOKEN)
+    drops = dict.fromkeys(dropped, DROPPED)
+    for bare in (False, True):
+        counted = calls if bare else marked
+        found["", bare] = tuple({**drops, **counted, **speaks, **thinks}.items())
+        closes = dict.fromkeys(reasoning.closes if reasoning else (), REASONING)
+        found[REASONING, bare] = tuple({**(marked if inside else {}), **speaks, **closes}.items())
+        closes = dict.fromkeys(spoken.closes if spoken else (), SPOKEN)
+        found[SPOKEN, bare] = tuple({**marked, **closes}.items())
+    return found

@@ -30,11 +30,11 @@ def divergence_hint(
         new: the text that the prompt has there.
         reasoning_sent: the request's messages carry the reasoning of earlier turns.
     """
-    opens = chat_format.reasoning[0] if chat_format.reasoning is not None else ()
+    opens = chat_format.reasoning.opens if chat_format.reasoning is not None else ()
     marks = {mark.strip() for mark in opens}
     if _begins(cached, marks) and not _begins(new, marks):
         return TEMPLATE_DROPS_REASONING if reasoning_sent else CLIENT_DROPS_REASONING
-    calls = {mark.strip() for mark in (chat_format.calls[0] if chat_format.calls is not None else ())}
+    calls = {mark.strip() for form in chat_format.forms for mark in form.opens}
     written = {mark for mark in calls if _begins(cached, {mark})}
     if new and written and not _begins(new, written):
         return OTHER_FORM

@@ -19,7 +19,7 @@ def template_tools(
     tools: Sequence[Mapping[str, Any]], chat_format: ChatFormat, traits: TemplateTraits
 ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
     """The tools that the template is given as such, and further arguments for it."""
-    if not tools or (chat_format.syntax is not None and not traits.tools):
+    if not tools or (chat_format.forms and not traits.tools):
         return (), {}
     return (tools, {}) if traits.tools_option is None else ((), {traits.tools_option: list(tools)})
 
@@ -37,7 +37,7 @@ def template_messages(
     """
     if not traits.late_system:
         messages = _with_one_system(messages)
-    if chat_format.syntax is None:
+    if not chat_format.forms:
         return list(messages)
     prepared = [_prepared(message, chat_format, traits) for message in messages]
     if tools and not traits.tools:

@@ -107,6 +107,16 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
     )
 
 
+def render_probe(render: RenderText) -> str:
+    """Return what a template makes of a conversation with a tool and a call; empty: it refuses them."""
+    for arguments in ({"probe_key": _VALUE}, '{"probe_key": "probe_value"}'):
+        try:
+            return render(_history(arguments), [_TOOL], {})
+        except InvalidRequestError:
+            continue
+    return ""
+
+
 def _history(arguments: Any, content: str = "", **fields: Any) -> list[Message]:
     """A turn with a call and its result; without arguments, one with an answer."""
     answer: Message = {"role": "assistant", "content": content, **fields}

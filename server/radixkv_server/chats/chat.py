@@ -25,7 +25,7 @@ from radixkv.text.chat_formats.answer import (
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule, normalized
-from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat
+from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
 from radixkv.text.chat_formats.hints import divergence_hint
 from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
 from radixkv.text.text_tokenizer import TextTokenizer
@@ -258,7 +258,7 @@ async def chat_request(
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
         forced=forced,
-        names=[tool["function"]["name"] for tool in chat.callable_tools],
+        tools=schemas_of(chat.callable_tools),
     )
     prompt_request = PromptRequest(
         encoded,
@@ -329,7 +329,7 @@ def _grammar(
         lark = replace(grammar, tools=chat.callable_tools).without_calls()
     elif wanted is None:
         lark = grammar.optional()
-        if lark is None and allowed is not None and chat_format.syntax is not None:
+        if lark is None and allowed is not None and chat_format.forms:
             message = (
                 f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits
+from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
 from radixkv.text.text_tokenizer import TextTokenizer
 
 #: Templates of requests that are remembered, where such are allowed.
@@ -59,5 +59,13 @@ class ChatTemplates:
         def is_token(text: str) -> bool:
             return len(tokenizer.encode(text, add_special_tokens=False)) == 1
 
-        chat_format = find_format(self._format_name, template or tokenizer.chat_template, is_token)
+        shown = render_probe(render)
+        found = find_format(self._format_name, template or tokenizer.chat_template, is_token, shown)
+        chat_format = found.with_vocabulary(_special_tokens(tokenizer))
         return KnownTemplate(chat_format, find_traits(render, chat_format.tools_option))
+
+
+def _special_tokens(tokenizer: TextTokenizer) -> list[str]:
+    """The spellings of the special tokens of a vocabulary."""
+    added: Mapping[str, Any] = tokenizer.facts.get("added_tokens_decoder") or {}
+    return [token["content"] for token in added.values()]

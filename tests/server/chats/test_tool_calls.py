@@ -219,7 +219,7 @@ def test_plain_answers_are_left_alone() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat_format must be one of auto, hermes"):
+    with pytest.raises(ConfigError, match="chat_format must be one of auto, apertus"):
         ServerSettings(chat_format="nope")
 
 

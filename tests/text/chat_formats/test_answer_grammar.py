@@ -27,7 +27,16 @@ TOOLS = [
     {"type": "function", "function": {"name": "look", "strict": True, "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "wait", "parameters": {"properties": {"b": {"not": {}}}}}},
 ]
-CALLING = [name for name, known in FORMATS.items() if known.syntax is not None]
+#: One format of each notation and of each way to frame content, some with marks that are text.
+CALLING = [
+    *((name, False) for name in ("hermes", "deepseek", "harmony", "llama3", "qwen3-coder")),
+    *((name, True) for name in ("hermes", "smollm2", "mistral", "mistral-args", "harmony", "glm", "gemma4")),
+    *(
+        (name, True)
+        for name in ("deepseek-dsml", "minimax-m3", "lfm2", "kimi-k2", "kimi-k3", "command", "solar")
+    ),
+    *((name, True) for name in ("functionary-v3.2", "apertus", "minicpm5")),
+]
 
 
 class Marked:
@@ -58,14 +67,17 @@ class Marked:
 
 class Case:
     def __init__(self, chat_format: ChatFormat, special: bool) -> None:
-        self.format = chat_format
-        self.tokenizer = Marked(chat_format.special_tokens if special else ())
+        marks = chat_format.mark_tokens() if special else ()
+        self.format = chat_format.with_vocabulary(marks)
+        self.tokenizer = Marked(self.format.special_tokens)
         self.compiler = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {END}))
         self.call = chat_format.write_calls([("look", '{"a": 12}')])
         self.bad = chat_format.write_calls([("look", '{"a": "x"}')])
-        self.two = chat_format.write_calls([("look", '{"a":1}'), ("wait", '{"b": null}')])
+        self.two = chat_format.write_calls([("look", '{"a":1}'), ("wait", '{"b": "x"}')])
         marks = chat_format.reasoning
-        self.thinking = marks[0][0] + "so {} or" + marks[1][0] if marks is not None else ""
+        self.thinking = marks.opens[0] + "so {} or" + marks.closes[0] if marks is not None else ""
+        spoken = chat_format.spoken if chat_format.frames_content else None
+        self.spoken = spoken.opens[0] if spoken is not None else ""
 
     def grammar(self, parallel: bool = True, **options: Any) -> AnswerGrammar:
         return AnswerGrammar(self.format, TOOLS, parallel, self.tokenizer.token_of, **options)
@@ -88,7 +100,7 @@ class Case:
         return bool(torch.isfinite(logits[0, END]))
 
 
-@pytest.fixture(scope="module", params=[(name, special) for name in CALLING for special in (False, True)])
+@pytest.fixture(scope="module", params=CALLING, ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     name, special = request.param
     return Case(FORMATS[name], special)
@@ -121,8 +133,8 @@ def test_thinking_comes_first_where_the_model_has_marks_for_it(case: Case) -> No
 
 
 def test_free_answers_hold_their_calls_to_strict_schemas(case: Case) -> None:
-    if case.format.spoken is not None:
-        assert case.grammar().optional() is None
+    if case.grammar().optional() is None:
+        assert case.format.frames_content or case.format.form.bare
         return
     accepts = case.accepts(case.grammar().optional())
     for text in ("", "Hello {}", case.call, "Hello " + case.call, case.two, case.thinking + "Hello"):
@@ -135,8 +147,7 @@ def test_free_answers_hold_their_calls_to_strict_schemas(case: Case) -> None:
 
 def test_text_in_which_no_call_begins(case: Case) -> None:
     accepts = case.accepts(case.grammar().without_calls())
-    spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
-    for text in ("", "Hello {} <b>\n", '{"name": "Bob"}', case.thinking + spoken + "Hello"):
+    for text in ("", "Hello {} <b>\n", '{"name": "Bob"}', case.thinking + case.spoken + "Hello"):
         assert accepts(text)
     for text in (case.call, "Hello\n" + case.call, case.thinking + case.call, case.two, case.bad):
         assert not accepts(text)
@@ -147,10 +158,9 @@ def test_text_in_which_no_call_begins(case: Case) -> None:
 
 def test_json_or_a_call(case: Case) -> None:
     accepts = case.accepts(case.grammar().json('{"type": "integer"}'))
-    spoken = case.format.spoken[0][0] if case.format.spoken is not None else ""
-    assert accepts(spoken + "12")
+    assert accepts(case.spoken + "12")
     assert accepts(case.call)
-    assert not accepts(spoken + "twelve")
+    assert not accepts(case.spoken + "twelve")
 
 
 def test_where_nothing_is_to_be_held() -> None:

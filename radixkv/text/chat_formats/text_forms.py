@@ -1,0 +1,49 @@
+"""Forms of calls that several families write, and read beside their own."""
+
+from __future__ import annotations
+
+from radixkv.text.chat_formats.arguments import JsonArguments, TaggedArguments
+from radixkv.text.chat_formats.calls import CallForm
+from radixkv.text.chat_formats.literals import PYTHON
+
+PREAMBLE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures as JSON:\n<tools>\nTOOLS\n</tools>\n\n"
+    "To call functions, answer with nothing but the calls, in exactly this form:\nEXAMPLE"
+)
+
+#: Qwen3-Coder's.
+FUNCTION_TAGS = CallForm(
+    "<tool_call>\n<function=NAME>\n",
+    TaggedArguments("<parameter=KEY>\n", "\n</parameter>\n", "", padded=True),
+    "</function>\n</tool_call>",
+    ("<tool_call>", "<function="),
+    reads="<tool_call>? <function=NAME>",
+    reads_tail="</function>",
+    closes=("</tool_call>",),
+)
+#: GLM's.
+ARG_PAIRS = CallForm(
+    "<tool_call>NAME\n",
+    TaggedArguments("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+    "</tool_call>",
+    ("<tool_call>",),
+    is_vague=True,
+)
+#: Functionary's and Llama's.
+FUNCTION_JSON = CallForm("<function=NAME>", JsonArguments(), "</function>", ("<function=",), between="")
+#: A list of calls as Python writes them, with nothing before it.
+PYTHON_LIST = CallForm(
+    "NAME",
+    PYTHON,
+    "",
+    (),
+    "[",
+    ", ",
+    "]",
+    reads="[ NAME",
+    reads_next="NAME",
+    separators=(",",),
+    closes=("]",),
+    bare=("[",),
+)
