@@ -9,9 +9,13 @@ from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
 from radixkv.text.chat_formats.json_calls import JsonCalls
-from radixkv.text.chat_formats.text_forms import FUNCTION_JSON, FUNCTION_TAGS, PREAMBLE, PYTHON_LIST
-
-_NAME = '{"name": "NAME", "arguments": '
+from radixkv.text.chat_formats.text_forms import (
+    FUNCTION_JSON,
+    NAME_JSON,
+    PREAMBLE,
+    PYTHON_LIST,
+    TOOL_CALL_JSON,
+)
 
 
 def _list(opens: str, closes: str = "", *more: str, between: str = ", ") -> JsonCalls:
@@ -21,18 +25,9 @@ def _list(opens: str, closes: str = "", *more: str, between: str = ", ") -> Json
         more: further marks that open one.
     """
     marks = (closes,) if closes else ()
-    return JsonCalls(_NAME, "}", (opens, *more), f"{opens}[", between, f"]{closes}", marks)
+    return JsonCalls(NAME_JSON, "}", (opens, *more), f"{opens}[", between, f"]{closes}", marks)
 
 
-_TOOL_CALL = JsonCalls(f"<tool_call>\n{_NAME}", "}\n</tool_call>", ("<tool_call>",), closes=("</tool_call>",))
-
-HERMES = ChatFormat(
-    "hermes",
-    "Hermes 2 and 3, Qwen 2.5 and 3, QwQ, Granite 4, MiMo-VL, Bielik, Reka Edge, EXAONE 4 and many others",
-    signs=(("<tool_call>",),),
-    forms=(_TOOL_CALL, FUNCTION_TAGS),
-    preamble=PREAMBLE,
-)
 ERNIE = replace(
     HERMES,
     name="ernie",
@@ -70,7 +65,7 @@ LONGCAT = ChatFormat(
     reasoning=Section(("<longcat_think>", "<think>"), ("</longcat_think>", "</think>")),
     forms=(
         JsonCalls(
-            f"<longcat_tool_call>\n{_NAME}",
+            f"<longcat_tool_call>\n{NAME_JSON}",
             "}\n</longcat_tool_call>",
             ("<longcat_tool_call>",),
             closes=("</longcat_tool_call>",),
@@ -101,7 +96,7 @@ XLAM = ChatFormat(
     signs=(('"tool_call_name"',), ("in a single JSON array",)),
     forms=(
         JsonCalls(
-            _NAME,
+            NAME_JSON,
             "}",
             ("<tool_call>", "[TOOL_CALLS]"),
             "[",
@@ -115,7 +110,7 @@ XLAM = ChatFormat(
 )
 
 _MISTRAL_LIST = JsonCalls(
-    _NAME, "}", ("[TOOL_CALLS]",), "[TOOL_CALLS] [", ", ", "]", arguments_keys=frozenset({"arguments"})
+    NAME_JSON, "}", ("[TOOL_CALLS]",), "[TOOL_CALLS] [", ", ", "]", arguments_keys=frozenset({"arguments"})
 )
 MISTRAL_ARGS = ChatFormat(
     "mistral-args",
@@ -157,7 +152,7 @@ GRANITE = ChatFormat(
         ("<think>", "Here is my thought process:", "Here's my thought process:"), ("</think>",)
     ),
     spoken=Section(("<response>", "Here is my response:", "Here's my response:"), ("</response>",)),
-    forms=(_list("<|tool_call|>", "", "<tool_call>"), _TOOL_CALL),
+    forms=(_list("<|tool_call|>", "", "<tool_call>"), TOOL_CALL_JSON),
     preamble=PREAMBLE,
 )
 PHI4 = ChatFormat(
@@ -226,7 +221,7 @@ HUNYUAN = ChatFormat(
             reads_tail="```? </tool_call>",
             closes=("</tool_calls>",),
         ),
-        _TOOL_CALL,
+        TOOL_CALL_JSON,
     ),
     preamble=PREAMBLE,
 )
@@ -318,7 +313,7 @@ GIGACHAT = ChatFormat(
     "GigaChat 3 and 3.1",
     signs=(("<|function_call|>",), ("function call", "<|role_sep|>")),
     tokens=("<|function_call|>",),
-    forms=(JsonCalls(f"<|function_call|>{_NAME}", "}", _GIGA, between="\n"),),
+    forms=(JsonCalls(f"<|function_call|>{NAME_JSON}", "}", _GIGA, between="\n"),),
     dropped=("<|message_sep|>",),
     preamble=PREAMBLE,
 )

@@ -8,18 +8,13 @@ from radixkv.text.chat_formats.arguments import ElementArguments, TaggedArgument
 from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
-from radixkv.text.chat_formats.json_families import HERMES
-from radixkv.text.chat_formats.text_forms import (
-    ARG_PAIRS,
-    FUNCTION_TAGS,
-    PREAMBLE,
-)
+from radixkv.text.chat_formats.text_forms import ARG_PAIRS, FUNCTION_TAGS, PREAMBLE, TOOL_CALL_JSON
 
 QWEN_CODER = ChatFormat(
     "qwen3-coder",
     "Qwen3-Coder, Qwen 3.5 and 3.6, Nemotron 3, Step 3.5, MiMo-V2",
     signs=(("<function=", "<parameter="),),
-    forms=(FUNCTION_TAGS, HERMES.forms[0]),
+    forms=(FUNCTION_TAGS, TOOL_CALL_JSON),
     preamble=PREAMBLE,
 )
 _SEED = replace(
@@ -45,7 +40,7 @@ GLM = ChatFormat(
     "GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5",
     signs=(("<arg_key>",),),
     tokens=("<arg_key>",),
-    forms=(ARG_PAIRS, HERMES.forms[0]),
+    forms=(ARG_PAIRS, TOOL_CALL_JSON),
     preamble=PREAMBLE,
 )
 

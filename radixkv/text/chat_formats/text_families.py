@@ -8,13 +8,8 @@ from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
-from radixkv.text.chat_formats.json_families import HERMES
 from radixkv.text.chat_formats.literals import PYTHON, gemma_literals
-from radixkv.text.chat_formats.text_forms import (
-    FUNCTION_JSON,
-    PREAMBLE,
-    PYTHON_LIST,
-)
+from radixkv.text.chat_formats.text_forms import FUNCTION_JSON, PREAMBLE, PYTHON_LIST, TOOL_CALL_JSON
 
 # ---------------------------------------------------------------------- literals
 
@@ -32,7 +27,7 @@ LFM2 = ChatFormat(
             reads="<|tool_call_start|>? [? NAME",
             closes=("]", "<|tool_call_end|>"),
         ),
-        replace(HERMES.forms[0], opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
+        replace(TOOL_CALL_JSON, opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
     ),
     preamble=PREAMBLE,
 )
@@ -91,7 +86,7 @@ GEMMA = ChatFormat(
     "Gemma 2 and 3",
     signs=(("<start_of_turn>",),),
     tokens=("<start_of_turn>",),
-    forms=(PYTHON_LIST, replace(_TOOL_CODE, opens=("```tool_code",)), *HERMES.forms[:1]),
+    forms=(PYTHON_LIST, replace(_TOOL_CODE, opens=("```tool_code",)), TOOL_CALL_JSON),
     preamble=PREAMBLE,
 )
 FUNCTION_GEMMA = ChatFormat(

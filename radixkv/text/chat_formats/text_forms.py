@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from radixkv.text.chat_formats.arguments import JsonArguments, TaggedArguments
 from radixkv.text.chat_formats.calls import CallForm
+from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import PYTHON
+
+#: Before the arguments of a call that is a JSON object.
+NAME_JSON = '{"name": "NAME", "arguments": '
 
 PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -12,6 +16,18 @@ PREAMBLE = (
     "To call functions, answer with nothing but the calls, in exactly this form:\nEXAMPLE"
 )
 
+#: Hermes's.
+TOOL_CALL_JSON = JsonCalls(
+    f"<tool_call>\n{NAME_JSON}", "}\n</tool_call>", ("<tool_call>",), closes=("</tool_call>",)
+)
+
+HERMES = ChatFormat(
+    "hermes",
+    "Hermes 2 and 3, Qwen 2.5 and 3, QwQ, Granite 4, MiMo-VL, Bielik, Reka Edge, EXAONE 4 and many others",
+    signs=(("<tool_call>",),),
+    forms=(TOOL_CALL_JSON, FUNCTION_TAGS),
+    preamble=PREAMBLE,
+)
 #: Qwen3-Coder's.
 FUNCTION_TAGS = CallForm(
     "<tool_call>\n<function=NAME>\n",
