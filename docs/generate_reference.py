@@ -228,8 +228,8 @@ def chat_formats() -> str:
     lines = [
         "# Chat formats",
         "",
-        f"Written by `{COMMAND}` from the declarations in `radixkv/text/chat_formats`. What they are for is told",
-        "in [tools and reasoning](../tools_and_reasoning.md), how to add one in",
+        f"Written by `{COMMAND}` from the declarations in `radixkv/text/chat_formats`. What they are for is",
+        "told in [tools and reasoning](../tools_and_reasoning.md), how to add one in",
         "[a guide](../guide/add_a_chat_format.md).",
         "",
     ]

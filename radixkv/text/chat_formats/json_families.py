@@ -11,6 +11,7 @@ from radixkv.text.chat_formats.format_parser import Section
 from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.text_forms import (
     FUNCTION_JSON,
+    FUNCTION_TAGS,
     NAME_JSON,
     PREAMBLE,
     PYTHON_LIST,
@@ -28,6 +29,13 @@ def _list(opens: str, closes: str = "", *more: str, between: str = ", ") -> Json
     return JsonCalls(NAME_JSON, "}", (opens, *more), f"{opens}[", between, f"]{closes}", marks)
 
 
+HERMES = ChatFormat(
+    "hermes",
+    "Hermes 2 and 3, Qwen 2.5 and 3, QwQ, Granite 4, MiMo-VL, Bielik, Reka Edge, EXAONE 4 and many others",
+    signs=(("<tool_call>",),),
+    forms=(TOOL_CALL_JSON, FUNCTION_TAGS),
+    preamble=PREAMBLE,
+)
 ERNIE = replace(
     HERMES,
     name="ernie",

@@ -20,14 +20,6 @@ PREAMBLE = (
 TOOL_CALL_JSON = JsonCalls(
     f"<tool_call>\n{NAME_JSON}", "}\n</tool_call>", ("<tool_call>",), closes=("</tool_call>",)
 )
-
-HERMES = ChatFormat(
-    "hermes",
-    "Hermes 2 and 3, Qwen 2.5 and 3, QwQ, Granite 4, MiMo-VL, Bielik, Reka Edge, EXAONE 4 and many others",
-    signs=(("<tool_call>",),),
-    forms=(TOOL_CALL_JSON, FUNCTION_TAGS),
-    preamble=PREAMBLE,
-)
 #: Qwen3-Coder's.
 FUNCTION_TAGS = CallForm(
     "<tool_call>\n<function=NAME>\n",
