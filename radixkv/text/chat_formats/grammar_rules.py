@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
-from radixkv.text.chat_formats.arguments import KEY, KIND, ElementArguments, JsonArguments, TaggedArguments
+from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.literals import LiteralArguments
+from radixkv.text.chat_formats.tagged_arguments import KEY, KIND, ElementArguments, TaggedArguments
 
 #: Objects in objects that get rules of their own; deeper ones may be anything.
 _MAX_DEPTH = 4

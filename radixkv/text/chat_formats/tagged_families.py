@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from radixkv.text.chat_formats.arguments import ElementArguments, TaggedArguments
 from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
+from radixkv.text.chat_formats.tagged_arguments import ElementArguments, TaggedArguments
 from radixkv.text.chat_formats.text_forms import ARG_PAIRS, FUNCTION_TAGS, PREAMBLE, TOOL_CALL_JSON
 
 QWEN_CODER = ChatFormat(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from radixkv.text.chat_formats.arguments import JsonArguments, TaggedArguments
+from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import PYTHON
+from radixkv.text.chat_formats.tagged_arguments import TaggedArguments
 
 #: Before the arguments of a call that is a JSON object.
 NAME_JSON = '{"name": "NAME", "arguments": '
