@@ -1,1 +1,1 @@
-"""What runs on top of the engine and the cache: the command line, serving workloads, trace replay."""
+"""The command line, on top of engine, server and cache."""

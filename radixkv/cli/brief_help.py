@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-#: Panel -> its options by the names of their settings: those that `--help` lists, and the others.
+#: Panel -> its options by the names of their settings: the ones listed by `--help`, and the others.
 PANELS: dict[str, tuple[str, str]] = {
     "Model": (
         "dtype device quantization max_model_len chat_template",
@@ -56,7 +56,7 @@ _ALL = "radixkv: all options"
 
 
 class BriefHelp(TyperCommand):
-    """A command with so many options that `--help` leaves the rare ones to `--help-all`."""
+    """A command with many options: `--help` leaves the rare ones to `--help-all`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

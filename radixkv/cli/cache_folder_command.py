@@ -43,7 +43,7 @@ def list_files(folder: FolderArgument, json_file: JsonOption = None) -> None:
 def verify(folder: FolderArgument, json_file: JsonOption = None) -> None:
     """Read every block and check it; exit status 1 if any is damaged.
 
-    A folder may be in use; what is just being written looks damaged then.
+    A folder may be in use; a block being written looks damaged then.
     """
     check_writable("--json", json_file)
     reports = _reports(folder, verify=True)

@@ -19,7 +19,7 @@ SECTIONS = ("server", "engine")
 
 
 def take_config_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Make what a file says the defaults of a command's options; called before they are read.
+    """Make the values of a file the defaults of a command's options; called before they are read.
 
     Raises:
         ConfigError: the file can't be read, is no TOML, or has a name or a value that no option takes.
@@ -55,7 +55,7 @@ def _defaults(context: typer.Context, tables: Mapping[str, Any]) -> Iterator[tup
 
 
 def _names(param: Parameter) -> list[str]:
-    """What an option or argument is called in a file: as its flag, without the dashes."""
+    """Return the name of an option or argument in a file: its flag, without the dashes."""
     if isinstance(param, TyperArgument):
         return [str(param.name)]
     return [flag[2:] for flag in param.opts if flag.startswith("--") and flag not in ("--config", "--help")]

@@ -47,7 +47,7 @@ def explain(
 ) -> None:
     """Say how much of each prompt would come from the cache, and show the text where the rest begins.
 
-    With --url a running server is asked about what it has cached now; nothing is sent to its model. Without,
+    With --url a running server is asked about its cache; nothing is sent to its model. Without,
     the prompts are taken as sent one after the other to an empty cache; no model is loaded.
     """
     paths = [*(files or ()), *(prompt_file or ())]
@@ -75,7 +75,7 @@ def explain(
 
 
 def _explain_remotely(url: str, key: str | None, path: Path, prompt: dict[str, Any]) -> dict[str, Any]:
-    """What the server says to a prompt; see docs/cache_api.md."""
+    """Return the server's explanation of a prompt; see docs/cache_api.md."""
     address = api_root(url) + "/v1/cache/explain"
     try:
         answer = httpx.post(address, json=prompt, headers=authorization(key), timeout=60, trust_env=False)

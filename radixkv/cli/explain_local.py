@@ -22,7 +22,7 @@ class LocalCache:
         self._cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)
 
     def explain(self, path: Path, prompt: dict[str, Any]) -> dict[str, Any]:
-        """What the cache says to a prompt, in the form that a server answers; from then on it has it.
+        """Explain a prompt in the form of a server's answer; afterwards the cache holds it.
 
         Raises:
             ConfigError: the prompt is none, or does not fit.

@@ -80,7 +80,7 @@ _COMMANDS = {
 
 @functools.cache
 def command_tree() -> typer.Typer:
-    """All commands, those included that live with what they run."""
+    """Return the application with all commands, imported from their modules."""
     for module, names in _COMMANDS.items():
         try:
             commands = importlib.import_module(f"radixkv.cli.{module}")
@@ -92,7 +92,7 @@ def command_tree() -> typer.Typer:
 
 
 def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
-    """Commands that say what they lack, in the place of those that can't be imported."""
+    """Add commands that name the missing package, in the place of commands that can't be imported."""
     if missing_package(error, "") is None:
         raise error
     for name in names:

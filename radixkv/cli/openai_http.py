@@ -1,4 +1,4 @@
-"""What the client commands know of OpenAI's API: addresses, keys, answers, whole or as they come, usage."""
+"""Client side of OpenAI's API for the commands: addresses, keys, answers, whole or streamed, usage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_event(line: str) -> dict[str, Any] | None:
 
 
 def token_counts(usage: dict[str, Any]) -> tuple[int, int, int]:
-    """Tokens of the prompt, those of them that were cached, and tokens of the answer; 0 where not told."""
+    """Tokens of the prompt, its cached tokens, and tokens of the answer; 0 where not reported."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return usage.get("prompt_tokens") or 0, cached or 0, usage.get("completion_tokens") or 0
 

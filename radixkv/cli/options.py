@@ -1,4 +1,4 @@
-"""Settings as command-line options, made from a class of settings: the engine's are those of every command.
+"""Settings as command-line options, made from a class of settings; all commands share the engine's.
 
 The help text of an option is the setting's paragraph in the class's docstring, so the two can't differ.
 """
@@ -94,7 +94,7 @@ def setting_helps(settings: type) -> dict[str, str]:
     return {name: _REGISTRY.sub(_names_in_registry, text) for name, text in texts.items()}
 
 
-# What a docstring says of a setting that names one of several classes; their names stand on them alone.
+# Docstring of a setting that names one of several classes; the names stand on the classes alone.
 _REGISTRY = re.compile(r"`(radixkv[\w.]+)\.POLICIES`; checked when the engine is made\.")
 
 
@@ -122,12 +122,12 @@ def _type_of(name: str, annotation: str) -> Any:
 def settings_parameters(
     settings: type, panel: str, *, renamed: Mapping[str, str], left_out: Sequence[str] = ()
 ) -> list[inspect.Parameter]:
-    """One parameter of a command, an option of the setting's name, for each field of a class of settings.
+    """Make a parameter of a command, an option of the field's name, for each field of a class of settings.
 
     Args:
         panel: of the help text, for settings that `PANELS` does not name.
-        renamed: field -> what the option is called, where it is not the field's name.
-        left_out: fields that are no options.
+        renamed: field -> name of the option, where it is not the field's name.
+        left_out: fields without an option.
     """
     helps = setting_helps(settings)
     parameters = []

@@ -82,7 +82,7 @@ def proxy(
     max_body: MaxBodyOption = None,
     max_kept: MaxKeptOption = "32MiB",
 ) -> None:
-    """Stand before any model API, hand everything on unchanged, and show and record what is asked.
+    """Stand before any model API, forward everything unchanged, and show and record the requests.
 
     Clients are given http://HOST:PORT in the place of the API's own address. Keys go through and are kept
     nowhere.
@@ -136,7 +136,7 @@ def proxy(
 
 
 def _rules_of(host: str) -> str:
-    """The rules of a provider by its name; those of a prefix cache for all others."""
+    """Return the rules of a provider by its name; for all others, the rules of a prefix cache."""
     return next((name for name in ("anthropic", "openai") if name in host.lower()), "radixkv")
 
 

@@ -68,7 +68,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
-    """What a user wants to know when the server is ready; the curl line works when pasted."""
+    """Print the address, the console and a request to try; the curl line works when pasted."""
     from radixkv.engine.startup import resident_memory
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host

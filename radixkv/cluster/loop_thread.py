@@ -1,4 +1,4 @@
-"""LoopThread: an event loop in a thread, for what goes on beside all callers."""
+"""LoopThread: an event loop in a thread, for work beside all callers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoopThread:
         future.add_done_callback(self._running.discard)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for what it returns or raises. Not on this thread, and not after `stop`."""
+        """Run a coroutine on the loop and wait for it. Not on this thread, and not after `stop`."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:

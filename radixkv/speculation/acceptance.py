@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-#: Matches of so many tokens and more are counted apart from shorter ones: they are right more often.
+#: Matches of this length and longer are counted apart from shorter ones: they are right more often.
 KINDS = (0, 3, 8)
 _PRIOR_WEIGHT = 2.0
 _MEMORY = 0.7  # of what was counted before, at each draft
@@ -25,13 +25,13 @@ class Acceptance:
         self._right, self._tried = [0.0] * len(KINDS), [0.0] * len(KINDS)
 
     def rate(self, match: int) -> float:
-        """How likely the next guess is right, given a match of so many tokens."""
+        """Probability that the next guess is right, after a match of this length."""
         kind = bisect_right(KINDS, match) - 1
         right = self._right[kind] + _PRIOR_WEIGHT * self._priors[kind]
         return right / (self._tried[kind] + _PRIOR_WEIGHT)
 
     def worthwhile(self, match: int, break_even: float, most: int) -> int:
-        """How many guesses to make: while all of them are right with more than this probability. O(result).
+        """Number of guesses to make: while all of them are right with more than this probability. O(result).
 
         Never more than the match is long.
         """
@@ -47,7 +47,7 @@ class Acceptance:
         return count
 
     def observe(self, match: int, num_guesses: int, num_right: int) -> None:
-        """Of a draft after such a match, so many tokens were right, from its first on."""
+        """Record that the first `num_right` guesses after such a match were right."""
         kind = bisect_right(KINDS, match) - 1
         self._right[kind] = self._right[kind] * _MEMORY + num_right
         self._tried[kind] = self._tried[kind] * _MEMORY + num_right + (num_right < num_guesses)

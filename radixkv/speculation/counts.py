@@ -1,4 +1,4 @@
-"""SpeculationCounts: drafts and what came of them, as vLLM counts them."""
+"""SpeculationCounts: drafts and their accepted tokens, as vLLM counts them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class SpeculationCounts:
 
     Attributes:
         num_drafts: how often a request had a draft in a step.
-        num_draft_tokens: guesses that were computed.
-        num_accepted_tokens: those that were right.
-        accepted_per_pos: the same by their position in the draft, from its first on.
+        num_draft_tokens: computed guesses.
+        num_accepted_tokens: right guesses.
+        accepted_per_pos: right guesses by their position in the draft, from its first on.
     """
 
     num_drafts: int = 0
@@ -22,7 +22,7 @@ class SpeculationCounts:
     accepted_per_pos: list[int] = field(default_factory=list)
 
     def observe(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """A draft of so many tokens was checked."""
+        """Count a checked draft."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted

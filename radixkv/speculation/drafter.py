@@ -2,7 +2,7 @@
 
 Sources, in order:
 
- 1. what the cache holds after all the request's tokens, in its own namespace: a repeated request is known
+ 1. the cached text after all the request's tokens, in its own namespace: a repeated request is known
     whole (or the prediction that came with it, while the answer follows it);
  2. the longest match of the request's last tokens in its own text and in its prediction;
  3. the same in recent outputs of its namespace, if that match is longer.
@@ -40,7 +40,7 @@ class Drafter:
         self._num_rows = self._num_samples = 0
 
     def begin(self, num_rows: int, num_samples: int) -> None:
-        """A step of so many rows, in which so many requests get a token, is about to get drafts."""
+        """Prepare for the drafts of a step of `num_rows` rows so far, `num_samples` of them sampled."""
         self._num_rows, self._num_samples = num_rows, num_samples
 
     def draft(self, request: SequenceState, most: int) -> list[int]:
@@ -67,11 +67,11 @@ class Drafter:
         return found
 
     def granted(self, num_tokens: int) -> None:
-        """So many tokens of a draft are rows of the step now."""
+        """Count tokens of a draft that are rows of the step now."""
         self._num_rows += num_tokens
 
     def observe(self, request: SequenceState, num_guesses: int, num_right: int) -> None:
-        """Of the request's latest draft so many tokens were right, from its first on."""
+        """Record that the first `num_right` tokens of the request's latest draft were right."""
         text = self._texts.get(request)
         if text is not None and text.match:
             text.acceptance.observe(text.match, num_guesses, num_right)
@@ -83,5 +83,5 @@ class Drafter:
             self._outputs.add(request.namespace, request.output_token_ids())
 
     def forget_outputs(self) -> None:
-        """Forget what has been written, in every namespace."""
+        """Forget all texts, in every namespace."""
         self._outputs.forget()

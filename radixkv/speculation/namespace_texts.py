@@ -47,7 +47,7 @@ class NamespaceTexts:
         text.append(_END)
 
     def find(self, namespace: NamespaceName, context: Sequence[int], most: int) -> tuple[list[int], int]:
-        """What followed the end of `context` before, at most `most` tokens, and how long the match is."""
+        """Return up to `most` tokens after the latest match of the end of `context`, and its length."""
         text = self._texts.get(frame_namespace(namespace)) if self._texts else None
         if text is None:
             return [], 0

@@ -10,18 +10,18 @@ from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.acceptance import Acceptance
 from radixkv.speculation.text_index import LONGEST_MATCH, TextIndex
 
-#: Of a prompt, so many tokens are searched.
+#: Searched tokens of a prompt, at most.
 MAX_INDEXED = 32_768
 #: Tokens of a cached continuation that are read at a time.
 _PAGE = 64
 _LONGEST_WAIT = 64
 
-#: The cached tokens after all that a request has, at most so many.
+#: Cached tokens after the request's text, at most.
 Continuation = Callable[[SequenceState, int], Sequence[int]]
 
 
 class RequestText:
-    """What one request has written so far, and where it is in texts that it may be repeating.
+    """The text of one request so far, and its place in texts that it may be repeating.
 
         script     s0 s1 s2 s3 s4 s5        a text that the request has followed token for token:
                          ^ at               the next guess is s3
@@ -51,7 +51,7 @@ class RequestText:
         self._own = TextIndex(tokens)
         self._length = request.num_tokens
         self._prediction = TextIndex(np.asarray(prediction, dtype=np.int32)) if prediction else None
-        # The prediction is what the answer begins with, until it turns out otherwise.
+        # The prediction is taken as the answer's beginning until it turns out otherwise.
         output = request.output_token_ids()
         follows = prediction is not None and list(prediction[: len(output)]) == output
         self._script: Sequence[int] = prediction if follows and prediction else ()
@@ -74,7 +74,7 @@ class RequestText:
         self.context = (self.context + new)[-LONGEST_MATCH:]
 
     def follow(self, request: SequenceState, most: int, continuation: Continuation) -> list[int]:
-        """The next tokens of what the request is repeating: its cached continuation, or the prediction.
+        """Return the next tokens of the repeated text: its cached continuation, or the prediction.
 
         The cache is asked where the text ends, and again after ever longer waits where it knew nothing.
         """
@@ -86,7 +86,7 @@ class RequestText:
         return list(self._script[self._at : self._at + most])
 
     def find(self, most: int) -> tuple[list[int], int]:
-        """What followed the request's last tokens in the prediction, or before in its own text."""
+        """Return the tokens after the request's last ones in the prediction, or earlier in its own text."""
         best: tuple[list[int], int] = [], 0
         if self._prediction is not None:
             position, length = self._prediction.find(self.context)

@@ -1,4 +1,4 @@
-"""StepCosts: what one more row costs in a step, and what a token is worth there."""
+"""StepCosts: the cost of one more row in a step, and the value of a token there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED: Mapping[str, Mapping[int, float]] = {
 
 
 class StepCosts:
-    """Interpolates linearly between what was measured, and goes on as steeply after.
+    """Interpolate linearly between measurements, and extrapolate with the last slope.
 
     Args:
         durations: rows of a step -> how long it takes, in any unit; two at least.
@@ -28,20 +28,20 @@ class StepCosts:
 
     @classmethod
     def of_backend(cls, backend: str) -> StepCosts:
-        """What is known of an attention backend; of an unknown one, as of a CPU."""
+        """Return the costs of an attention backend; of an unknown one, a CPU's."""
         return cls(MEASURED.get(backend, MEASURED["cpu"]))
 
     def duration(self, rows: int) -> float:
-        """How long a step of so many rows takes. O(log entries)."""
+        """Return the time of a step of `rows` rows. O(log entries)."""
         i = self._segment(rows)
         return self._costs[i] + (rows - self._rows[i]) * self._slope(i)
 
     def one_more(self, rows: int) -> float:
-        """What a row more costs in a step of so many."""
+        """Return the cost of one more row in a step of `rows`."""
         return self._slope(self._segment(rows))
 
     def break_even(self, rows: int, num_samples: int) -> float:
-        """How likely a guess must be for one more row to pay, in a step where so many requests get a token.
+        """Return the probability of a guess from which on one more row pays, with `num_samples` samples.
 
         A token that is got in this step saves its request a step, which is a share of a step's duration.
         """

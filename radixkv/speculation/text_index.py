@@ -87,8 +87,8 @@ class TextIndex:
         each of a few candidates.
 
         Args:
-            context: the last tokens, `LONGEST_MATCH` of them if there are that many.
-            inside: the context is the end of this very text.
+            context: the last tokens, at most `LONGEST_MATCH`.
+            inside: the context is the end of the indexed text itself.
         """
         if len(context) < GRAM:
             return 0, 0
@@ -118,7 +118,7 @@ class TextIndex:
         )
 
     def _matching(self, position: int, context: Sequence[int]) -> int:
-        """How many tokens before `position` are those at the end of `context`."""
+        """Count the tokens before `position` that equal the end of `context`."""
         tokens = self._tokens
         most = min(position, len(context), LONGEST_MATCH)
         length = 0

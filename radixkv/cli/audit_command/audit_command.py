@@ -143,7 +143,7 @@ def audit_command(
 
 
 def _observe(recording: Recording, observer: Rules, report: AuditReport, rows: RequestRows | None) -> None:
-    """Every request of the log in its order; what can't be rendered is a problem of the recording."""
+    """Every request of the log in its order; unrenderable ones are counted as problems of the recording."""
     gc.freeze()
     thresholds = gc.get_threshold()
     gc.set_threshold(_COLLECTED_AFTER, *thresholds[1:])  # what is remembered of a log makes no cycles
@@ -163,7 +163,7 @@ def _observe(recording: Recording, observer: Rules, report: AuditReport, rows: R
 
 
 def _coding_of(name: str) -> PromptCoding:
-    """What counts prompts in the tokens of a model.
+    """Return the counter of prompts in the tokens of a model.
 
     Raises:
         MissingPackageError: the base install can't.
@@ -211,7 +211,7 @@ def _tree_of(observer: Rules) -> TreeSnapshot:
 
 
 def _of_log(paths: list[Path], recording: Recording, observer: Rules) -> Json:
-    """What is said of the log itself."""
+    """Print the facts about the log itself."""
     problems = recording.problems
     return {
         "files": [path.name for path in paths],

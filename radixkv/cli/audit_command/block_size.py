@@ -1,4 +1,4 @@
-"""The size of an engine's blocks, by what the first answers of a log reported."""
+"""Infer the size of an engine's blocks from the first reported hits of a log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MEMORY_BYTES = 64 << 20
 
 
 def reported_block_size(records: Iterable[Record], rules: RuleSet, coding: PromptCoding | None) -> int:
-    """Tokens of a block: what all reported hits are multiples of, if enough of them differ to tell; else,
-    with the model's tokenizer, what explains most of them; else what these rules have.
+    """Tokens of a block: the common divisor of all reported hits, if enough of them differ to tell; else,
+    with the model's tokenizer, the size that explains most of them; else the default of these rules.
     """
     usual = rules.block_tokens
     first = list(islice(records, _ASKED_RECORDS))
@@ -38,7 +38,7 @@ def reported_block_size(records: Iterable[Record], rules: RuleSet, coding: Promp
 
 
 def _shared(records: Iterable[Record], rules: RuleSet, coding: PromptCoding) -> Iterator[tuple[int, int]]:
-    """Of each request tokens that were there, and those that were reported."""
+    """Cached and reported tokens of each request."""
     observer = Rules(rules, coding, memory_bytes=_MEMORY_BYTES)
     for record in records:
         try:

@@ -1,4 +1,4 @@
-"""The files of an audit: those that can be read only once, as pipes, are copied first."""
+"""The files of an audit: pipes, which can be read only once, are copied first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def readable_again(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """The paths, each of a file that can be read as often as wanted; `-` is the standard input.
 
     Raises:
-        ConfigError: what comes through a pipe can't be read or kept.
+        ConfigError: the input of a pipe can't be read or kept.
     """
     with tempfile.TemporaryDirectory(prefix="radixkv-audit-") as folder:
         found = []

@@ -1,1 +1,1 @@
-"""Serving workloads over HTTP: `radixkv bench`, and what the scripts in benchmarks/ share."""
+"""Serving workloads over HTTP: `radixkv bench`, and helpers of the scripts in benchmarks/."""

@@ -38,7 +38,7 @@ def bench(
         str | None, _workloads(help="Which, separated by commas: W1 cold, W1 warm, W2, W3, single.")
     ] = None,
 ) -> None:
-    """Measure a server over HTTP: throughput, latencies, and what came from the cache.
+    """Measure a server over HTTP: throughput, latencies, and the share of cached tokens.
 
     Without --load, fixed workloads, greedy, 32 output tokens a request. W1: 24 questions on one shared prompt
     of 1,500 tokens, 8 at a time (cold: the first ones; warm: 24 more). W2: 4 conversations of 6 turns. W3: 16

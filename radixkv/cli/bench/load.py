@@ -24,7 +24,7 @@ from radixkv.cli.replay.message_log import Message
 
 @dataclass(slots=True)
 class Outcome(StreamedAnswer):
-    """One request; clock readings are of seconds after the load began."""
+    """A request; clock readings are of seconds after the load began."""
 
     session: int
     turn: int

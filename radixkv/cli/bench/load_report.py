@@ -1,4 +1,4 @@
-"""The figures of a load: percentiles, throughput, what was cached, what failed."""
+"""The figures of a load: percentiles, throughput, cached tokens, failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the outcomes come to; times in seconds, from when a request was due."""
+    """Figures of all outcomes; times in seconds, from when a request was due."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     ends = [outcome.ended for outcome in outcomes if outcome.ended is not None]
     wall = max(ends, default=0.0) - min((outcome.due for outcome in outcomes), default=0.0)

@@ -14,7 +14,7 @@ _load = functools.partial(typer.Option, rich_help_panel="Load (--load)")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is measured, and where the figures go."""
+    """Options of the measurement and the destinations of its figures."""
 
     url: Annotated[
         str | None, typer.Option(help="Measure this running server instead of starting one for each round.")

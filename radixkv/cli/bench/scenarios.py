@@ -1,4 +1,4 @@
-"""What a load consists of: sessions of chats that begin at given times.
+"""Scenarios of a load: sessions of chats that begin at given times.
 
 The prompts depend on the seed alone, so that two servers get the same ones.
 """
@@ -26,7 +26,7 @@ class Session:
     Args:
         start: seconds after the load begins at which its first turn is due.
         turns: the messages that each turn adds.
-        max_tokens: most tokens of an answer; None: what the server takes.
+        max_tokens: most tokens of an answer; None: the server's own limit.
     """
 
     start: float
@@ -51,7 +51,7 @@ def make_sessions(
 
     shared: one question each after one system prompt of `shared_words` words, the same for all.
     agent: `turns` turns each, every result some hundred words that the next turn repeats.
-    unique: one prompt each, of `shared_words` words that nobody shares.
+    unique: one prompt each, of `shared_words` words without shared ones.
     """
     times = arrivals(rate, count, seed)
     common = words(random.Random(f"{seed}: shared"), shared_words)

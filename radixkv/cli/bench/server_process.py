@@ -1,4 +1,4 @@
-"""What benchmarks over HTTP share: a server of their own, words for prompts, the machine."""
+"""Helpers of benchmarks over HTTP: a server of their own, words for prompts, the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def processor_name() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures by."""
+    """Describe the machine for a reader of the figures."""
     return {
         "platform": platform.platform(),
         "processor": processor_name(),
@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class ServerProcess:
-    """A `radixkv serve` that is ready; what it prints further can be read."""
+    """A ready `radixkv serve`; its further output can be read."""
 
     url: str
     process: subprocess.Popen[str]

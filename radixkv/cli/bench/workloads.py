@@ -6,7 +6,7 @@ Greedy, exactly 32 output tokens a request, OpenAI completions, streaming:
     W1 warm  the same shared prompt, 24 new questions
     W2       4 conversations at once x 6 turns, about 100 new tokens a turn, a shared prompt of 800 tokens
     W3       16 requests of about 256 tokens that share nothing, 8 at a time
-    single   4 requests like those of W3, one at a time: what one interactive user sees
+    single   4 requests like those in W3, one at a time: the experience of one interactive user
 
     radixkv bench                                     # starts radixkv itself, one server per round
     radixkv bench --rounds 3 --json serving.json
@@ -38,7 +38,7 @@ WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3", "single")
 
 @dataclass
 class Result:
-    """One workload, once."""
+    """A run of one workload."""
 
     wall: float
     answers: list[StreamedAnswer] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Client:
         return Result(time.perf_counter() - started, list(answers))
 
     async def converse(self, opening: str, turns: Sequence[str]) -> list[StreamedAnswer]:
-        """One conversation: each turn repeats all before it, the answers included."""
+        """A conversation: each turn repeats all before it, the answers included."""
         history, answers = opening, []
         for turn in turns:
             history += f"\nQuestion: {turn}\nAnswer:"
@@ -140,7 +140,7 @@ async def run_workloads(
 
 
 async def run_workload(client: Client, name: str, seed: int) -> Result:
-    """One of `WORKLOADS`; see the top of this file."""
+    """Run one of `WORKLOADS`; see the top of this file."""
     source = random.Random(f"{seed}: {name}")
     if name in ("W1 cold", "W1 warm"):
         shared = words(random.Random(f"{seed}: W1"), 1480)

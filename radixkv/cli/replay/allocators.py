@@ -21,7 +21,7 @@ from radixkv.cli.replay.trace import Int64Array
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What an allocator may know: which sequence, its tokens now, and when it ends (`final`)."""
+    """An allocator's view of a sequence: its id, its tokens now, and its final length."""
 
     index: int
     tokens: int
@@ -34,7 +34,7 @@ class Allocator(Protocol):
     grows: bool
 
     def ever_fits(self, final: int) -> bool:
-        """Whether a sequence of that final length fits into the empty memory."""
+        """Return True if a sequence of that final length fits into the empty memory."""
 
     def admit(self, sequence: Sequence, taken: int) -> bool:
         """Try to take slots for a new sequence; `taken`: slots that growing sequences
@@ -50,7 +50,7 @@ class Allocator(Protocol):
 
 
 class SlabAllocator:
-    """Equal contiguous slabs, each for the longest sequence; what is left over at the end is lost."""
+    """Equal contiguous slabs, each for the longest sequence; the remainder at the end is lost."""
 
     grows = False
 

@@ -1,10 +1,10 @@
-"""Bounds: what an unlimited cache hits, and what a clairvoyant one of a given size could (`opt-pin`).
+"""Bounds: the hits of an unlimited cache, and of a clairvoyant one of a given size (`opt-pin`).
 
-The optimum is Belady's rule on the trie: of what need not stay, drop the block whose next use is farthest
+The optimum is Belady's rule on the trie: among unpinned blocks, drop the one whose next use is farthest
 away, blocks never used again first. Along a path the next use can only get later with depth (a block is
 used with all its ancestors), so the rule, with the deepest first on ties, drops leaves only: the optimum
-over all sets is reached by one a radix tree can hold. `opt-pin` adds what a serving engine can't avoid: the
-request that runs must be resident in full.
+over all sets is reached by one a radix tree can hold. `opt-pin` adds a constraint of every serving
+engine: the running request must be resident in full.
 
 Cost: each request changes the next use of its own path only, and that next use is constant over long
 stretches of the path. So a path is kept as segments (next use, from depth, to depth), and a heap orders

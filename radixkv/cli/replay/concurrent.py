@@ -7,8 +7,8 @@ share it while it runs), holds everything for
     missed prompt tokens / prefill rate + answer tokens / decode rate
 
 seconds of simulated time, and releases: the prompt's blocks stay cached, the answer's are freed (a trace does
-not say what they held). Requests start in the order of their arrival; one that does not fit waits for
-releases, and those after it with it.
+not contain it). Requests start in the order of their arrival; one that does not fit waits for
+releases, and later ones with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from radixkv.errors import OutOfBlocks
 
 @dataclass(frozen=True, slots=True)
 class ServiceRates:
-    """How long a request runs.
+    """Parameters of a request's duration.
 
     Attributes:
         prefill_tokens_per_s: prompt tokens computed per second (of one request).
@@ -139,7 +139,7 @@ def replay_concurrent(
 
 
 class _Overlap:
-    """One such replay under way: the cache, who is running, and the counts."""
+    """A concurrent replay under way: the cache, the running requests, and the counts."""
 
     def __init__(
         self, trace: Trace, policy: str, capacity: int | None, concurrency: int, rates: ServiceRates

@@ -24,7 +24,7 @@ from radixkv.cli.replay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One cell of a hit-rate table.
+    """A cell of a hit-rate table.
 
     Attributes:
         trace: the trace's file name.

@@ -99,7 +99,7 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One prompt, or a whole session, of a log: `line` is where its schedule (or log) line stands."""
+    """A prompt, or a whole session, of a log: `line` is the number of its schedule (or log) line."""
 
     messages: list[Message]
     tools: Any | None

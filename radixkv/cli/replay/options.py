@@ -1,4 +1,4 @@
-"""What the commands `radixkv replay` and `radixkv simulate` share: options, and where results go."""
+"""Options and outputs shared by the commands `radixkv replay` and `radixkv simulate`."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def check_outputs(json_file: Path | None, plot: Path | None) -> None:
 
 
 def wide_console() -> Console:
-    """Where tables are printed: as wide as the terminal, and 200 columns in a file."""
+    """Return the console for tables: as wide as the terminal, and 200 columns in a file."""
     return Console(width=None if Console().is_terminal else 200)

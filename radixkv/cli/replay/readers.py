@@ -8,7 +8,7 @@ The kind of a file is known by its first line, not from its name:
 | `{"messages": ...}` | OpenAI messages; with a schedule beside it, one request per schedule line |
 | `{"session": ..., "upto": ...}` | such a schedule; its message log lies beside it |
 | `TIMESTAMP,ContextTokens,GeneratedTokens` | arrivals without any prefix information |
-| of what `radixkv audit` reads: a request with its answer, a HAR | requests as they were sent |
+| any log that `radixkv audit` reads: a request with its answer, a HAR | requests in order |
 
 All may be gzipped.
 """
@@ -39,7 +39,7 @@ BLOCK_IDS: tuple[BlockIds, ...] = get_args(BlockIds)
 
 _SCHEDULE = "_schedule"
 MAX_FIRST_LINE = 64 * 1024 * 1024  # bytes; of a longer one it is no use to know the kind
-#: What a request to a model has beside its messages, and a line of a message log has not.
+#: Fields of a model request beside its messages, absent in a line of a message log.
 _OF_REQUESTS = frozenset({"model", "system", "call_type"})
 
 
@@ -62,11 +62,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read a trace.
+    """Options of reading a trace.
 
     Attributes:
         block_size: tokens per block; None: inferred (hash ids) or 16 (message logs).
-        block_ids: what an id names: its whole `prefix`, the `content` of its block, or `auto`: content in
+        block_ids: meaning of an id: its whole `prefix`, the `content` of its block, or `auto`: content in
             Qwen's form, prefix otherwise.
         schedule: schedule of a message log; None: the file `<log>_schedule.jsonl[.gz]` beside it, if any.
         tools: JSON object of tool definitions by key; None: `<log>_tools.json` beside the log, if any.

@@ -141,7 +141,7 @@ def _read_traces(paths: list[Path], options: ReadOptions) -> list[Trace]:
 
 
 def _cells(traces: list[Trace], policies: list[str], capacities: list[int | None] | None) -> list[Cell]:
-    """What is to be replayed, bounds included, one request after another."""
+    """The cells to replay, bounds included, one request after another."""
     cells = []
     for position, trace in enumerate(traces):
         cells.append(Cell(position, INFINITE, None))

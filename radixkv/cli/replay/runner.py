@@ -22,7 +22,7 @@ _SMALL = 2_000_000  # blocks over all cells below which starting processes costs
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One replay: trace (by position), policy, capacity; with `concurrency`, of overlapping requests."""
+    """A replay: trace (by position), policy, capacity; with `concurrency`, of overlapping requests."""
 
     trace: int
     policy: str
@@ -33,7 +33,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What `run_cells` did.
+    """Results of `run_cells`.
 
     Attributes:
         results: one per cell, in the cells' order.
@@ -82,8 +82,8 @@ def run_cells(traces: list[Trace], cells: Sequence[Cell], jobs: int, console: Co
     """Run all cells.
 
     Args:
-        traces: what the cells' positions refer to.
-        cells: what to run.
+        traces: the traces that the cells' positions refer to.
+        cells: the replays to run.
         jobs: processes; small work runs in this one.
         console: where the progress bar goes.
 

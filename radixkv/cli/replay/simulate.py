@@ -5,7 +5,7 @@ they fit (prompt first), each running one gets a token per step, and leaves with
 that runs full preempts the sequence that came last and queues it again with the tokens it has. Where the
 memory goes is averaged over the steps for which somebody waits, in the terms of the PagedAttention paper
 (Kwon et al., SOSP 2023): slots that hold tokens, slots reserved for tokens to come, slots never to be used
-inside what a sequence holds (internal fragmentation), and slots lost between (external).
+within a sequence's own slots (internal fragmentation), and slots lost between (external).
 
     waste = 1 - slots with tokens / (all slots - free slots)
 
@@ -30,7 +30,7 @@ SCHEMES = ("slab", "buddy", "paged", "paged+sharing")
 
 @dataclass(frozen=True, slots=True)
 class SchemeResult:
-    """What became of the memory under one scheme. Shares are of all slots, averaged over time; they sum to 1.
+    """Use of the memory under one scheme. Shares are of all slots, averaged over time; they sum to 1.
 
     Attributes:
         workload: the workload's name.
@@ -137,7 +137,7 @@ class _Averages:
 
 
 class _Simulation:
-    """One run: the queue, the running sequences in order of admission, the sums."""
+    """A run: the queue, the running sequences in order of admission, the sums."""
 
     def __init__(
         self, workload: Workload, scheme: str, allocator: Allocator, total: int, block_size: int
@@ -214,7 +214,7 @@ class _Simulation:
         return int((-(-(self.tokens + 1) // self.size)).sum()) * self.size
 
     def _room_for(self, steps: int) -> bool:
-        """Whether the pages for `steps` more tokens of each sequence are there."""
+        """Return True if there are pages for `steps` more tokens of each sequence."""
         pages = int((-(-(self.tokens + steps) // self.size)).sum())
         return pages * self.size + self.allocator.reserved_slots() <= self.total // self.size * self.size
 

@@ -137,7 +137,7 @@ def _bytes_per_token(
 
 
 def _print_schemes(results: list[SchemeResult], per_token: float) -> None:
-    """One line per workload and scheme."""
+    """Print a line per workload and scheme."""
     first = results[0]
     table = Table(
         title=f"{first.total_slots:,} slots of {per_token:,.0f} bytes; pages of {first.block_size} tokens",

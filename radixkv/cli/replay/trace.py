@@ -59,7 +59,7 @@ class Trace:
 
     @property
     def num_unique(self) -> int:
-        """Distinct blocks: what an unlimited cache holds in the end."""
+        """Number of distinct blocks: the final size of an unlimited cache."""
         return len(self.parents)
 
     @property

@@ -1,4 +1,4 @@
-"""Workload: how long sequences are and what they share; from a trace or from a length distribution."""
+"""Workload: lengths of sequences and their shared prefixes; from a trace or from a length distribution."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Workload:
         return self.input_lengths + self.output_lengths
 
     def pages_by_prefix(self, page_size: int) -> tuple[list[Int64Array], Int64Array]:
-        """Which of the prompts' pages are equal.
+        """Group the equal pages of the prompts.
 
         Returns:
             For each sequence the ids of its prefix runs, and for each id the number of pages whose last

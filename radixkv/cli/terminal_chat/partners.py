@@ -21,7 +21,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Turn:
-    """What is known of the latest answer; times in seconds, None until it is known."""
+    """Facts about the latest answer; times in seconds, None until known."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -42,7 +42,7 @@ class Partner(Protocol):
         """
 
     def explain(self, messages: Sequence[Message]) -> str:
-        """How much of the conversation is cached, and why the rest is not; the text around the break."""
+        """Explain how much of the conversation is cached, and why the rest is not."""
 
     def close(self) -> None:
         """Nothing more will be asked."""
@@ -81,7 +81,7 @@ class LocalPartner:
 
 
 class RemotePartner:
-    """A server with OpenAI's chat completions; what it tells of its cache is shown.
+    """A server with OpenAI's chat completions; its reports of cached tokens are shown.
 
     Args:
         url: of the server, with or without `/v1`.

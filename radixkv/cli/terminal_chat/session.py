@@ -23,7 +23,7 @@ HELP = """\
 
 
 class ChatSession:
-    """One conversation.
+    """A conversation.
 
     Args:
         partner: who answers.
@@ -31,8 +31,8 @@ class ChatSession:
         note: prints a line that is about the conversation, not of it.
 
     Attributes:
-        messages: what has been said, the system prompt first.
-        has_ended: the user wants no more.
+        messages: all messages so far, the system prompt first.
+        has_ended: the user has left.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChatSession:
         self.has_ended = False
 
     def take(self, text: str) -> None:
-        """What the user typed: a command or a message. Problems are told, none is raised."""
+        """Handle a typed line: a command or a message. Problems are printed, none is raised."""
         text = text.strip()
         try:
             if text.startswith("/"):
@@ -158,7 +158,7 @@ class ChatSession:
 
 
 def summary(turn: Turn) -> str:
-    """What a turn cost, in one line."""
+    """Return the cost of a turn, in one line."""
     words = []
     if turn.prompt_tokens:
         cached, share = turn.cached_tokens, turn.cached_tokens / turn.prompt_tokens

@@ -21,13 +21,13 @@ COMMANDS = (
 
 
 def history_file() -> Path:
-    """Where typed lines are kept: `$XDG_STATE_HOME/radixkv/chat_history`."""
+    """Path of the history of typed lines: `$XDG_STATE_HOME/radixkv/chat_history`."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "radixkv" / "chat_history"
 
 
 def typed_messages() -> Iterator[str]:
-    """What the user types, until Ctrl-D. Ctrl-C drops the line.
+    """Yield typed lines until Ctrl-D. Ctrl-C drops the line.
 
     In a terminal: arrow keys and Ctrl-R walk through the history, Alt-Enter (or a backslash at the end of a
     line) begins another line of the same message, Tab completes commands. Otherwise: one message a line.

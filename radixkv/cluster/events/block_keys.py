@@ -48,12 +48,12 @@ class BlockKeys:
         return blake2b(self.owner(namespace), digest_size=_LABEL_BYTES, person=b"label").hexdigest()
 
 
-#: What the wire calls the owner of text that all share.
+#: Name on the wire of the owner of public text.
 PUBLIC_LABEL = "public"
 
 
 def is_open(namespace: NamespaceKey) -> bool:
-    """Whether a namespace is nobody's: without tenant and salt."""
+    """Return True for the default namespace: no tenant and no salt."""
     return namespace != PUBLIC and not any(namespace[:2])
 
 
@@ -71,5 +71,5 @@ def block_key(owner: bytes, chain: bytes) -> int:
 
 @lru_cache(64)
 def chains(block_size: int) -> BlockIdentities:
-    """What computes the chains of blocks of so many tokens: `chain(before, token bytes)`."""
+    """Return the function that chains blocks of a size: `chain(before, token bytes)`."""
     return BlockIdentities(block_size * TOKEN_BYTES)

@@ -1,4 +1,4 @@
-"""EventCounts: what was published of block events; it needs nothing that publishing needs."""
+"""EventCounts: counts of published block events, free of the publisher's dependencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EventCounts:
-    """What was published so far.
+    """Counts of published events.
 
     Attributes:
         batches: heartbeats included.

@@ -1,14 +1,14 @@
-"""Follower: what one replica holds, by its messages alone, however they were lost, late or out of order.
+"""Follower: the blocks of one replica, known from its messages alone, in spite of loss, delay and reordering.
 
 It takes messages and says from which sequence number on it wants a replay; it opens no socket and reads no
-clock (`radixkv.cluster.events.subscriber` does). What it knows is exact, or it is forgotten:
+clock (`radixkv.cluster.events.subscriber` does). Its knowledge is exact, or it is forgotten:
 
-    the next number            applied, and after it what came early and was held
+    the next number            applied, then the held messages that follow it
     a number already seen      ignored
     a later number             held; a replay is wanted from the one that is missing
     AllBlocksCleared first     applied at once, whatever is missing before it
     another incarnation        all is forgotten; messages of earlier ones are ignored from then on
-    a replay that begins late  what is missing is lost: all is forgotten, and what comes from then on counts
+    a replay that begins late  the missing part is lost: all is forgotten, and later messages count
     no replay, or no heartbeat all is forgotten until there is one
 
 Engines that name no incarnation begin at 0 when they restart. So all is forgotten when their connection ends.
@@ -42,7 +42,7 @@ _MAX_RETIRED = 64  # incarnations whose late messages are known as such
 
 
 class Watcher(Protocol):
-    """Who wants to know which blocks a replica holds, by their keys (`radixkv.cluster.events.block_keys`)."""
+    """A listener to the blocks that a replica holds, by their keys (`radixkv.cluster.events.block_keys`)."""
 
     def stored(self, keys: Sequence[int]) -> None: ...
 
@@ -95,18 +95,18 @@ class Follower:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is missing of the messages that were seen."""
+        """True if no message is missing before the last one seen."""
         return self.incarnation is not None and self.wanted is None
 
     @property
     def has_heartbeat(self) -> bool:
-        """Whether its stream never falls silent."""
+        """True if its stream never falls silent."""
         return bool(self.incarnation)
 
     # ------------------------------------------------------------------ messages
 
     def receive(self, frames: Sequence[bytes]) -> None:
-        """A message of the stream: topic, sequence number, batch. What is no message is as good as lost."""
+        """Take a message of the stream: topic, sequence number, batch. A malformed message counts as lost."""
         self._take(frames, is_replay=False)
 
     def replayed(self, frames: Sequence[bytes]) -> bool:
@@ -125,7 +125,7 @@ class Follower:
             self._close_replay()
 
     def lost(self) -> None:
-        """Nobody was heard of for too long: forget all, and begin again with a replay of everything."""
+        """After a silence that was too long: forget all, and begin again with a full replay."""
         self._forget()
         self._next = 0
         self._held.clear()
@@ -163,7 +163,7 @@ class Follower:
         self.wanted = self._next if self._held or sequence > self._next else None
 
     def _is_current(self, name: str) -> bool:
-        """Whether a message is of the incarnation that is followed, or of a new one, which is from now on."""
+        """Return True for a message of the followed incarnation, or of a new one, followed from now on."""
         if name == self.incarnation:
             return True
         if name in self._retired:
@@ -178,14 +178,14 @@ class Follower:
         return True
 
     def _close_replay(self) -> None:
-        """What is still missing after a replay of an engine without incarnations is lost."""
+        """Count as lost the messages still missing after a replay of an engine without incarnations."""
         if self._held and not self.incarnation:
             self._forget()
             self._next = min(self._held)
             self._catch_up()
         self.wanted = self._next if self._held else None
 
-    # ------------------------------------------------------------------ what they say
+    # ------------------------------------------------------------------ contents of messages
 
     def _apply(self, sequence: int, events: list[Event]) -> None:
         self._execute(events)
@@ -193,7 +193,7 @@ class Follower:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Apply what came early, as far as nothing is missing."""
+        """Apply the held messages up to the next gap."""
         for early in [number for number in self._held if number < self._next]:
             del self._held[early]
         while self._next in self._held:

@@ -1,4 +1,4 @@
-"""From what `--kv-events` says to a publisher; what it needs is imported only then."""
+"""Open a publisher from the value of `--kv-events`; its dependencies are imported only then."""
 
 from __future__ import annotations
 

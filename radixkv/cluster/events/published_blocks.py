@@ -1,4 +1,4 @@
-"""PublishedBlocks: from what a cache tells to events for the wire, and what a follower should know by now."""
+"""PublishedBlocks: changes of a cache as events for the wire, and the state that followers should have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _NamedBlock(NamedTuple):
 
 
 class PublishedBlocks:
-    """What has been told of one cache's blocks. Not thread-safe.
+    """Published state of one cache's blocks. Not thread-safe.
 
     Args:
         tokens: whose token ids are told: `open`, `all` or `none`, see `EventsSpec`.
@@ -56,7 +56,7 @@ class PublishedBlocks:
         self._present.clear()
 
     def events(self, changes: BlockChanges) -> list[Event]:
-        """What followers must hear of these changes, which are taken in. O(their tokens)."""
+        """Take in these changes and return the events for followers. O(their tokens)."""
         if changes.cleared:
             self.clear()
             cleared: list[Event] = [AllBlocksCleared()]
@@ -122,7 +122,7 @@ class PublishedBlocks:
         return _Owner(self._keys.owner(namespace), self._keys.label(namespace), adapter or None, shows)
 
     def _runs(self, blocks: Iterable[_NamedBlock]) -> list[Event]:
-        """Blocks as events: those that follow one another and have one owner as one."""
+        """Blocks as events: consecutive blocks of one owner as one event."""
         events: list[Event] = []
         run: list[_NamedBlock] = []
         for block in blocks:

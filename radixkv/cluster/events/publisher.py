@@ -3,9 +3,9 @@
     the engine's thread     receive: one append, and one byte into a pipe where the publisher's thread sleeps
     the publisher's thread  takes all that waits, names and encodes it, sends it, answers requests for replays
 
-Who is slow or absent costs the engine nothing: ZeroMQ drops what a reader does not take, and the sequence
-numbers tell it so. It then asks for a replay: of the batches that it missed, or, where they are not there any
-more, of a batch that begins with AllBlocksCleared and goes on with all that is cached.
+Slow or absent readers cost the engine nothing: ZeroMQ drops messages that a reader does not take, and the
+sequence numbers show the gap. The reader then asks for a replay: of the missed batches, or, if they have been
+dropped, of a batch that begins with AllBlocksCleared and goes on with all cached blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from radixkv.errors import ConfigError
 
 logger = logging.getLogger("radixkv")
 
-#: Blocks that may wait to be published; beyond that all are dropped, and told anew when there is room.
+#: Blocks that may wait to be published; beyond that all are dropped, and published again when there is room.
 MAX_WAITING_BLOCKS = 1 << 18
 #: Seconds after which an empty batch is sent where nothing happened.
 HEARTBEAT_S = 1.0
@@ -49,7 +49,7 @@ _FORGET = BlockChanges(0, cleared=True)
 
 
 class EventPublisher:
-    """One replica's stream. Its sockets are open when it is made; `attach` gives it the cache.
+    """A replica's stream. Its sockets are open when it is made; `attach` gives it the cache.
 
     Args:
 
@@ -103,7 +103,7 @@ class EventPublisher:
     # ------------------------------------------------------------------ on the engine's thread
 
     def attach(self, cache: PrefixCache) -> None:
-        """Publish what this cache holds, all of it anew, and then what changes in it. O(blocks)."""
+        """Publish all blocks of this cache, and from then on its changes. O(blocks)."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._blocks is None:
@@ -116,14 +116,14 @@ class EventPublisher:
             self._thread.start()
 
     def keep_up(self, cache: PrefixCache) -> None:
-        """Tell all anew if changes were dropped and there is room again; between two steps. O(1) if not."""
+        """Publish everything again if changes were dropped and there is room, between steps. O(1) if not."""
         if self._is_behind and not self._waiting:
             self.attach(cache)
 
     def _receive(self, changes: BlockChanges) -> None:
         num_blocks = changes.num_blocks
         waiting = self._num_received - self._num_taken
-        # What one call changed is always taken where nothing waits, however much it is.
+        # The changes of one call are always taken while none are queued, whatever their size.
         if self._is_behind or (waiting and waiting + num_blocks > self._max_waiting):
             self._is_behind = True
             self._num_dropped += num_blocks
@@ -140,7 +140,7 @@ class EventPublisher:
 
     @property
     def counts(self) -> EventCounts:
-        """What was published so far; any thread."""
+        """Counts of published events; any thread."""
         return EventCounts(
             self._log.next_sequence,
             self._num_published,

@@ -1,4 +1,4 @@
-"""What `--kv-events` says: `tcp://127.0.0.1:5557[,OPTION=VALUE...]`, checked."""
+"""The value of `--kv-events`, `tcp://127.0.0.1:5557[,OPTION=VALUE...]`, checked."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\[\]:/]+):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class EventsSpec:
-    """Where block events are published, or read, and how.
+    """Addresses and options of block events, for a publisher or a reader.
 
     Attributes:
         endpoint: of the stream, `tcp://HOST:PORT`; port 0: any that is free.
-        replay: of the socket that repeats what was missed; by default the next port.
-        topic: what comes before `@` in the topic of every message.
-        tokens: whose token ids are told: `open` (of text that is nobody's alone), `all` or `none`.
+        replay: of the socket that repeats missed messages; by default the next port.
+        topic: the part before `@` in the topic of every message.
+        tokens: owners of published token ids: `open` (text without tenant or salt), `all` or `none`.
         secret: keys the hashes; None: a random one.
         curve: one's own CURVE certificate, with its secret key; None: the stream is plain.
-        clients: for who publishes: folder with the public keys of those who may read.
-        server: for who reads: certificate with the public key of who publishes.
+        clients: for publishers: folder with the public keys of permitted readers.
+        server: for readers: certificate with the publisher's public key.
     """
 
     endpoint: str
@@ -46,7 +46,7 @@ class EventsSpec:
 
 
 def parse_events(text: str, *, reads: bool = False) -> EventsSpec:
-    """What `--kv-events` says, or (`reads`) where a follower finds a stream.
+    """Parse the value of `--kv-events`, or (`reads`) a follower's address of a stream.
 
     Raises:
         ConfigError: no such endpoint, an unknown option, a file that can't be read, or an address that

@@ -61,7 +61,7 @@ class Subscriber:
         self._thread.start()
 
     def close(self) -> None:
-        """End; what the followers know stays as it is. May be called again."""
+        """Stop; the followers' knowledge stays. May be called again."""
         self._is_closing.set()
         self._thread.join()
         self._context.destroy(linger=0)
@@ -116,7 +116,7 @@ class _Stream:
         return [self._monitor, self._messages, self._replays]
 
     def step(self, now: float, poller: zmq.Poller) -> None:
-        """Take what came; see to it that nothing is waited for in vain."""
+        """Take arrived messages, and stop waiting for replies that will not come."""
         follower = self.follower
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
@@ -144,7 +144,7 @@ class _Stream:
             follower.replay_failed()
         if follower.wanted is not None and self._asked is None:
             self._asked = now
-            # Whom the publisher refuses has nobody to send to: waiting would stop the whole thread.
+            # A refused reader has no peer to send to: waiting would stop the whole thread.
             with suppress(zmq.Again):
                 self._replays.send_multipart((b"", follower.wanted.to_bytes(8, "big")), zmq.NOBLOCK)
 

@@ -2,8 +2,8 @@
 
     frames    topic, sequence number (8 bytes, big-endian, from 0), MessagePack
     batch     [time, events, rank]
-    event     a map whose `type` says what it is, as the classes here; unknown fields are skipped
-    topic     NAME@radixkv-INCARNATION: another incarnation knows nothing of what was before
+    event     a map whose `type` names its kind, as the classes here; unknown fields are skipped
+    topic     NAME@radixkv-INCARNATION: a new incarnation knows nothing of earlier ones
 
 An empty batch is a heartbeat. Older engines write events as arrays, the type first: these are read too.
 """
@@ -70,7 +70,7 @@ def topic_of(name: str, incarnation: str) -> bytes:
 
 
 def incarnation_of(topic: bytes) -> str:
-    """Which incarnation a topic names; empty: none, as other engines' topics."""
+    """Return the incarnation in a topic; empty: none, as in other engines' topics."""
     found = _INCARNATION.search(topic)
     return found[1].decode() if found else ""
 
@@ -85,7 +85,7 @@ def encode_batch(time: float, events: Sequence[Event]) -> bytes:
 
 
 def decode_batch(payload: bytes) -> list[Event]:
-    """The events of a batch; those of a kind that is not known are left out. O(size).
+    """Return the events of a batch; unknown kinds are left out. O(size).
 
     Raises:
         WireError: it is no batch.

@@ -31,7 +31,7 @@ WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call a method; with `streams` read on what it yields. `id` is the client's, and new."""
+    """Call a method; with `streams` read its items. `id` is the client's, and new."""
 
     id: int
     name: str
@@ -42,14 +42,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for an answer any more: end the call."""
+    """Cancel a call without readers."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """So many items of a stream have been read; the host is never more than `WINDOW` ahead."""
+    """Acknowledge `count` read items of a stream; the host is never more than `WINDOW` ahead."""
 
     id: int
     count: int
@@ -62,7 +62,7 @@ class AskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a call returned."""
+    """The result of a call."""
 
     id: int
     value: Any
@@ -70,7 +70,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a stream yielded."""
+    """An item of a stream."""
 
     id: int
     value: Any
@@ -85,7 +85,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a call raised."""
+    """The exception of a call."""
 
     id: int
     error: BaseException
@@ -93,7 +93,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of an engine never changes; the fields are `EngineClient`'s."""
+    """Constants of an engine; the fields are `EngineClient`'s."""
 
     config: EngineConfig
     model_name: str
@@ -105,7 +105,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What of an engine is known without asking it."""
+    """State of an engine that is known without asking it."""
 
     is_healthy: bool
     is_full: bool
@@ -113,7 +113,7 @@ class Status:
 
 
 def as_sent(error: BaseException, stand_in: type[RadixKVError]) -> BaseException:
-    """An error, or if it can't be pickled and read again, a `stand_in` that tells what it is."""
+    """Return the error, or if it can't be pickled and read again, a `stand_in` that describes it."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # of whatever object in it
@@ -122,7 +122,7 @@ def as_sent(error: BaseException, stand_in: type[RadixKVError]) -> BaseException
 
 
 class Channel:
-    """One end of a connection, with a thread that reads it and one that writes it.
+    """An end of a connection, with a thread that reads it and one that writes it.
 
     Args:
         on_message: called for each message on the reading thread.
@@ -155,7 +155,7 @@ class Channel:
             thread.start()
 
     def send(self, message: Any) -> None:
-        """Send a message after those before; nothing happens if nobody is there any more.
+        """Send a message after the earlier ones; do nothing if the other end has gone.
 
         Raises:
             InvalidRequestError: something in it can't be sent to another process.

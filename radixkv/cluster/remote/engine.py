@@ -55,7 +55,7 @@ class _Pending:
         self._loop = asyncio.get_running_loop()
 
     def put(self, event: Event) -> bool:
-        """From any thread; False: the loop is closed, nobody waits."""
+        """Call from any thread; False: the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
         except RuntimeError:
@@ -102,7 +102,7 @@ class Link:
             self._channel.send(AskStatus())
 
     async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """What the method of that name returns there; raises what it raises. Cancelling it ends it there."""
+        """Call the method of that name there; return or raise its result. Cancelling it cancels it there."""
         with self._asking(name, args, options, streams=False) as pending:
             event = await pending.events.get()
             if isinstance(event, Failed):
@@ -111,7 +111,7 @@ class Link:
             return event.value
 
     async def iterate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> AsyncGenerator[Any]:
-        """What the method of that name yields there. Closing the iterator closes that one."""
+        """Yield the items of the method of that name there. Closing the iterator closes the remote one."""
         with self._asking(name, args, options, streams=True) as pending:
             num_taken = 0
             while not isinstance(event := await pending.events.get(), End):
@@ -158,7 +158,7 @@ class Link:
                 self._channel.send(Cancel(message.id))
 
     def _lose(self) -> None:
-        """On the channel's thread: the other process has gone, or nobody needs it any more."""
+        """End, on the channel's thread: the other process has gone, or the channel was closed."""
         with self._lock:
             self._ended = self._ended or EngineStoppedError("the engine's process has ended")
             left, self._pending = self._pending, {}
@@ -166,7 +166,7 @@ class Link:
             pending.put(Failed(pending.id, EngineStoppedError(str(self._ended))))
 
     async def close(self) -> None:
-        """Take no more calls, and fail those that wait."""
+        """Take no more calls, and fail all pending ones."""
         with self._lock:
             self._ended = EngineStoppedError("the engine has been closed")
         self._channel.close()

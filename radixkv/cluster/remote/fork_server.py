@@ -4,8 +4,7 @@
 
 listens on a Unix socket and leaves the process group. `fork_engine` connects to it, or starts it, and names
 a function; a copy of the process runs that with the model and the connection. Only for models on a CPU: a
-GPU's driver can't be copied. The process ends when the last copy has ended as it was asked to, and a while
-after the last one otherwise, so that one that was killed is soon replaced.
+GPU's driver can't be copied. The process ends when the last copy has ended as requested, and a while
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ KEEP_S = 60.0
 _LOOK_S = 0.2
 _PR_SET_NAME = 15
 
-#: What a copy runs: with the model, over the connection to who asked for it. What it raises is sent there.
+#: Function of a copy: gets the model and the connection to its requester, which receives its exceptions.
 Serve = Callable[["LoadedModel", Connection], None]
 
 
@@ -127,7 +126,7 @@ class _ForkServer:
             self._is_asked_to_end = True  # once who asked has been told
 
     def run(self) -> None:
-        """Until nobody needs it."""
+        """Serve until the last user is gone."""
         self._listener.settimeout(_LOOK_S)
         self._empty_since = time.monotonic()
         while True:
@@ -216,7 +215,7 @@ def _serve(loaded: LoadedModel, request: bytes, connection: Connection) -> NoRet
 
 
 def _name(name: str) -> None:
-    """What `ps -o comm` shows."""
+    """Return the process name that `ps -o comm` shows."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""The engine's end: answers what a `RemoteEngine` asks over a connection, until that is closed."""
+"""The engine's end of a connection: it answers a `RemoteEngine` until the connection is closed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATUS_S = 0.25  # how often the client hears of an engine that nobody asks for 
 
 
 async def serve_engine(engine: EngineClient, connection: Connection) -> None:
-    """Do what the other end asks until it goes; then what it left running is ended. The engine stays open."""
+    """Serve the other end until it goes; then end the calls it left running. The engine stays open."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     host = _Host(engine)
     channel = host.channel = Channel(
@@ -110,7 +110,7 @@ class _Host:
             self.send_status()
 
     async def _answer(self, ask: Ask, window: asyncio.Semaphore) -> None:
-        """Make a call; after what it gave comes how the engine is then."""
+        """Make a call; its result is followed by the engine's state."""
         last: Reply | End | Failed
         try:
             method: Callable[..., Any] = attrgetter(ask.name)(self._engine)

@@ -1,7 +1,7 @@
-"""An engine for clients in other processes and on other machines: over TCP, for who has the key.
+"""An engine for clients in other processes and on other machines: over TCP, for holders of the key.
 
-What goes over the connection is pickled, and nothing is encrypted: the network between the two must be one
-that only trusted programs use, as for all that a cluster's processes say to each other.
+Messages are pickled, and nothing is encrypted: the network between the two must be one
+that only trusted programs use, as for all messages between a cluster's processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from radixkv.errors import EngineStoppedError
 
 logger = logging.getLogger(__name__)
 
-# A connection whose other end is silent is asked for a sign of life after so many seconds, and again.
+# A silent connection is probed after this many seconds, and again.
 _KEEP_ALIVE_S = 2
 _KEEP_ALIVE_PROBES = 3
 # An engine says how it is four times a second: one that says nothing for so long hangs, though its machine
@@ -45,7 +45,7 @@ _LOOK_S = 1.0  # between two looks at whether a listener is closed, where shutti
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is served.
+    """Address of a served engine.
 
     Attributes:
         key: proves to it that a client may use it.
@@ -94,7 +94,7 @@ class EngineListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more clients, and leave those that are there."""
+        """Accept no more clients, and keep the present ones."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -164,7 +164,7 @@ class EngineListener:
 
 
 def connect_to(address: EngineAddress) -> EngineClient:
-    """Return the engine that is served there, once it has said what it is.
+    """Connect to the engine served there; block until it has introduced itself.
 
     One that falls silent counts as lost after seconds: calls that run fail with EngineStoppedError.
 

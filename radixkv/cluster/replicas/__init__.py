@@ -1,1 +1,1 @@
-"""Several engines with one model, as one: routed by what they hold, each replaceable while requests run."""
+"""Several engines with one model as one engine: routed by cached prefixes, replaceable at runtime."""

@@ -76,7 +76,7 @@ class Attempts:
             del self._running[request_id]
 
     async def route(self) -> SentRequest:
-        """Where it goes next.
+        """Choose the next engine.
 
         Raises:
             EngineOverloadedError: all queues are full.
@@ -112,7 +112,7 @@ class Attempts:
             self._members.ended(sent)
 
     def begun(self, after_s: float | None = None) -> None:
-        """Its first token has come: so many seconds after it was sent, or (None) now."""
+        """Record the first token, `after_s` seconds after the request was sent, or (None) now."""
         assert self._sent is not None
         at = time.monotonic() if after_s is None else self._started + after_s
         self._members.computed(self._sent, at)

@@ -1,7 +1,7 @@
 """ReplicatedCache: the prefix caches of several engines, asked and told as if they were one.
 
-What is looked up is answered by the cache that has most of it; what is set holds in all of them. Quotas,
-and what is public, are remembered for engines that come later. Ids of blocks and nodes are each engine's own.
+Lookups are answered by the cache that holds most of the prompt; changes apply to all of them. Quotas
+and public prefixes are remembered for engines that come later. Ids of blocks and nodes are each engine's own.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ReplicatedCache(CacheClient):
         self._public: dict[EncodedTokens, None] = {}
 
     async def _ask(self, call: Callable[[CacheClient], Awaitable[T]]) -> list[T]:
-        """What each cache answers; those of engines that have ended are left out.
+        """Collect the answers of all caches; engines that have ended are left out.
 
         Raises:
-            EngineStoppedError: none answers. And what the first one raises that refuses.
+            EngineStoppedError: none answers. Also the error of the first one that refuses.
         """
         answers: list[T] = []
         stopped = EngineStoppedError("no replica is there", retry_after_s=1.0)
@@ -75,13 +75,13 @@ class ReplicatedCache(CacheClient):
         return cache
 
     async def prepare(self, cache: CacheClient) -> None:
-        """Set in the cache of an engine that comes what was set in all of them."""
+        """Repeat all earlier changes in the cache of a new engine."""
         if self._quotas:
             await cache.set_quotas(self._quotas)
         for tokens in list(self._public):
             await cache.publish(tokens)
 
-    # ------------------------------------------------------------------ what is looked up
+    # ------------------------------------------------------------------ lookups
 
     async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
         return max(await self._ask(lambda cache: cache.match(token_ids, tenant=tenant, salt=salt)))
@@ -92,7 +92,7 @@ class ReplicatedCache(CacheClient):
         reports = await self._ask(
             lambda cache: cache.explain(token_ids, tenant=tenant, salt=salt, admin=admin)
         )
-        # Of those that have the same, who knows what became of the rest says more.
+        # Among equals, the cache with an explanation of the rest says more.
         return max(
             reports,
             key=lambda report: (report.num_hit_tokens, report.num_tier_tokens, report.reason != "first_seen"),
@@ -154,7 +154,7 @@ class ReplicatedCache(CacheClient):
         trees = await self._ask(lambda cache: cache.tree(max(1, max_lines // max(1, len(members)))))
         return trees[0] if len(trees) == 1 else "\n\n".join(trees)
 
-    # ------------------------------------------------------------------ what is set
+    # ------------------------------------------------------------------ changes
 
     async def pin(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
@@ -267,7 +267,7 @@ class _MergedEvents:
         self._sequence = 0
 
     def keep_up(self, members: Iterable[Member], *, replay: bool) -> None:
-        """Read of those that have come, and of those that have gone no more."""
+        """Follow the engines that have joined, and stop following the departed ones."""
         now = set(members)
         for member in now - self._readers.keys():
             self._readers[member] = asyncio.ensure_future(self._read(member, replay=replay))

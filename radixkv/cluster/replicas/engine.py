@@ -3,7 +3,7 @@
 The life of a request here:
 
  1. its prompt is rendered and tokenised here, once; engines get token ids;
- 2. the router chooses an engine by what each holds and has to do (`radixkv.cluster.routing`), and charges it;
+ 2. the router chooses an engine by each one's blocks and load (`radixkv.cluster.routing`), and charges it;
  3. its deltas pass through. Where an engine fails or refuses before the first one, another engine is tried;
     later the reader gets the error, since no other engine could go on with the same words;
  4. when it has ended, however that was, the charge is given back.

@@ -1,4 +1,4 @@
-"""Member: one engine among several, what it holds, and how it is."""
+"""Member: one engine among several, its blocks, and its state."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Member:
     """See the module's text. `follow` keeps `replica` exact from the engine's own events.
 
     Attributes:
-        replica: as the router sees it; it is opened by who prepares the engine.
-        is_draining: it gets no more requests, and leaves when those that it has are done.
+        replica: the router's view of it; opened by the code that prepares the engine.
+        is_draining: it gets no more requests, and leaves when its present ones are done.
         num_requests: sent there so far; `num_retries` of them went on elsewhere.
     """
 
@@ -36,7 +36,7 @@ class Member:
         self._keys = keys
 
     def counts(self, now: float) -> ReplicaCounts:
-        """How it is now."""
+        """Its present state."""
         replica = self.replica
         return ReplicaCounts(
             self.name,
@@ -50,7 +50,7 @@ class Member:
         )
 
     async def follow(self) -> None:
-        """Keep the router's picture of what it holds, until cancelled; who is gone holds nothing."""
+        """Keep the router's picture of its blocks until cancelled; a departed engine holds nothing."""
         while True:
             blocks = PublishedBlocks(self.replica.block_size, self._keys, "none")
             self.replica.cleared()

@@ -55,7 +55,7 @@ class Members:
             return list(self._members.values())
 
     def has(self, member: Member) -> bool:
-        """Whether an engine has not left."""
+        """Return True if an engine has not left."""
         return self._members.get(member.name) is member
 
     def add(self, name: str, engine: EngineClient) -> Member:
@@ -101,10 +101,10 @@ class Members:
     def send(
         self, token_ids: TokenIds, namespace: tuple[str, ...], session: str | None, excluded: Collection[str]
     ) -> SentRequest:
-        """Choose who gets a prompt, and charge it.
+        """Choose an engine for a prompt, and charge it.
 
         Raises:
-            EngineOverloadedError: nobody takes it.
+            EngineOverloadedError: no engine takes it.
             EngineStoppedError: they have been closed.
         """
         self.present()
@@ -123,8 +123,8 @@ class Members:
             self._even_out()
 
     def _even_out(self) -> None:
-        """Rates that differ by noise alone become one: else the quickest, as it seems, would get all prompts
-        that are nowhere cached, and of what all could hold only its part would be used.
+        """Merge rates that differ by noise alone: else the seemingly quickest engine would get all prompts
+        that are cached on no engine, and only its part of the joint memory would be used.
         """
         replicas = [member.replica for member in self._members.values()]
         rates = [replica.prefill_rate for replica in replicas]
@@ -139,7 +139,7 @@ class Members:
 
     @property
     def queue_s(self) -> float:
-        """Seconds until the prompts that were sent are computed, on average over those that get requests."""
+        """Seconds until the sent prompts are computed, on average over the engines that get requests."""
         with self._lock:
             now = time.monotonic()
             queues = [

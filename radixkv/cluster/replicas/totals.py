@@ -12,7 +12,7 @@ from typing import Any
 from radixkv.engine.counters import EngineStats
 from radixkv.tiers.measured_tier import TierCounts
 
-#: What is so now, and not a count since the start: gone with the engine.
+#: Gauges, not counts since the start: gone with the engine.
 _NOW = {
     *("num_waiting", "num_running", "total_blocks", "free_blocks", "cached_blocks", "held_blocks"),
     *("pinned_blocks", "num_nodes", "num_leases", "num_pins", "ghost_blocks", "waiting_blocks"),
@@ -25,7 +25,7 @@ def total(stats: Iterable[EngineStats]) -> EngineStats:
 
 
 def left_by(stats: EngineStats) -> EngineStats:
-    """What still counts of an engine that has gone."""
+    """Counts of a departed engine that still contribute to the totals."""
     return replace(_without_now(stats), tiers=tuple([replace(tier, is_up=True) for tier in stats.tiers]))
 
 

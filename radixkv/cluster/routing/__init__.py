@@ -1,1 +1,1 @@
-"""Which replica gets a request: the one that is expected to answer soonest, by what each really holds."""
+"""Routing: a request goes to the replica expected to answer soonest, by the blocks each really holds."""

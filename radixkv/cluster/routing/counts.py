@@ -1,4 +1,4 @@
-"""ReplicaCounts: what is told of one of several replicas. Plain data."""
+"""ReplicaCounts: figures of one of several replicas. Plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """One replica, now.
+    """Figures of one replica, now.
 
     Attributes:
         is_open: it takes requests; False: it is drained, ill, or not ready yet.
@@ -16,7 +16,7 @@ class ReplicaCounts:
         running: requests that were sent there and have not ended.
         prefill_rate: prompt tokens a second, as measured.
         requests: sent there so far.
-        retries: of these, those that it failed before their first token, and that others got.
+        retries: requests that failed there before their first token and were served by others.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""LearnedBlocks: what a replica without events probably holds, by what was sent there and what it told."""
+"""LearnedBlocks: the probable blocks of a replica without events, learned from requests and usage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 from radixkv.cluster.routing.replica import Replica
 
-#: Blocks of which a replica is believed to hold the latest, where nothing is known of its size.
+#: Number of latest blocks that a replica of unknown size is believed to hold.
 MAX_BLOCKS = 1 << 16  # a replica is believed to hold no more
 
 
@@ -19,13 +19,13 @@ class LearnedBlocks:
         self._keys: OrderedDict[int, None] = OrderedDict()  # the latest used last; of a prompt its beginning
 
     def reported(self, prompt: PromptBlocks, expected_tokens: int, share: float) -> None:
-        """How much of a prompt was there, as its answer's usage says.
+        """Learn how much of a prompt was there, from its answer's usage.
 
         Args:
             expected_tokens: of it that were believed to be there.
         """
         if share * prompt.num_tokens < expected_tokens / 2:
-            # Much of what was believed was gone: so are probably others that were used before this prompt.
+            # Many believed blocks were gone: so are probably others that were used before this prompt.
             self._replica.removed([self._keys.popitem(last=False)[0] for _ in range(len(self._keys) // 4)])
             self.computed(prompt)
 

@@ -15,7 +15,7 @@ MAX_BLOCKS = 1 << 15
 
 
 class PromptBlocks:
-    """One prompt, as all replicas are asked for it. Chains are computed once, keys when they are asked for.
+    """A prompt in the form that all replicas are asked for. Chains and keys are computed once, when needed.
 
     Args:
         token_ids: of the prompt, at least one.
@@ -54,7 +54,7 @@ class PromptBlocks:
         return found
 
     def own_keys(self, block_size: int) -> Sequence[int]:
-        """Of all blocks those of its owner. The first call O(tokens)."""
+        """Keys of all blocks, of its owner. The first call O(tokens)."""
         found = self._own_keys.get(block_size)
         if found is None:
             owner, links = self.owner, self.links(block_size, 0, self.count(block_size))
@@ -70,7 +70,7 @@ class PromptBlocks:
         return found
 
     def links(self, block_size: int, start: int, stop: int) -> tuple[bytes, ...]:
-        """What the blocks from `start` on are called before they are keyed. The first call O(tokens)."""
+        """Names of the blocks from `start` on before they are keyed. The first call O(tokens)."""
         chain = self._chains.get(block_size)
         if chain is None:
             looked_at = self._data[: self.count(block_size) * block_size * TOKEN_BYTES]

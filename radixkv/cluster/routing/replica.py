@@ -1,8 +1,8 @@
-"""Replica: what a router knows of one replica: the blocks it holds, those that come, and what it has to do.
+"""Replica: a router's view of one replica: its blocks, its expected blocks, and its load.
 
-resident     what its events say; exact
-expected     of prompts that were sent there and have no token yet: the blocks beyond what was there
-charged      tokens of these prompts that it has to compute, from the moment each was sent; where nobody sees
+resident     blocks by its events; exact
+expected     blocks of prompts that were sent there and have no token yet, beyond the resident ones
+charged      uncomputed tokens of these prompts, from the moment each was sent; without sight of
              the first token, until they should be computed, or their blocks are there
 """
 
@@ -17,15 +17,15 @@ from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 
 #: Prompt tokens a second, until some were measured.
 DEFAULT_PREFILL_RATE = 2000.0
-#: What was measured so many seconds ago, of those in which there was something to compute, counts 1 / e.
+#: Time constant in seconds of the measured rate, counting only times with work.
 RATE_WINDOW_S = 30.0
-# A prompt of fewer tokens to compute says little of the rate: what it takes is that of any step.
+# A prompt of fewer tokens to compute says little of the rate: it takes as long as any step.
 _MIN_MEASURED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixOnReplica:
-    """What of a prompt a replica has.
+    """A replica's part of a prompt.
 
     Attributes:
         resident: leading tokens whose K/V is there.
@@ -43,7 +43,7 @@ class PrefixOnReplica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
-    """One prompt that was sent to a replica and has no token yet.
+    """A prompt that was sent to a replica and has no token yet.
 
     Attributes:
         tokens: that the replica has to compute.
@@ -59,10 +59,10 @@ class Charge:
 
 
 class Replica:
-    """One replica. Not thread-safe but for `stored`, `removed` and `cleared`, which its follower calls.
+    """A replica. Not thread-safe but for `stored`, `removed` and `cleared`, which its follower calls.
 
     Args:
-        name: unlike those of others.
+        name: unique among replicas.
         block_size: tokens of its blocks.
         prefill_rate: prompt tokens a second, as far as that is known.
         keeps_prefixes: whether it never holds a block without all before it; then prompts are looked up in
@@ -119,10 +119,10 @@ class Replica:
         """Blocks that it holds."""
         return len(self._resident)
 
-    # ------------------------------------------------------------------ what a prompt finds there
+    # ------------------------------------------------------------------ cached prefixes
 
     def find(self, prompt: PromptBlocks) -> PrefixOnReplica:
-        """What of a prompt it has; at least one token is left to compute. O(log blocks)."""
+        """The cached part of a prompt; at least one token is left to compute. O(log blocks)."""
         count, size, resident = prompt.count(self.block_size), self.block_size, self._resident
 
         def is_resident(index: int) -> bool:
@@ -145,7 +145,7 @@ class Replica:
         expected = _leading(is_coming, held, count)
         return PrefixOnReplica(min(held * size, most), min(expected * size, most) - min(held * size, most))
 
-    # ------------------------------------------------------------------ what it has to do
+    # ------------------------------------------------------------------ load
 
     def queue_s(self, now: float) -> float:
         """Seconds until it has computed all prompts that were sent there."""
@@ -157,7 +157,7 @@ class Replica:
         return self._charged_tokens / self.prefill_rate - done
 
     def _uncharge_silent(self, now: float) -> None:
-        """Uncharge what must be computed where nobody says so: its blocks are there, or its time is over."""
+        """Uncharge prompts without a reported first token: their blocks are there, or their time is over."""
         silent = [charge for charge in self._charges if not charge.tells_first_token]
         for charge in silent:
             if charge.links and block_key(charge.owner, charge.links[-1]) in self._resident:
@@ -232,7 +232,7 @@ class Replica:
 
 
 def _leading(holds: Callable[[int], bool], start: int, count: int) -> int:
-    """How many of the first `count` are held, where those before `start` are, and none without all before it.
+    """Count the held blocks among the first `count`; those before `start` are held, none without its parent.
 
     O(log count).
     """

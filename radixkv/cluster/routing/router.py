@@ -6,10 +6,10 @@ The queue is charged when a request is sent, not when its replica says so. What 
 prompt for another request does not count: elsewhere that would have to be computed, too. What follows:
 
 - A prompt goes where its prefix is, unless the queue there costs more than computing it elsewhere. A prefix
-  that all want is thus computed on a second replica when the first is saturated, and only then.
-- A burst of one new prompt stays together until what its requests do not share costs more than what they do.
-- A replica that is new, or has forgotten all, gets its share and no more: each request lengthens its queue.
-- Where several cost the same, the longest prefix decides, then the session, then who has least to do.
+  wanted by all is thus computed on a second replica when the first is saturated, and only then.
+- A burst of one new prompt stays together until its unshared parts cost more than the shared one.
+- A new or emptied replica gets its share and no more: each request lengthens its queue.
+- Among equal costs, the longest prefix decides, then the session, then the least load.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Reason = Literal["prefix", "queue_elsewhere", "session", "least_queue"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Where a request goes, and why (`reason`); `computed` and `ended` of the router want it back.
+    """The chosen replica of a request, and the `reason`; pass it to the router's `computed` and `ended`.
 
     Attributes:
-        found: what of the prompt is expected to be there.
-        queue_s: seconds until the replica has computed what was sent there before.
+        found: part of the prompt expected to be there.
+        queue_s: seconds until the replica has computed its earlier prompts.
         begins_s: seconds until the answer is expected to begin.
-        cost_s: what was compared; see the module's text.
+        cost_s: the compared cost; see the module's text.
     """
 
     replica: Replica
