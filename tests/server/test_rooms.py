@@ -80,6 +80,7 @@ ENGINE = {
     "radixkv.text.chat_formats.hints",
     "radixkv.text.chat_formats.history",
     "radixkv.text.chat_formats.template_traits",
+    "radixkv.text.chat_formats.thinking",
     "radixkv.engine.client",
     "radixkv.engine.config",
     "radixkv.engine.prompt_limits",  # what prompts must keep to

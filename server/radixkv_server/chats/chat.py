@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.observe.prompt_parts import PromptParts
@@ -19,6 +19,7 @@ from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     AnswerParser,
     PlainParser,
+    ReasoningDelta,
     ToolCallBegin,
     ToolCallEnd,
 )
@@ -28,6 +29,7 @@ from radixkv.text.chat_formats.client_rules import ClientRule, normalized
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
 from radixkv.text.chat_formats.hints import divergence_hint
 from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.chats.message_places import place_name
 from radixkv_server.chats.structured import with_default
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
 
 Message = dict[str, Any]
+#: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
+ReasoningPlace = Literal["apart", "in_content", "hidden"]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
@@ -77,6 +81,8 @@ class Chat:
         parallel_tool_calls: whether one answer may call more than once.
         add_generation_prompt: end the prompt where the assistant begins to speak.
         options: further arguments of the chat template.
+        thinking: wishes about thinking, which become arguments of the template's own.
+        reasoning_place: where the answer has its reasoning.
     """
 
     source: Sequence[Any]
@@ -90,6 +96,8 @@ class Chat:
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Thinking = field(default_factory=Thinking)
+    reasoning_place: ReasoningPlace = "apart"
 
     @property
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
@@ -108,6 +116,7 @@ class ChatPrompt:
         tools: as they are shown.
         reasoning_sent: the messages carry the reasoning of earlier turns.
         client_rule: what held its client's own text constant; None: nothing.
+        ignored: wishes that change nothing with this template, in words.
     """
 
     ids: list[int]
@@ -116,6 +125,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]]
     reasoning_sent: bool
     client_rule: ClientRule | None
+    ignored: Sequence[str]
 
 
 class AnswerReaders:
@@ -123,15 +133,21 @@ class AnswerReaders:
 
     Args:
         make_parser: a parser for a further sample.
+        hides_reasoning: leave reasoning out.
 
     Attributes:
         forced: the answers are calls, without content.
     """
 
     def __init__(
-        self, make_parser: Callable[[], AnswerParser] = PlainParser, *, forced: bool = False
+        self,
+        make_parser: Callable[[], AnswerParser] = PlainParser,
+        *,
+        forced: bool = False,
+        hides_reasoning: bool = False,
     ) -> None:
         self.forced = forced
+        self._hides_reasoning = hides_reasoning
         self._make_parser = make_parser
         self._parsers: dict[int, AnswerParser] = {}
         self._called: set[int] = set()
@@ -149,7 +165,7 @@ class AnswerReaders:
                 self._called.add(delta.index)
             elif isinstance(event, ToolCallEnd) and event.cut:
                 self._called.discard(delta.index)
-        return events
+        return self._shown(events)
 
     def has_called(self, sample: int) -> bool:
         """Whether what has been read of a sample has tool calls, the last of them whole."""
@@ -158,7 +174,12 @@ class AnswerReaders:
     def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
         """All events of a finished sample."""
         parser = self._make_parser()
-        return parser.push(sample.text) + parser.finish(cut=_is_cut(sample))
+        return self._shown(parser.push(sample.text) + parser.finish(cut=_is_cut(sample)))
+
+    def _shown(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+        if not self._hides_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, ReasoningDelta)]
 
     def answer(self, sample: CompletionOutput) -> Answer:
         """The whole answer of a finished sample."""
@@ -201,12 +222,13 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
         convert,
         tools=given,
         add_generation_prompt=chat.add_generation_prompt,
-        options={**chat.options, **more},
+        options={**template.thinking.variables(chat.thinking), **chat.options, **more},
         param=chat.param,
     )
     if rule is not None:
         context.applied_rules.note(rule)
-    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule)
+    ignored = template.thinking.unheeded(chat.thinking)
+    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule, ignored)
 
 
 async def chat_request(
@@ -252,8 +274,9 @@ async def chat_request(
         prompt_only=prompt_only,
     )
     forced = chat.tool_choice not in ("none", "auto")
+    in_content = chat.reasoning_place == "in_content"
     make_parser = functools.partial(
-        prompt.format.parser,
+        (replace(prompt.format, reasoning=None) if in_content else prompt.format).parser,
         calls=bool(chat.callable_tools) and chat.tool_choice != "none",
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
@@ -269,8 +292,10 @@ async def chat_request(
         client_rule=prompt.client_rule,
         parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
         grammar_places=places,
+        ignored=tuple(prompt.ignored),
     )
-    return prompt_request, AnswerReaders(make_parser, forced=forced)
+    hides = chat.reasoning_place == "hidden"
+    return prompt_request, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
 
 
 def _check_free(chat: Chat, param: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import find_format
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
+from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
 from radixkv.text.text_tokenizer import TextTokenizer
 
 #: Templates of requests that are remembered, where such are allowed.
@@ -22,6 +23,7 @@ class KnownTemplate:
 
     format: ChatFormat
     traits: TemplateTraits
+    thinking: ThinkingSwitch
 
 
 class ChatTemplates:
@@ -59,10 +61,12 @@ class ChatTemplates:
         def is_token(text: str) -> bool:
             return len(tokenizer.encode(text, add_special_tokens=False)) == 1
 
-        shown = render_probe(render)
-        found = find_format(self._format_name, template or tokenizer.chat_template, is_token, shown)
+        shown, source = render_probe(render), template or tokenizer.chat_template
+        found = find_format(self._format_name, source, is_token, shown)
         chat_format = found.with_vocabulary(_special_tokens(tokenizer))
-        return KnownTemplate(chat_format, find_traits(render, chat_format.tools_option))
+        said: Sequence[Message] = [{"role": "user", "content": "hello"}]
+        thinking = find_switch(lambda variables: render(said, None, variables), source)
+        return KnownTemplate(chat_format, find_traits(render, chat_format.tools_option), thinking)
 
 
 def _special_tokens(tokenizer: TextTokenizer) -> list[str]:

@@ -44,6 +44,7 @@ class PromptRequest:
         grammar_places: what the body calls that which the answer must look like, for errors.
         client_rule: what held text of the client's own constant; None: nothing.
         parts: makes of a chat what prompts are compared by; None: only its text is known.
+        ignored: fields of the body that turned out to change nothing, for the header `warning`.
     """
 
     prompt: EncodedPrompt
@@ -56,6 +57,7 @@ class PromptRequest:
     grammar_places: GrammarPlaces = _AS_GIVEN
     client_rule: ClientRule | None = None
     parts: MakeParts | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def has_long_logprobs(self) -> bool:
@@ -121,6 +123,11 @@ class GenerationRequest:
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(prompt_request.prompt) for prompt_request in self.prompt_requests)
+
+    def uncached(self) -> GenerationRequest:
+        """Return the same request without the prefix cache: nothing is found, nothing stays."""
+        prompts = tuple(replace(prompt, pins=(), keep_tokens=0) for prompt in self.prompt_requests)
+        return replace(self, prompt_requests=prompts, cache_salt=new_id("uncached-"), cache_key_hint="")
 
     def longest_answer(self, assumed: int) -> int:
         """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""

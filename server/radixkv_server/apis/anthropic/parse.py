@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
 from radixkv_server.apis.anthropic.messages import Conversation
@@ -28,8 +29,6 @@ Body = TypeVar("Body", bound=CountTokensRequest)
 _FORMAT = "output_config.format"
 _RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
-# The templates' own scale ends here.
-_EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 async def parse_messages(
@@ -127,25 +126,21 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -
         tool_choice="auto" if choice is None else choice.name or _CHOICES[choice.type],
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         add_generation_prompt=not goes_on,
-        options=_template_options(body, goes_on),
+        options={"continue_final_message": True} if goes_on else {},
+        thinking=_thinking(body),
     )
     return chat, conversation
 
 
-def _template_options(body: CountTokensRequest, goes_on: bool) -> dict[str, Any]:
-    """What the template is told; variables that it does not know change nothing."""
-    options: dict[str, Any] = {}
-    if goes_on:
-        options["continue_final_message"] = True
-    if body.thinking is not None and body.thinking.type != "adaptive":
-        wanted = body.thinking.type == "enabled"
-        if body.thinking.type == "between_tools":
-            wanted = any(isinstance(block, ToolResultBlock) for block in body.messages[-1].blocks)
-        # Qwen, SmolLM and GLM know the first name, DeepSeek and Granite the other.
-        options["enable_thinking"] = options["thinking"] = wanted
-    if body.effort is not None:
-        options["reasoning_effort"] = _EFFORTS.get(body.effort, body.effort)
-    return options
+def _thinking(body: CountTokensRequest) -> Thinking:
+    wanted, enabled = body.thinking, None
+    if wanted is None:
+        return Thinking(effort=body.effort)
+    if wanted.type == "between_tools":
+        enabled = any(isinstance(block, ToolResultBlock) for block in body.messages[-1].blocks)
+    elif wanted.type != "adaptive":
+        enabled = wanted.type == "enabled"
+    return Thinking(enabled, body.effort, wanted.budget_tokens)
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class AnthropicToolChoice(StrictModel):
         return self
 
 
-class Thinking(StrictModel):
+class ThinkingConfig(StrictModel):
     """How to think; `between_tools` is to think after results of tools alone."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -57,7 +57,7 @@ class Thinking(StrictModel):
     block_binding: Annotated[Any, WithoutEffect("thinking blocks are taken from anywhere")] = None
 
     @model_validator(mode="after")
-    def _budget(self) -> Thinking:
+    def _budget(self) -> ThinkingConfig:
         if (self.budget_tokens is not None) != (self.type == "enabled"):
             raise ParamError("thinking needs budget_tokens if it is enabled, and only then.", "thinking")
         if self.budget_tokens is not None and self.budget_tokens < MIN_THINKING_TOKENS:
@@ -112,7 +112,7 @@ class CountTokensRequest(StrictModel):
     system: Texts | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: AnthropicToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: _Format | None = None
     context_management: ContextEdits | None = None

@@ -5,12 +5,14 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from radixkv_server.apis.common.chat_messages import ChatMessage, breakpoints_in
+from radixkv_server.apis.common.custom_tools import CustomFormat, custom_function
 from radixkv_server.apis.common.fields import (
     AnyToolChoice,
     ChatTemplateFields,
@@ -25,9 +27,12 @@ from radixkv_server.apis.common.fields import (
     check_stream_options,
 )
 from radixkv_server.apis.common.grammars import GrammarFields
+from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.common.reasoning_fields import ReasoningFields
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
+from radixkv_server.generation.request import GenerationRequest, PromptRequest
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -46,6 +51,7 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
     stream_options: ChatStreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
+    cache_prompt: bool | None = None
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> CommonFields:
@@ -68,6 +74,12 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
             options["structured"] = found[0]
         return options
 
+    def generation_request(
+        self, answer_id: str, prompts: Sequence[PromptRequest], param: str, *, operation: str = "chat"
+    ) -> GenerationRequest:
+        request = super().generation_request(answer_id, prompts, param, operation=operation)
+        return request.uncached() if self.cache_prompt is False else request
+
     @property
     def grammar_param(self) -> str:
         """The field that says what the answer must look like."""
@@ -82,6 +94,7 @@ class ChatFunction(StrictModel):
     PASSED_ON: ClassVar = frozenset({"description", "parameters", "strict", "return"})
 
     name: ToolName
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _known_extras(self) -> ChatFunction:
@@ -98,15 +111,89 @@ class ChatTool(StrictModel):
     function: ChatFunction
     cache_control: CacheControl | None = None
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
     def for_template(self) -> dict[str, Any]:
-        """The tool as templates expect it, without what is meant for the cache."""
-        return {"type": self.type, "function": as_data(self.function)}
+        """Return the tool as templates expect it, without its breakpoint."""
+        function = {name: as_data(value) for name, value in self.function if name != "cache_control"}
+        return {"type": self.type, "function": function}
+
+
+class _Grammar(StrictModel):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class ChatCustomFormat(StrictModel):
+    type: Literal["text", "grammar"]
+    grammar: _Grammar | None = None
+
+    @functools.cached_property
+    def plain(self) -> CustomFormat:
+        """The format as Responses have it, checked."""
+        grammar = self.grammar
+        if grammar is None:
+            return CustomFormat(type=self.type)
+        return CustomFormat(type=self.type, syntax=grammar.syntax, definition=grammar.definition)
+
+    @model_validator(mode="after")
+    def _sound(self) -> ChatCustomFormat:
+        try:
+            assert self.plain
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise (first.get("ctx") or {}).get("error") or ParamError(first["msg"]) from None
+        return self
+
+
+class CustomDefinition(StrictModel):
+    name: ToolName
+    description: str | None = None
+    format: ChatCustomFormat | None = None
+
+
+class ChatCustomTool(StrictModel):
+    """A tool that takes text."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+    cache_control: CacheControl | None = None
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    @property
+    def lark(self) -> str | None:
+        """Grammar of the input in Lark; None: it has none."""
+        return None if self.custom.format is None else self.custom.format.plain.lark
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the function that the tool is to templates."""
+        wanted = None if self.custom.format is None else self.custom.format.plain
+        function = {"name": self.name, **custom_function(self.custom.description, wanted)}
+        return {"type": "function", "function": function}
+
+
+AnyChatTool = Annotated[
+    ChatTool | ChatCustomTool,
+    ByType(
+        "a tool",
+        lambda kind, known: (
+            f"tools of type {kind!r} are not supported (only {known}): this server runs no tools itself; "
+            "give functions or custom tools, which your program runs."
+        ),
+        code="unsupported_parameter",
+    ),
+]
 
 
 class ChatFields(ChatTemplateFields):
     """What decides how messages become a prompt."""
 
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -127,9 +214,11 @@ class MessageFields(ChatFields):
     @property
     def breakpoints(self) -> list[tuple[CacheControl, Breakpoint]]:
         """What has `cache_control`, and where it stands, in the order of tools and messages."""
-        tools = enumerate(self.tools or ())
-        controls = [(tool.cache_control, index) for index, tool in tools if tool.cache_control is not None]
-        placed = [(control, Breakpoint(control.seconds, tool=index)) for control, index in controls]
+        placed = []
+        for index, tool in enumerate(self.tools or ()):
+            function = tool.function if isinstance(tool, ChatTool) else tool
+            if (control := tool.cache_control or function.cache_control) is not None:
+                placed.append((control, Breakpoint(control.seconds, tool=index)))
         return placed + breakpoints_in(self.messages)
 
     @model_validator(mode="after")
@@ -157,14 +246,14 @@ class Prediction(StrictModel):
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
-class ChatCompletionRequest(MessageFields, PrewarmFields, CommonFields):
+class ChatCompletionRequest(MessageFields, ReasoningFields, PrewarmFields, CommonFields):
     """Body of POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: AnyToolChoice | None = None
-    reasoning_effort: str | None = None
+    cache_control: CacheControl | None = None
     modalities: Annotated[Any, Refused("anything but ['text']", usual=(["text"],))] = None
     verbosity: Verbosity = None
     functions: Annotated[Any, Refused("the older form of tools (use tools)")] = None

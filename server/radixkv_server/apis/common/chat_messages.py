@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -11,6 +11,7 @@ from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.content import Media, TextPart, joined
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl
+from radixkv_server.chats.call_memory import Recall
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
@@ -32,15 +33,50 @@ class CalledFunction(StrictModel):
     arguments: str
 
 
+class CalledCustom(StrictModel):
+    name: str
+    input: str
+
+
 class ChatToolCall(StrictModel):
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     index: Annotated[Any, WithoutEffect("calls are in the order of the list")] = None
-    custom: Annotated[Any, Refused("a call of a custom tool")] = None
-    cache_control: Annotated[Any, WithoutEffect("set it on the message")] = None
+    cache_control: CacheControl | None = None
     extra_content: Annotated[Any, WithoutEffect("it is another provider's")] = None
     provider_specific_fields: Annotated[Any, WithoutEffect("they are another provider's")] = None
+
+    @model_validator(mode="after")
+    def _called(self) -> ChatToolCall:
+        other = "custom" if self.type == "function" else "function"
+        if getattr(self, self.type) is None or getattr(self, other) is not None:
+            raise ParamError(f"a tool call of type {self.type!r} needs {self.type!r}, and no {other!r}.")
+        return self
+
+    def for_template(self, recall: Recall) -> dict[str, Any]:
+        """Return the call as templates expect it, its arguments as an object.
+
+        Raises:
+            ApiError: 400; the arguments are not JSON.
+        """
+        plain: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        if self.custom is not None:
+            arguments = recall(self.id or "", {"input": self.custom.input})
+            return {
+                **plain,
+                "type": "function",
+                "function": {"name": self.custom.name, "arguments": arguments},
+            }
+        assert self.function is not None
+        name = self.function.name
+        try:
+            arguments = read_json_text(self.function.arguments or "{}", may_be_cut=True)
+        except (ValueError, RecursionError):
+            message = f"The arguments of the tool call {name[:64]!r} are not JSON."
+            raise bad_request(message, param="messages") from None
+        return {**plain, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class ChatMessage(StrictModel):
@@ -76,11 +112,14 @@ class ChatMessage(StrictModel):
                 raise ParamError("content may be null only in an assistant message with tool_calls.")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as templates expect it.
+    def for_template(self, recall: Recall) -> dict[str, Any]:
+        """Return the message as templates expect it.
 
         Text parts are joined by a newline; `developer` is OpenAI's newer name of `system`; the arguments
         of tool calls, JSON text in the API, become objects.
+
+        Args:
+            recall: arguments of calls of custom tools, as the model wrote them where that is known.
 
         Raises:
             ApiError: 400; the arguments of a tool call are not JSON.
@@ -93,25 +132,18 @@ class ChatMessage(StrictModel):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         if self.tool_calls:
-            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template(recall) for call in self.tool_calls]
         message.update({name: value for name, value in (self.model_extra or {}).items() if value is not None})
         return message
 
 
-def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
-    plain: dict[str, Any] = {} if call.id is None else {"id": call.id}
-    plain |= {"type": "function", "function": {"name": call.function.name}}
-    try:
-        plain["function"]["arguments"] = read_json_text(call.function.arguments or "{}", may_be_cut=True)
-    except (ValueError, RecursionError):
-        message = f"The arguments of the tool call {call.function.name[:64]!r} are not JSON."
-        raise bad_request(message, param="messages") from None
-    return plain
+def _as_given(call_id: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return arguments
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """All messages in the form that templates expect."""
-    return [message.for_template() for message in messages]
+def template_messages(messages: Sequence[ChatMessage], recall: Recall = _as_given) -> list[dict[str, Any]]:
+    """Return all messages in the form that templates expect."""
+    return [message.for_template(recall) for message in messages]
 
 
 def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Breakpoint]]:
@@ -124,6 +156,10 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
             if part.cache_control is not None:
                 breakpoint = Breakpoint(part.cache_control.seconds, message=index, chars=chars)
                 found.append((part.cache_control, breakpoint))
+        for at, called in enumerate(message.tool_calls or ()):
+            if called.cache_control is not None:
+                place = Breakpoint(called.cache_control.seconds, message=index, call=at)
+                found.append((called.cache_control, place))
         control = message.cache_control
         if control is not None:
             chars = len(message.content or "") if not isinstance(message.content, list) else chars

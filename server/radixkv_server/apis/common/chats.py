@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from radixkv.grammar.escaped_lark import escape_lark
 from radixkv_server.apis.common.cache_controls import marked_parts, with_cache_controls
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatFields
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatCustomTool, ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage, template_messages
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
+from radixkv_server.chats.chat import AnswerReaders, Chat, InputGrammar, chat_request
 from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import PromptRequest
+from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 
 def template_options(
@@ -34,36 +37,55 @@ def template_options(
     return options
 
 
-def chat_of(context: ServerContext, body: ChatFields, messages: Sequence[ChatMessage]) -> Chat:
-    """The conversation of a body, with what its template is told; any tool may be called."""
+def chat_of(
+    context: ServerContext, body: ChatFields, messages: Sequence[ChatMessage], caller: Tenant = EVERYBODY
+) -> Chat:
+    """Return the conversation of a body, with the arguments of its template; any tool may be called."""
+    recall = functools.partial(context.calls.recall, caller.name)
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     if body.continue_final_message:
         options["continue_final_message"] = True
     return Chat(
         source=messages,
-        convert=lambda: template_messages(messages),
+        convert=lambda: template_messages(messages, recall),
         tools=[tool.for_template() for tool in body.tools or ()],
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,
     )
 
 
-def completion_chat(context: ServerContext, body: ChatCompletionRequest) -> Chat:
-    """The conversation of a chat completion, with what its answer may call."""
-    chat = chat_of(context, body, body.messages)
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    choice, allowed = tool_choice(plain_choice(body.tool_choice))
+def completion_chat(context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY) -> Chat:
+    """Return the conversation of a chat completion, with the tools that its answer may call."""
+    chat = chat_of(context, body, body.messages, caller)
+    choice, allowed = tool_choice(_with_functions(plain_choice(body.tool_choice)))
+    inputs = {
+        tool.name: InputGrammar(escape_lark(tool.lark), f"tools[{at}].custom.format.grammar.definition")
+        for at, tool in enumerate(body.tools or ())
+        if isinstance(tool, ChatCustomTool) and tool.lark is not None
+    }
     return replace(
         chat,
-        options={**effort, **chat.options},
+        thinking=body.wanted_thinking,
+        reasoning_place=body.reasoning_place,
+        tool_inputs=inputs,
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
 
 
+def _with_functions(choice: Any) -> Any:
+    """Return a `tool_choice` that names functions where it named custom tools."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if isinstance(allowed := choice.get("allowed_tools", choice).get("tools"), list):
+        listed = {**choice.get("allowed_tools", choice), "tools": [_with_functions(tool) for tool in allowed]}
+        return {**choice, "allowed_tools": listed}
+    return {"type": "function", "function": choice["custom"]} if choice.get("type") == "custom" else choice
+
+
 async def completion_request(
-    context: ServerContext, body: ChatCompletionRequest
+    context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY
 ) -> tuple[PromptRequest, AnswerReaders]:
     """What a chat completion asks of the engine, and what reads its answers."""
     options, renamed = _sampling(body)
@@ -71,13 +93,14 @@ async def completion_request(
         options["prediction"] = await context.prompts.tokenize(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
-    chat = completion_chat(context, body)
+    chat = completion_chat(context, body, caller)
     request, readers = await chat_request(context, chat, options, renamed=renamed, prompt_only=body.prewarms)
     marked = [
         (index, part) for index, message in enumerate(body.messages) for part in marked_parts(message.content)
     ]
     others = [breakpoint for _, breakpoint in body.breakpoints]
-    return await with_cache_controls(context, body, chat, request, marked, others), readers
+    request = await with_cache_controls(context, body, chat, request, marked, others)
+    return request.pinning(body.cache_control and body.cache_control.seconds), readers
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

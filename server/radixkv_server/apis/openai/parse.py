@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from dataclasses import astuple
 
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual
@@ -32,7 +35,7 @@ async def parse_chat(
 ) -> tuple[GenerationRequest, ChatRenderer]:
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
-    prompt, readers = await completion_request(context, body)
+    prompt, readers = await completion_request(context, body, caller)
     request, told = await diagnosed(
         context,
         caller,
@@ -43,7 +46,14 @@ async def parse_chat(
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
     return request, ChatRenderer(
-        body, envelope, _logprobs(context, body), readers, prompt.prompt, prompt.params, told
+        body,
+        envelope,
+        _logprobs(context, body),
+        readers,
+        prompt.prompt,
+        prompt.params,
+        told,
+        functools.partial(context.calls.remember, caller.name),
     )
 
 
@@ -68,7 +78,7 @@ def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
                 None if answer is None or answer.type == "text" else for_prompt(answer),
                 *(getattr(body, name) for name in names),
             ],
-            "reasoning_effort": body.reasoning_effort,
+            "reasoning_effort": None if body.wanted_thinking == Thinking() else astuple(body.wanted_thinking),
             "verbosity": unusual(body.verbosity, "medium"),
             "prompt_cache_key": body.prompt_cache_key,
             "service_tier": unusual(body.service_tier, "auto", "default"),

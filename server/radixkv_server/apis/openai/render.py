@@ -20,15 +20,18 @@ from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,
-    ToolCallArguments,
+    ToolCall,
     ToolCallBegin,
+    ToolCallEnd,
 )
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatCustomTool, CommonFields
 from radixkv_server.apis.common.compared_requests import Diagnosed
+from radixkv_server.apis.common.custom_tools import CustomInput, input_of
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
 from radixkv_server.apis.common.token_details import TokenDetails
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
@@ -103,7 +106,11 @@ class _ChunkWriter:
 
 @dataclass(eq=False)
 class ChatRenderer(Renderer):
-    """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason."""
+    """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason.
+
+    Args:
+        remember: called with the id and the arguments of every call of a custom tool.
+    """
 
     body: ChatCompletionRequest
     envelope: Envelope
@@ -112,8 +119,14 @@ class ChatRenderer(Renderer):
     prompt: EncodedPrompt
     params: SamplingParams
     diagnosed: Diagnosed
+    remember: Remember
 
     def __post_init__(self) -> None:
+        tools = self.body.tools or ()
+        self._custom_tools = {tool.name for tool in tools if isinstance(tool, ChatCustomTool)}
+        self._custom_calls: dict[
+            tuple[int, int], tuple[str, CustomInput]
+        ] = {}  # choice and call: its id, input
         self._tokens: dict[int, ContentTokens] = {}
         self._details = TokenDetails(self.body)
         self._chunks = _ChunkWriter(self.body, self.envelope)
@@ -148,7 +161,7 @@ class ChatRenderer(Renderer):
         said = [token for event in events if isinstance(event, ContentDelta) for token in tokens.take(event)]
         return {
             "index": index,
-            "message": {"role": "assistant", **_message(answer, self.readers.forced), "refusal": None},
+            "message": {"role": "assistant", **self._message(answer), "refusal": None},
             "logprobs": None if sample.logprobs is None else self.logprobs.chat(said),
             "finish_reason": _finish_reason(
                 sample.finish_reason, bool(answer.tool_calls) and not answer.calls_are_cut
@@ -171,7 +184,7 @@ class ChatRenderer(Renderer):
         tokens = self._tokens_of(delta.index)
         tokens.add(delta.logprobs)
         for event in self.readers.read(delta):
-            content = _delta(event)
+            content = self._delta(event, delta.index)
             if content is not None:
                 choices.append(choice(content, **details))
                 details = {}
@@ -184,6 +197,54 @@ class ChatRenderer(Renderer):
             choices.append(choice({}, finish_reason=reason, stop_reason=delta.stop_reason))
         return choices
 
+    def _message(self, answer: Answer) -> Json:
+        """Return a whole answer. Content is null where there are only calls, or can be nothing else."""
+        message: Json = {
+            "content": answer.content or (None if answer.tool_calls or self.readers.forced else "")
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["tool_calls"] = [self._call(call) for call in answer.tool_calls]
+        return message
+
+    def _call(self, call: ToolCall) -> Json:
+        if call.name not in self._custom_tools:
+            function = {"name": call.name, "arguments": call.arguments}
+            return {"id": call.id, "type": "function", "function": function}
+        self.remember(call.id, call.arguments)
+        return {
+            "id": call.id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": input_of(call.arguments)},
+        }
+
+    def _delta(self, event: AnswerEvent, choice: int) -> Json | None:
+        """Return the fields that an event adds to a choice; None: nothing."""
+        if isinstance(event, ContentDelta):
+            return {"content": event.text}
+        if isinstance(event, ReasoningDelta):
+            return {"reasoning_content": event.text}
+        place = (choice, event.index)
+        if isinstance(event, ToolCallBegin):
+            is_custom = event.name in self._custom_tools
+            kind, argument = ("custom", "input") if is_custom else ("function", "arguments")
+            if is_custom:
+                self._custom_calls[place] = event.id, CustomInput()
+            called = {"id": event.id, "type": kind, kind: {"name": event.name, argument: ""}}
+            return {"tool_calls": [{"index": event.index, **called}]}
+        call_id, custom = self._custom_calls.get(place, ("", None))
+        if custom is None:
+            if isinstance(event, ToolCallEnd):
+                return None
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+        if isinstance(event, ToolCallEnd):
+            self.remember(call_id, custom.arguments)
+            text = custom.finish()
+        else:
+            text = custom.push(event.text)
+        return {"tool_calls": [{"index": event.index, "custom": {"input": text}}]} if text else None
+
     def _tokens_of(self, index: int) -> ContentTokens:
         if index not in self._tokens:
             self._tokens[index] = ContentTokens(self.logprobs.tokenizer, self.params)
@@ -193,35 +254,6 @@ class ChatRenderer(Renderer):
 def _finish_reason(reason: str | None, has_called: bool) -> str | None:
     """An answer that ends by itself, with calls, ends for these to be made."""
     return "tool_calls" if reason == "stop" and has_called else reason
-
-
-def _message(answer: Answer, forced: bool) -> Json:
-    """What a whole answer says. Content is null where there are only calls, or can be nothing else."""
-    message: Json = {"content": answer.content or (None if answer.tool_calls or forced else "")}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.tool_calls
-        ]
-    return message
-
-
-def _delta(event: AnswerEvent) -> Json | None:
-    """What one event adds to a choice; None: nothing."""
-    if isinstance(event, ContentDelta):
-        return {"content": event.text}
-    if isinstance(event, ReasoningDelta):
-        return {"reasoning_content": event.text}
-    if isinstance(event, ToolCallBegin):
-        function = {"name": event.name, "arguments": ""}
-        return {
-            "tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]
-        }
-    if isinstance(event, ToolCallArguments):
-        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-    return None
 
 
 @dataclass(eq=False)

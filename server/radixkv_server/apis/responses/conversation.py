@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.common.cache_controls import MarkedPart, marked_parts
 from radixkv_server.apis.common.chats import template_options
 from radixkv_server.apis.common.fields import plain_choice
@@ -99,8 +100,6 @@ def chat_of(
 ) -> Chat:
     """Make the chat of a conversation's items."""
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning.effort)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
 
     recall = functools.partial(context.calls.recall, caller.name)
@@ -114,6 +113,7 @@ def chat_of(
         tool_inputs=tools.inputs,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
+        thinking=Thinking(effort=body.reasoning and body.reasoning.effort),
     )
 
 

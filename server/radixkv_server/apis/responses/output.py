@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pydantic_core import from_json
-
 from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     ContentDelta,
@@ -15,6 +13,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from radixkv_server.apis.common.custom_tools import CustomInput
 from radixkv_server.apis.common.hidden_text import hide
 from radixkv_server.apis.responses.items import (
     HIDDEN,
@@ -24,7 +23,6 @@ from radixkv_server.apis.responses.items import (
     output_text,
     reasoning,
 )
-from radixkv_server.apis.responses.string_member import StringMember
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.dialect import Json
@@ -152,16 +150,14 @@ class _CustomCall(_Call):
     ) -> None:
         super().__init__(item_id, index, begun, called)
         self._remember = remember
-        self._arguments: list[str] = []
-        self._string = StringMember("input")
+        self._input = CustomInput()
 
     def item(self, status: str) -> Json:
         text = "" if status == "in_progress" else self.text
         return custom_call(self.id, self._id, self._called, text, status)
 
     def add(self, text: str) -> Events:
-        self._arguments.append(text)
-        yield from self._tell(self._string.push(text))
+        yield from self._tell(self._input.push(text))
 
     def _tell(self, text: str) -> Events:
         self.text += text
@@ -169,22 +165,10 @@ class _CustomCall(_Call):
             yield self.event("custom_tool_call_input.delta", delta=text)
 
     def end(self, status: str) -> Events:
-        arguments = "".join(self._arguments)
-        self._remember(self._id, arguments)
-        if not self._string.is_found:
-            yield from self._tell(_input_of(arguments))
+        self._remember(self._id, self._input.arguments)
+        yield from self._tell(self._input.finish())
         yield self.event("custom_tool_call_input.done", input=self.text)
         yield from _OpenItem.end(self, status)
-
-
-def _input_of(arguments: str) -> str:
-    """The input in the arguments of a custom tool, as far as they were written. O(arguments)."""
-    try:
-        given = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return ""
-    text = given.get("input") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else ""
 
 
 class OutputItems:

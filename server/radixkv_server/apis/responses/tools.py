@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ValidationInfo, model_validator
 
 from radixkv.grammar.escaped_lark import escape_lark
-from radixkv.grammar.limits import check_lark
+from radixkv_server.apis.common.custom_tools import CustomFormat, custom_function
 from radixkv_server.apis.common.fields import Asynchronous, ToolName
 from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.chats.chat import InputGrammar
@@ -89,31 +89,6 @@ class FunctionTool(_CallableTool):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class CustomFormat(StrictModel):
-    """What the input of a custom tool must look like."""
-
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
-
-    @field_validator("definition")
-    @classmethod
-    def _usable(cls, definition: str | None, info: ValidationInfo) -> str | None:
-        if definition and info.data.get("syntax") == "lark" and info.data.get("type") == "grammar":
-            escaped = escape_lark(definition)
-            check_lark(definition)
-            check_lark(escaped)
-        return definition
-
-    @model_validator(mode="after")
-    def _whole(self) -> CustomFormat:
-        if self.type == "grammar" and (self.syntax is None or not self.definition):
-            raise ParamError(
-                "a format of type 'grammar' needs its syntax, 'lark' or 'regex', and definition."
-            )
-        return self
-
-
 class CustomTool(_CallableTool):
     """A tool of the client's that takes text."""
 
@@ -122,11 +97,8 @@ class CustomTool(_CallableTool):
 
     @property
     def lark(self) -> str | None:
-        """What the input must look like, where that is said in Lark."""
-        wanted = self.format
-        if wanted is None or wanted.type != "grammar" or wanted.syntax != "lark":
-            return None
-        return wanted.definition
+        """Grammar of the input in Lark; None: it has none."""
+        return None if self.format is None else self.format.lark
 
     def plain(self) -> Json:
         shown: Json = {"type": self.type, "name": self.name, "description": self.description}
@@ -134,17 +106,7 @@ class CustomTool(_CallableTool):
         return {**shown, "format": wanted}
 
     def function(self) -> Json:
-        text: Json = {"type": "string"}
-        words, wanted = [self.description] if self.description else [], self.format
-        is_strict = False
-        if wanted is not None and wanted.type == "grammar":
-            words.append(f"The input is text of this {wanted.syntax} grammar:\n{wanted.definition}")
-            if wanted.syntax == "regex":
-                text["pattern"], is_strict = f"^(?:{wanted.definition})$", True
-        function: Json = {"description": "\n\n".join(words)} if words else {}
-        schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-        function["parameters"] = {**schema, "additionalProperties": False}
-        return {**function, "strict": True} if is_strict else function
+        return custom_function(self.description, self.format)
 
 
 _KNOWN_TOOL = ByType(

@@ -168,8 +168,11 @@ def test_a_last_message_of_the_assistant_is_continued(
 @pytest.mark.parametrize(
     ("thinking", "told"),
     [
-        ({"type": "enabled", "budget_tokens": 1024}, "[('enable_thinking', True), ('thinking', True)]"),
-        ({"type": "disabled"}, "[('enable_thinking', False), ('thinking', False)]"),
+        (
+            {"type": "enabled", "budget_tokens": 1024},
+            "[('enable_thinking', True), ('thinking_budget', 1024)]",
+        ),
+        ({"type": "disabled"}, "[('enable_thinking', False), ('thinking_budget', 0)]"),
         ({"type": "adaptive"}, None),
     ],
 )

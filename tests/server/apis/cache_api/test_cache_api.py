@@ -455,6 +455,6 @@ def test_bodies_that_are_not_sound(ada, path) -> None:
         assert ada.post(url, content=b'{"ttl": ' + number + b"}", headers=json_type).status_code == 400
     assert ada.post(url, content=b"[" * 10_000, headers=json_type).status_code == 400
     assert (
-        ada.post(url, content=b'{"prompt":"' + b"x" * 20_000_000 + b'"}', headers=json_type).status_code
+        ada.post(url, content=b'{"prompt":"' + b"x" * 34_000_000 + b'"}', headers=json_type).status_code
         == 413
     )
