@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.cache.cache_stats import CacheStats
-from radixkv.cluster.events.counts import EventCounts
-from radixkv.cluster.routing.counts import ReplicaCounts
+from radixkv.engine.counts import EventCounts, ReplicaCounts, SpeculationCounts, TierCounts, TransferCounts
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.speculation.counts import SpeculationCounts
-from radixkv.tiers.measured_tier import TierCounts
-from radixkv.tiers.transfer_log import TransferCounts
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
+from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.live_requests import LiveRequests
@@ -39,16 +40,14 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.runner import Runner
-from radixkv.engine.speculation import Speculation
 from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
-from radixkv.engine.tier_use import TierUse
 from radixkv.errors import (
     ENDS_ENGINE,
     ContextLengthExceededError,
     EngineOverloadedError,
 )
-from radixkv.grammar.masks import Grammar
+from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
@@ -57,13 +56,8 @@ from radixkv.scheduling.request import PrefixPin
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.scheduling.step_plan import SchedulerStats
-from radixkv.speculation.counts import SpeculationCounts
-from radixkv.speculation.step_costs import StepCosts
-from radixkv.tiers.stack import TierStack
-from radixkv.tiers.tier import Tier
 
 if TYPE_CHECKING:
-    from radixkv.cluster.events.publisher import EventPublisher
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -89,10 +83,7 @@ class Engine:
         model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
-        tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
-        events: publishes which blocks the cache holds; ends with the engine.
-        load_deadline_s: longest that a request waits for blocks of the tier, since some came last.
-        step_costs: what rows cost, for how many guesses pay; None: what is known of the runner's backend.
+        drafts, grammars, tiers, events: see `radixkv.engine.extensions`; they end with the engine.
     """
 
     def __init__(
@@ -111,10 +102,10 @@ class Engine:
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        tier: Tier | TierStack | None = None,
-        events: EventPublisher | None = None,
-        load_deadline_s: float = 0.2,
-        step_costs: StepCosts | None = None,
+        drafts: Drafts | None = None,
+        grammars: Grammars | None = None,
+        tiers: BlockTiers | None = None,
+        events: EventFeed | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -132,9 +123,11 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
-        self.input_processor = self._make_input_processor()
+        self.input_processor = self._make_input_processor(Grammars() if grammars is None else grammars)
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
-        self._speculation = self._make_speculation(step_costs)
+        self._drafts = drafts or Drafts()
+        self._tiers = tiers or BlockTiers()
+        self._events = events or EventFeed()
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -144,24 +137,21 @@ class Engine:
             max_overtake=config.max_overtake,
             long_prompt_tokens=config.long_prompt_tokens,
             max_long_overtake=config.max_long_overtake,
-            drafter=self._speculation,
+            drafter=self._drafts.proposer,
         )
-        self._tier = TierUse(tier if cache.enabled else None, runner, clock, load_deadline_s)
         self._faults = FaultRecovery()
         self._counters = Counters()
         self._requests = LiveRequests(
-            tokenizer, clock, self._tier, self._faults, self._speculation, self._counters
+            tokenizer, clock, self._tiers, self._faults, self._drafts, self._counters
         )
         self.scheduler = self._make_scheduler()
         looks_ahead = config.async_scheduling
         if looks_ahead is None:
             looks_ahead = runner.device_name.startswith("cuda")
         self._steps = StepPipeline(runner, clock, self.input_processor.forks, looks_ahead=looks_ahead)
-        self._events = events
-        if events is not None:
-            events.attach(cache)
+        self._events.attach(cache)
 
-    def _make_input_processor(self) -> InputProcessor:
+    def _make_input_processor(self, grammars: Grammars) -> InputProcessor:
         itself, num_blocks = weakref.ref(self), self.cache.num_blocks
 
         def max_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
@@ -176,24 +166,13 @@ class Engine:
             end_token_ids=self.end_token_ids,
             max_blocks=max_blocks,
             clock=self.clock,
+            grammars=grammars,
         )
 
-    def _make_speculation(self, step_costs: StepCosts | None) -> Speculation | None:
-        if self.config.speculation == "off":
-            return None
-        itself = weakref.ref(self)
-
-        def current_cache() -> PrefixCache:
-            # What an engine holds refers to it weakly, so that its memory is free as soon as it is.
-            engine = itself()
-            assert engine is not None
-            return engine.cache
-
-        costs = step_costs or StepCosts.of_backend(self.runner.backend_name)
-        return Speculation(self.config.max_draft_tokens, costs, current_cache)
-
     def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
-        scheduler = self._scheduler_over(self.cache, tier_waits=self._tier.attach(self.cache), stats=stats)
+        self._drafts.attach(self.cache)
+        waits = self._tiers.attach(self.cache)
+        scheduler = self._scheduler_over(self.cache, tier_waits=waits, stats=stats)
         self._requests.attach(self.cache, scheduler)
         return scheduler
 
@@ -208,7 +187,7 @@ class Engine:
         namespace: NamespaceName = "",
         priority: int = 0,
         cache_key_hint: str = "",
-        grammar: Grammar | None = None,
+        grammar: GrammarState | None = None,
         pins: Sequence[PrefixPin] = (),
         keep_tokens: int | None = None,
         stream: bool = False,
@@ -269,7 +248,7 @@ class Engine:
 
         Changes nothing. O(tokens).
         """
-        return self._tier.explain(report, token_ids, namespace)
+        return self._tiers.explain(report, token_ids, namespace)
 
     @property
     def has_room(self) -> bool:
@@ -279,7 +258,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or is waited for."""
-        return self.scheduler.has_work or self._tier.is_due or self.runner.failure is not None
+        return self.scheduler.has_work or self._tiers.is_due or self.runner.failure is not None
 
     @property
     def idle_s(self) -> float | None:
@@ -287,20 +266,20 @@ class Engine:
 
         0.0: there is something to do now. None: there is no limit.
         """
-        if self.runner.failure is not None or (self.scheduler.has_work and not self._tier.is_blocked):
+        if self.runner.failure is not None or (self.scheduler.has_work and not self._tiers.is_blocked):
             return 0.0
-        return self._tier.idle_s()
+        return self._tiers.idle_s()
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on any thread, when a transfer has ended or the runner failed: something is to do."""
-        self._tier.wake_with(wake)
+        self._tiers.wake_with(wake)
         self.runner.on_failure(wake)
 
     def wait(self) -> None:
         """Sleep until a step would do something; for who has nothing else to do."""
         idle_s = self.idle_s
         if idle_s != 0.0:
-            self._tier.wait(idle_s)
+            self._tiers.wait(idle_s)
 
     def close(self, *, save: bool = True) -> None:
         """Give up what is under way between tier and cache; the engine is not used any more.
@@ -311,11 +290,10 @@ class Engine:
             save: that tier gets what is cached first, as far as that takes ten seconds.
         """
         try:
-            self._tier.close(save=save)
+            self._tiers.close(save=save)
         finally:
             self.runner.close()
-        if self._events is not None:
-            self._events.close()
+        self._events.close()
 
     @property
     def groups(self) -> list[RequestGroup]:
@@ -335,7 +313,7 @@ class Engine:
         if error is not None:
             raise error
         with self._repairing():
-            self._tier.begin_step()
+            self._tiers.begin_step()
             if self.config.request_timeout_s is not None:
                 self._requests.expire(self.config.request_timeout_s)
             step = self._steps.next(self._schedule, self._schedule_ahead)
@@ -343,16 +321,15 @@ class Engine:
                 error = step.outcome.error
                 if error is None:
                     seconds = self._counters.model_called(step.started, self.clock())
-                    self._tier.computed(step.batch, seconds)
+                    self._tiers.computed(step.batch, seconds)
                     self._requests.take_step(step.batch, step.outcome)
                     if self._steps.looks_ahead:
                         self.scheduler.update_rows(entry.request for entry in step.batch.entries)
                 else:
                     self._rollback(step.batch, error)
-            self._tier.end_step()
-            if self._events is not None:
-                self._events.keep_up(self.cache)
-        if self._tier.is_blocked or not self.has_work:
+            self._tiers.end_step()
+            self._events.keep_up(self.cache)
+        if self._tiers.is_blocked or not self.has_work:
             self._counters.pause()
         error = self._steps.interruption or error
         if isinstance(error, ENDS_ENGINE):
@@ -370,7 +347,7 @@ class Engine:
             check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
             self._end_stuck(sample_of(request))
-        self._tier.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
+        self._tiers.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
         return result.batch
@@ -380,7 +357,7 @@ class Engine:
         if self._faults.next_alone is not None:
             return None
         going_on = decodes_that_go_on(batch.entries)
-        if not going_on or (self._speculation is not None and self._speculation.would_guess(going_on)):
+        if not going_on or self._drafts.would_guess(going_on):
             return None
         ahead = self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on))
         if self._checks_steps and ahead is not None:
@@ -439,10 +416,9 @@ class Engine:
             group.forget_unborn_samples()
             unfinished.extend(group.unfinished())
         unfinished.sort(key=lambda request: request.arrival_order)
-        self._tier.drop_transfers()
+        self._tiers.drop_transfers()
         self.cache = self.cache.rebuilt()
-        if self._events is not None:
-            self._events.attach(self.cache)
+        self._events.attach(self.cache)
         self._steps.discard()
         self.scheduler = self._make_scheduler(self.scheduler.stats)
         for request in unfinished:
@@ -459,15 +435,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters; cheap."""
-        counts = SpeculationCounts() if self._speculation is None else self._speculation.counts.snapshot()
+        transfers, tiers = self._tiers.counts()
         return self._counters.snapshot(
             self.scheduler,
             self._requests.output.num_generated,
             self.cache.stats,
-            counts,
-            self._tier.counts,
-            self._tier.tiers,
-            None if self._events is None else self._events.counts,
+            self._drafts.snapshot(),
+            transfers,
+            tiers,
+            self._events.counts,
         )
 
     def check(self) -> None:

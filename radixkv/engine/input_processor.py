@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, frame_namespace
+from radixkv.engine.extensions import Grammars
 from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
 from radixkv.engine.request_group import RequestGroup, Sample
 from radixkv.engine.sample_output import SampleOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
-from radixkv.grammar.compiler import GrammarCompiler
-from radixkv.grammar.masks import Grammar
-from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import PrefixPin
@@ -60,9 +59,7 @@ class InputProcessor:
         max_blocks: how many blocks of the pool a request of these tokens may have, in this namespace; see
             `PrefixCache.max_blocks`.
         clock: seconds, monotonic.
-
-    Attributes:
-        grammars: compiles what outputs must match.
+        grammars: compiles the grammars of structured outputs.
     """
 
     def __init__(
@@ -74,13 +71,14 @@ class InputProcessor:
         end_token_ids: frozenset[int],
         max_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
+        grammars: Grammars,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.end_token_ids = end_token_ids
         self._max_blocks = max_blocks
         self._clock = clock
-        self.grammars = GrammarCompiler(self._make_vocabulary)
+        self.grammars = grammars
         self._ids = itertools.count()
         self._seeds = itertools.count(seed if seed is not None else secrets.randbits(62))
 
@@ -214,7 +212,7 @@ class InputProcessor:
                 f"to {most * block_size - 1} tokens, or ask for a larger quota"
             )
 
-    def compile(self, params: SamplingParams, namespace: NamespaceName = "") -> Grammar | None:
+    def compile(self, params: SamplingParams, namespace: NamespaceName = "") -> GrammarState | None:
         """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
 
         Args:
@@ -224,12 +222,10 @@ class InputProcessor:
             InvalidRequestError: the grammar is refused; names what of it.
             EngineOverloadedError: the tenant's grammars keep the compiler busy.
         """
-        return None if params.grammar is None else self.grammars.compile(params.grammar, namespace)
-
-    def _make_vocabulary(self) -> Vocabulary:
-        if self.tokenizer is None:
-            raise ValueError("this engine has no tokenizer")
-        return Vocabulary(self.tokenizer, self.end_token_ids)
+        if params.grammar is None:
+            return None
+        compiled: GrammarState = self.grammars.submit(params.grammar, namespace).result()
+        return compiled
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         return frozenset() if params.ignores_eos else self.end_token_ids
@@ -245,7 +241,7 @@ class InputProcessor:
         namespace: NamespaceName,
         priority: int,
         cache_key_hint: str = "",
-        grammar: Grammar | None = None,
+        grammar: GrammarState | None = None,
         pins: Sequence[PrefixPin] = (),
         keep_tokens: int | None = None,
         stream: bool = False,

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counters import Counters
+from radixkv.engine.extensions import BlockTiers, Drafts
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.model_step import StepOutcome
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
 from radixkv.engine.sample_output import TextSource
-from radixkv.engine.speculation import Speculation
-from radixkv.engine.tier_use import TierUse
 from radixkv.errors import InvalidRequestError
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import FinishReason
@@ -29,7 +28,8 @@ class LiveRequests:
     Args:
         tokenizer: names tokens in logprobs; None: by their ids.
         clock: seconds, monotonic.
-        tier: is offered what requests leave.
+        tiers: are offered the blocks of ended requests.
+        drafts: told of checked drafts and ended requests.
         faults: is told who came through a step, and who ended.
         counters: count how samples ended.
 
@@ -41,16 +41,16 @@ class LiveRequests:
         self,
         tokenizer: TextSource | None,
         clock: Callable[[], float],
-        tier: TierUse,
+        tiers: BlockTiers,
         faults: FaultRecovery,
-        speculation: Speculation | None,
+        drafts: Drafts,
         counters: Counters,
     ) -> None:
         self.output = OutputProcessor(tokenizer)
         self._clock = clock
-        self._tier = tier
+        self._tiers = tiers
         self._faults = faults
-        self._speculation = speculation
+        self._drafts = drafts
         self._counters = counters
         self._by_id: dict[str, RequestGroup] = {}  # in the order of their arrival
 
@@ -71,7 +71,7 @@ class LiveRequests:
         if group.request_id in self._by_id:
             raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
         self._by_id[group.request_id] = group
-        self._tier.requests_changed()
+        self._tiers.requests_changed()
         self._scheduler.add(group.samples[0])
 
     def unfinished(self, request_id: str) -> list[Sample]:
@@ -124,8 +124,7 @@ class LiveRequests:
         group.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
     def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
-        assert self._speculation is not None
-        self._speculation.checked(request, num_tokens, num_accepted)
+        self._drafts.checked(request, num_tokens, num_accepted)
         request.accepted_draft_tokens += num_accepted
         request.rejected_draft_tokens += num_tokens - num_accepted
 
@@ -160,7 +159,7 @@ class LiveRequests:
 
     def abort(self, request: Sample) -> None:
         """End a sample because its user wants no more of it."""
-        self._tier.requests_changed()
+        self._tiers.requests_changed()
         self._counters.aborted += 1
         self.end(request, "abort")
 
@@ -189,10 +188,9 @@ class LiveRequests:
         request.finish_reason = reason
         self._scheduler.finish(request, discard=discard)
         if not discard:
-            self._tier.offer(request.tokens.encoded, request.namespace)
+            self._tiers.offer(request.tokens.encoded, request.namespace)
         self._counters.finished += reason in ("stop", "length")
-        if self._speculation is not None:
-            self._speculation.ended(request)
+        self._drafts.ended(request)
         self._faults.clear(request)
         if request.group.is_finished:
             self.close(request.group)

@@ -9,8 +9,7 @@ from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.scheduling.request import FinishReason, RequestTimes
 
 if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
-    from radixkv.tiers.tier_hit import TierHit
+    from radixkv.cache.reporting.explain import MissReport, TierHit
 
 
 @dataclass(slots=True)

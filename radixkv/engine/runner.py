@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from radixkv.cache.pending_copies import Copy
     from radixkv.errors import EngineStoppedError
+    from radixkv.model.block_copy import BlockCopy
     from radixkv.scheduling.batch import Batch
-    from radixkv.tiers.block_copy import BlockCopy
     from radixkv_kernels import Bytes
 
 

@@ -24,7 +24,6 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
 from radixkv.entrypoints.streams import Event, Stream, Streams
@@ -32,6 +31,7 @@ from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PrefixPin
 from radixkv.text.prompt_texts import RendersChats
+from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,13 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.extensions import EventFeed
 from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.errors import ConfigError
+from radixkv.grammar.compiler import GrammarCompiler
+from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.model.computed_by import computed_by
 from radixkv.model.device_paths import check_instruction_set
 from radixkv.model.loading.loader import LoadedModel, load_model
@@ -28,15 +33,17 @@ from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
 from radixkv.observe.advisor import Advisor
+from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier_use import TierUse
 
 if TYPE_CHECKING:
-    from radixkv.cluster.events.publisher import EventPublisher
+    from radixkv.text.tokenizer import Tokenizer
 
 
 def build_engine(
@@ -49,8 +56,7 @@ def build_engine(
     """Load the model and build everything around it.
 
     Args:
-        step_costs: see `Engine`.
-        tier: see `Engine`; instead of those that `config.kv_tier` names.
+        step_costs, tier: see `engine_on_runner`; `tier` takes the place of `config.kv_tier`.
         loaded: the model, where it has been loaded before.
 
     Raises:
@@ -100,7 +106,7 @@ def engine_for_model(
     step_costs: StepCosts | None = None,
     *,
     tier: Tier | TierStack | None = None,
-    events: EventPublisher | None = None,
+    events: EventFeed | None = None,
     ranks: WorkerGroup | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
@@ -161,14 +167,29 @@ def _pinned(size: int) -> npt.NDArray[np.uint8]:
     return memory
 
 
-def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> Engine:
-    """An engine on any runner, with a prefix cache over its blocks.
+def engine_on_runner(
+    config: EngineConfig,
+    runner: Runner,
+    *,
+    tokenizer: Tokenizer | None,
+    end_token_ids: Sequence[int] = (),
+    model_fingerprint: str = "",
+    clock: Callable[[], float] = time.monotonic,
+    step_costs: StepCosts | None = None,
+    tier: Tier | TierStack | None = None,
+    load_deadline_s: float = 0.2,
+    events: EventFeed | None = None,
+    **options: Any,
+) -> Engine:
+    """Build an engine on any runner, with a prefix cache over its blocks and all extensions.
 
     Args:
-        options: further arguments of `Engine`; without `events`, what `config.kv_events` names is opened.
+        step_costs: costs of rows, which decide how many guesses pay; None: those of the runner's backend.
+        tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
+        load_deadline_s: longest wait of a request for blocks of the tier, since some came last.
+        events: publishes block events; None: as `config.kv_events` says.
+        options: further arguments of `Engine`.
     """
-    if options.get("events") is None:
-        options["events"] = open_events(config.kv_events)
     cache = PrefixCache(
         runner.num_blocks,
         runner.block_size,
@@ -176,10 +197,36 @@ def engine_on_runner(config: EngineConfig, runner: Runner, **options: Any) -> En
         enabled=config.enable_prefix_caching,
         ghost_blocks=config.ghost_blocks,
         pin_budget=config.pin_budget,
-        model=options.get("model_fingerprint", ""),
+        model=model_fingerprint,
         observer=Advisor(runner.block_size),
     )
-    return Engine(config, runner=runner, cache=cache, **options)
+    drafts = None
+    if config.speculation != "off":
+        costs = step_costs or StepCosts.of_backend(runner.backend_name)
+        drafts = Speculation(config.max_draft_tokens, costs)
+    tiers = None
+    if tier is not None and cache.enabled:
+        tiers = TierUse(tier, runner, clock, load_deadline_s)
+    return Engine(
+        config,
+        runner=runner,
+        cache=cache,
+        tokenizer=tokenizer,
+        end_token_ids=end_token_ids,
+        model_fingerprint=model_fingerprint,
+        clock=clock,
+        drafts=drafts,
+        grammars=GrammarCompiler(lambda: _vocabulary(tokenizer, end_token_ids)),
+        tiers=tiers,
+        events=events or open_events(config.kv_events),
+        **options,
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer | None, end_token_ids: Sequence[int]) -> Vocabulary:
+    if tokenizer is None:
+        raise ValueError("this engine has no tokenizer")
+    return Vocabulary(tokenizer, frozenset(end_token_ids))
 
 
 def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:

@@ -20,11 +20,11 @@ from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.engine.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import TokenIds

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from radixkv.cache.keys import NamespaceName, frame_namespace
+from radixkv.engine.extensions import Grammars
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.limits import TooComplex
 from radixkv.grammar.masks import Grammar
@@ -35,7 +36,7 @@ _MAX_WORKERS = 4
 _FREE_COMPILE_S = 0.1
 
 
-class GrammarCompiler:
+class GrammarCompiler(Grammars):
     """The grammars of one engine. Methods may be called from any thread.
 
     Args:

@@ -12,6 +12,7 @@ import torch
 from radixkv.cache.pending_copies import Copy
 from radixkv.model.attention_hook import AttentionStep, model_inputs
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
@@ -20,7 +21,6 @@ from radixkv.model.warm_up import first_steps
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv.tiers.block_copy import BlockCopy
 from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ class AdmissionControl:
         stats: SchedulerStats,
         *,
         max_num_seqs: int,
-        tier_waits: TierWaits | None = None,
+        tier_waits: TierWaits,
         long_prompts: LongPrompts | None = None,
     ) -> None:
         self._tier_waits = tier_waits
@@ -142,7 +142,7 @@ class AdmissionControl:
     @property
     def waits_for_transfers(self) -> bool:
         """Whether a tier's answer, or the end of a load or save, may let somebody run who can't now."""
-        return self._tier_waits is not None and self._tier_waits.somebody_waits
+        return self._tier_waits.somebody_waits
 
     # ------------------------------------------------------------------ what is cached
 
@@ -327,7 +327,7 @@ class AdmissionControl:
             if other is not None:
                 self.make_entry(plan, other)
                 match = self._match(plan, request)
-        if self._tier_waits is not None and self._tier_waits.holds_up(request, match):
+        if self._tier_waits.holds_up(request, match):
             plan.leases_changed()
             return AdmissionResult.IN_FLIGHT
         known = match.num_tokens
@@ -367,8 +367,7 @@ class AdmissionControl:
                 max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
             )
             request.cache_report = lease.report
-            if self._tier_waits is not None:
-                self._tier_waits.admitted(request)
+            self._tier_waits.admitted(request)
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
             self._stats.cached_prompt_tokens += lease.num_cached_tokens
@@ -384,8 +383,6 @@ class AdmissionControl:
 
     def _stop_copy(self, request: SequenceState, error: OutOfBlocks) -> bool:
         """End a copy for the blocks that it holds; False: there is none."""
-        if self._tier_waits is None:
-            return False
         return self._tier_waits.stop_copy(lambda other: self.may_serve(other, request, error))
 
     def make_entry(self, plan: StepPlan, request: SequenceState) -> None:

@@ -57,7 +57,7 @@ class LongPrompts:
         threshold: int | None = None,
         max_chunk: int | None = None,
         max_overtake: int = 128,
-        tier_waits: TierWaits | None = None,
+        tier_waits: TierWaits,
     ) -> None:
         self._running = running
         self._in_flight = in_flight
@@ -98,11 +98,11 @@ class LongPrompts:
         if not self._is_long(missing):
             return True
         waits = self._tier_waits
-        if waits is not None and waits.has_begun(request):
+        if waits.has_begun(request):
             return True
         if self._in_flight.is_coming(request, match):  # it computes what comes after its producer's tokens
             missing = request.num_tokens - request.produced_until
-        elif waits is not None and not request.needs_prompt_logits:
+        elif not request.needs_prompt_logits:
             missing = waits.weigh(request, match)
         if not self._is_long(missing) or self._begins(request, missing):
             return True
@@ -119,8 +119,7 @@ class LongPrompts:
             for other in self._running.others
             if self._is_long(other.num_to_compute) and rank(other) <= own
         ]
-        loads = [] if self._tier_waits is None else self._tier_waits.loads_as_tokens()
-        loads = [tokens for tokens in loads if self._is_long(tokens)]
+        loads = [tokens for tokens in self._tier_waits.loads_as_tokens() if self._is_long(tokens)]
         if not loads and sum(map(self._chunk, rivals)) < self._budget:
             return True
         # Behind another tenant's long prompt, what is cached of this one must not decide which comes first.

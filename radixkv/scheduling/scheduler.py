@@ -74,7 +74,7 @@ class Scheduler:
         long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`).
         max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: nobody does.
-        tier_waits: lets requests wait for blocks that a tier has; None: there is no tier.
+        tier_waits: lets requests wait for blocks that a tier has; None: there are no tiers.
         stats: counters that are gone on with.
     """
 
@@ -102,7 +102,7 @@ class Scheduler:
         self.stats = stats = stats or SchedulerStats()
         self._next_arrival = 0
         self._drafter = drafter
-        self._tier_waits = tier_waits
+        self._tier_waits = tier_waits = tier_waits or TierWaits()
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
         self._in_flight = InFlightPrefixes(cache)
@@ -214,8 +214,7 @@ class Scheduler:
         Returns:
             The plan: its `batch` is the step's work, `stuck` has those that the caller is to end.
         """
-        if self._tier_waits is not None:
-            self._tier_waits.begin_step()
+        self._tier_waits.begin_step()
         running = self._running
         running.refresh_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
@@ -387,8 +386,6 @@ class Scheduler:
 
     def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
         """Stop a copy, or give up a load, for which nobody runs yet, for its blocks; False: there is none."""
-        if self._tier_waits is None:
-            return False
 
         def is_rival(other: NamespaceName) -> bool:
             return self._admission.may_serve(other, request, error)

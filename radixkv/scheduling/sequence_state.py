@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,7 @@ from radixkv.scheduling.request import FinishReason, RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, Match
-    from radixkv.cache.reporting.explain import MissReport
-    from radixkv.tiers.load import TierLoad, TierWait
-    from radixkv.tiers.tier_hit import TierHit
+    from radixkv.cache.reporting.explain import MissReport, TierHit
 
 NamespaceName = str | tuple[str, ...]
 
@@ -98,6 +96,18 @@ class SequenceTimes:
         return RequestTimes(*(None if mark is None else max(0.0, mark - self.arrival) for mark in marks))
 
 
+class Producer(Protocol):
+    """Maker of the next tokens of a waiting request: another request, or a load from a tier.
+
+    Attributes:
+        num_scheduled: tokens up to there are made.
+        lease: None: it has ended.
+    """
+
+    num_scheduled: int
+    lease: Lease | None
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
     """One sample of what a user asked for: its tokens so far, its parameters, its lease.
@@ -125,9 +135,9 @@ class SequenceState:
     was_added: bool = False
     lease: Lease | None = None
     match: Match | None = None
-    producer: SequenceState | TierLoad | None = None  # who makes its next tokens, while it waits for them
+    producer: Producer | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
-    tier_wait: TierWait | None = None  # what it has asked of a tier since it last ran
+    tier_wait: Any = None  # notes of `TierWaits` since it last ran
     tier_weight: tuple[int, int, float] | None = None  # by its match's length: what it misses, until when
     tier_hits: tuple[TierHit, ...] | None = None  # what tiers brought of its prompt; None: there are none
     num_scheduled: int = 0  # tokens computed once the step being built has run

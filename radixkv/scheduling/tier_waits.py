@@ -1,219 +1,60 @@
-"""Tier waits: lets a request wait for blocks that a tier has, instead of computing their tokens.
-
-A request is about to be admitted; its cached prefix ends before the end of its prompt:
-
-    another's load brings the next block  ->  it waits for that, as for a request that computes its prefix
-    the tier says HIT or PENDING          ->  a load is started, and the request waits for it
-    the tier says RETRY                   ->  it waits, and the tier is asked again a little later
-    MISS, a failure, no room, or too late ->  it is admitted, and computes what is missing
-
-It holds nothing while it waits, and is looked up again when the load has ended: what was loaded is part of
-its cached prefix then. No request waits longer than its deadline, counted from when it was first put off.
-"""
+"""TierWaits: the questions of the scheduler about tiers, answered as if there were none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import cast
 
-from radixkv.cache.block_run import BlockRun
-from radixkv.cache.keys import NamespaceName, TokenIds
-from radixkv.cache.prefix_cache import Match, PrefixCache
-from radixkv.cache.reporting.explain import MissReport, Reason
+from radixkv.cache.keys import NamespaceName
+from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tiers.load import NotLoaded, TierWait
-from radixkv.tiers.measured_tier import Found
-from radixkv.tiers.tier import TierState
-from radixkv.tiers.transfers import Transfers
-
-# Seconds after which a tier that did not know is asked again.
-RETRY_S = 0.005
-# Seconds for which a tier's answer tells how much work a waiting prompt is.
-WEIGHT_S = 1.0
 
 
 class TierWaits:
-    """Decides who waits.
+    """Decides which requests wait for blocks from tiers; this base has no tiers, so none waits.
 
-    Args:
-        clock: seconds.
-        deadline_s: longest that a request may wait.
-
-    Attributes:
-        model_s: seconds that the engine's steps have taken: meanwhile no tier is asked.
-        next_lookup: when a tier that did not know is to be asked again, as of the last step; None: nobody
-            waits for that.
+    `radixkv.tiers.load_waits` is the one with tiers.
     """
-
-    def __init__(
-        self, cache: PrefixCache, transfers: Transfers, clock: Callable[[], float], deadline_s: float
-    ) -> None:
-        self._cache = cache
-        self._transfers = transfers
-        self._clock = clock
-        self._deadline_s = deadline_s
-        self.model_s = 0.0
-        self.next_lookup: float | None = None
-
-    def begin_step(self) -> None:
-        """Requests are about to be tried."""
-        self.next_lookup = None
 
     @property
     def somebody_waits(self) -> bool:
         """Whether a request of this step was put off, or may be able to run when transfers have ended."""
-        return self.next_lookup is not None or self._transfers.hold_blocks
+        return False
 
-    def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
-        """A request that runs needs blocks: give up a load that has not arrived; False: there is none.
+    def begin_step(self) -> None:
+        """Note that requests are about to be tried."""
 
-        Args:
-            is_rival: whether blocks of a namespace would help.
-        """
-        return self._transfers.loads.give_up_latest(is_rival)
+    def holds_up(self, request: SequenceState, match: Match) -> bool:
+        """Whether a request that could be admitted is to wait. O(tokens after the match) where it asks."""
+        return False
+
+    def admitted(self, request: SequenceState) -> None:
+        """Note the first admission of a request, and in its report what tiers did for its prompt."""
+
+    def has_begun(self, request: SequenceState) -> bool:
+        """Whether blocks were, or are being, loaded for a request since it last ran. O(1)."""
+        return False
+
+    def weigh(self, request: SequenceState, match: Match) -> int:
+        """Return the tokens that a request misses, with those in a tier counted by the time of their load."""
+        return request.num_tokens - match.num_tokens
+
+    def loads_as_tokens(self) -> list[int]:
+        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
+        return []
 
     def stop_copy(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
-        """A request needs blocks: end a copy for them; False: there is none.
+        """End a copy out of the pool, for its blocks; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.
             at_once: the request runs, and does not wait at all.
         """
-        return self._transfers.saves.make_room(is_rival, at_once=at_once)
+        return False
 
-    def holds_up(self, request: SequenceState, match: Match) -> bool:
-        """Whether a request that could be admitted is to wait. O(tokens after the match) where it asks."""
-        if request.needs_prompt_logits:
-            return False
-        wait, loads = request.tier_wait, self._transfers.loads
-        now, matched, step_s = self._clock(), match.num_tokens, 0.0
-        if wait is None:
-            wait = request.tier_wait = TierWait(now + self._deadline_s)
-        elif wait.load is not None:  # that has ended, or the request would not be tried
-            if matched > wait.matched:  # it brought something: the next part of the prefix may take as long
-                wait.deadline = now + self._deadline_s
-            wait.end(matched, now)
-        elif wait.ask_at is not None:
-            step_s = self.model_s - wait.model_s  # meanwhile the tier could not say what it found
-            wait.answered(now)
-        wait.model_s = self.model_s
-        deadline = wait.deadline + step_s
-        if now >= deadline or (wait.is_over and not len(loads)):
-            wait.ask_at = None
-            return False
-        is_early = wait.ask_at is not None and now < wait.ask_at
-        if is_early and not len(loads):
-            return self._asks_later(wait)
-        run = self._cache.block_leases.missing(match)
-        if not len(run):
-            return False
-        found = loads.load_of(run)
-        if found is not None:
-            load, end = found
-            load.deadline = min(load.deadline, deadline)
-        elif wait.is_over:
-            return False
-        elif is_early:
-            return self._asks_later(wait)
-        else:
-            answer = loads.lookup(run, deadline - now)
-            if answer.state is TierState.RETRY:
-                assert answer.tier is not None
-                if now >= wait.deadline:
-                    wait.ask_at = None
-                    return False
-                wait.ask_again(answer.tier.name, min(now + RETRY_S, wait.deadline), now)
-                return self._asks_later(wait)
-            started = wait.ask_at = None
-            if answer.tier is not None and answer.num_blocks:
-                part = run.part(0, answer.num_blocks)
-                started = loads.start(answer.tier, part, match, deadline)
-            if started is None:
-                wait.not_loaded = _not_loaded(answer, run) or wait.not_loaded
-                wait.is_over = True
-                return False
-            load, end = started, part.end
-        wait.begin(load, matched, now)
-        request.producer, request.produced_until = load, end
-        return True
+    def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
+        """Give up a load that has not arrived, for a running request that needs blocks; False: there is none.
 
-    @staticmethod
-    def has_begun(request: SequenceState) -> bool:
-        """Whether blocks were, or are being, loaded for a request since it last ran. O(1)."""
-        wait = request.tier_wait
-        return wait is not None and (wait.load is not None or bool(wait.hits))
-
-    def weigh(self, request: SequenceState, match: Match) -> int:
-        """Return the tokens that a request misses, with those in a tier counted by the time of their load.
-
-        A tier's answer is used for a second, while the match stays. O(tokens) where it is asked, O(1) else.
+        Args:
+            is_rival: whether blocks of a namespace would help.
         """
-        known, now = request.tier_weight, self._clock()
-        if known is None or known[0] != match.num_tokens or now >= known[2]:
-            missing = request.num_tokens - match.num_tokens
-            until = now + WEIGHT_S
-            run = self._cache.block_leases.missing(match)
-            if len(run):
-                found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
-                if found.state is TierState.RETRY:
-                    until = now + RETRY_S
-                elif found.tier is not None and found.num_blocks:
-                    loaded = found.num_kept * run.block_size
-                    missing -= loaded - int(loaded * found.tier.time_share(run.block_size))
-            known = request.tier_weight = match.num_tokens, missing, until
-        return known[1]
-
-    def loads_as_tokens(self) -> list[int]:
-        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
-        return self._transfers.loads.as_tokens()
-
-    def admitted(self, request: SequenceState) -> None:
-        """It has been admitted for the first time: tell what tiers did for its prompt, or why not."""
-        wait = request.tier_wait
-        request.tier_hits = () if wait is None else tuple(wait.hits.values())
-        report = request.cache_report
-        if wait is not None and report is not None:
-            request.cache_report = _with_tier(report, wait.not_loaded)
-
-    def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
-        """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
-
-        O(tokens). Nothing is counted, and nothing is loaded.
-        """
-        if report.reason in ("hit", "skipped"):
-            return report
-        run = self._cache.block_leases.missing(self._cache.match(token_ids, namespace))
-        if not len(run):
-            return report
-        found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
-        return None if found.state is TierState.RETRY else _with_tier(report, _not_loaded(found, run))
-
-    def _asks_later(self, wait: TierWait) -> bool:
-        """The request goes on waiting, and the tier is asked again."""
-        assert wait.ask_at is not None
-        self._note_lookup(wait.ask_at)
-        return True
-
-    def _note_lookup(self, when: float) -> None:
-        self.next_lookup = when if self.next_lookup is None else min(self.next_lookup, when)
-
-
-def _not_loaded(found: Found, run: BlockRun) -> NotLoaded | None:
-    """The blocks of a run that a tier has."""
-    if found.tier is None or not found.num_kept:
-        return None
-    return NotLoaded(found.tier.name, run.start + found.num_kept * run.block_size, found.refused)
-
-
-def _with_tier(report: MissReport, left: NotLoaded | None) -> MissReport:
-    """A report that says which of the tokens that were missed a tier has."""
-    if left is None or report.reason in ("hit", "skipped"):
-        return report
-    count = max(0, min(left.end, report.num_prompt_tokens - 1) - report.num_hit_tokens)
-    reason = cast(Reason, left.reason or report.reason)
-    if reason == "checksum":  # nobody has them
-        count = 0
-    elif not count:
-        return report
-    return replace(report, reason=reason, tier=left.tier, num_tier_tokens=count)
+        return False

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.prefix_cache import Lease
+from radixkv.cache.reporting.explain import TierHit
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier import Bytes, TierBlocks
-from radixkv.tiers.tier_hit import TierHit
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -18,7 +18,7 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.tiers.block_copy import BlockMemory
+from radixkv.model.block_copy import BlockMemory
 from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
 from radixkv.tiers.saves import Saves

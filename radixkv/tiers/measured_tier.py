@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.cache.block_run import BlockRun
+from radixkv.engine.counts import TierCounts
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.speed import Speed
 from radixkv.tiers.tier import Tier, TierState
@@ -37,40 +38,6 @@ FORGET_S = 30.0
 #: Why blocks that a tier has were computed, as `MissReport.reason` says it.
 TOO_SLOW = "load_too_slow"
 DAMAGED = "checksum"
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """What one tier has done, since the start.
-
-    Attributes:
-        hits, misses: lookups of blocks after a request's match that found some, or none; a long prefix comes
-            in several pieces, with one each.
-        loads, loaded_blocks, loaded_bytes, load_seconds: what came, and the seconds from asking to arrival.
-        offered_blocks: worth saving, and not in it: `saved_blocks` (and `saved_bytes`) of them were given to
-            it, `dropped_blocks` were not, for the memory was needed, or it had no time; others are to come.
-        errors: what it was asked for -> how often it failed: `look up`, `load`, `save`.
-        refused: why blocks that it has were computed -> how often.
-        is_up: False: it rests, or says itself that it can't be reached.
-        seconds_per_byte, answer_s: as measured; None: not yet.
-    """
-
-    name: str
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    loaded_blocks: int = 0
-    loaded_bytes: int = 0
-    load_seconds: float = 0.0
-    offered_blocks: int = 0
-    saved_blocks: int = 0
-    saved_bytes: int = 0
-    dropped_blocks: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-    is_up: bool = True
-    seconds_per_byte: float | None = None
-    answer_s: float | None = None
 
 
 class Found(NamedTuple):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, PrefixCache
-from radixkv.tiers.block_copy import BlockCopy, BlockMemory
+from radixkv.model.block_copy import BlockCopy, BlockMemory
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of

@@ -5,37 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import Any
 
+from radixkv.engine.counts import TransferCounts
 from radixkv.tiers.measured_tier import MeasuredTier
 
 logger = logging.getLogger("radixkv")
 
 # Seconds between two warnings about a tier that fails.
 WARNING_PAUSE_S = 60.0
-
-
-@dataclass(slots=True)
-class TransferCounts:
-    """What came of loads and saves, since the start.
-
-    Attributes:
-        loads: started; `loaded_blocks` of them were committed.
-        failed_loads: those that gave fewer blocks than asked for, or none.
-        late_loads: of these, those given up at the deadline.
-        saved_blocks: given to a tier, counted once for each.
-        failed_saves: copies, or calls of the tier, that failed.
-        stopped_saves: copies that were stopped for requests that needed their blocks.
-    """
-
-    loads: int = 0
-    loaded_blocks: int = 0
-    failed_loads: int = 0
-    late_loads: int = 0
-    saved_blocks: int = 0
-    failed_saves: int = 0
-    stopped_saves: int = 0
 
 
 class TransferLog:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.tiers.block_copy import BlockMemory
+from radixkv.model.block_copy import BlockMemory
 from radixkv.tiers.loads import Loads
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.saves import Saves

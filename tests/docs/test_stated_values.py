@@ -24,7 +24,6 @@ from radixkv.cluster.events.subscriber import SILENCE_S
 from radixkv.cluster.replicas.engine import PATIENCE_S
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.tier_use import ASK_TIERS_S, SAVE_AT_END_S
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar import limits, tenants, trial, work
@@ -36,16 +35,17 @@ from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
-from radixkv.scheduling.tier_waits import RETRY_S
 from radixkv.speculation.namespace_texts import MAX_NAMESPACES, MAX_TOKENS
 from radixkv.speculation.text_index import LONGEST_MATCH
 from radixkv.text.chat_formats.format_parser import HELD
+from radixkv.tiers.load_waits import RETRY_S
 from radixkv.tiers.loads import MAX_WRITTEN_BLOCKS
 from radixkv.tiers.measured_tier import FORGET_S, MAX_REST_S, REST_S
 from radixkv.tiers.open_tiers import DEFAULT_TTL_S, MIN_SECRET_BYTES
 from radixkv.tiers.redis.redis_tier import TIMEOUT_S
 from radixkv.tiers.saves import MAX_COPIED_BLOCKS
 from radixkv.tiers.selection import LONG_TOKENS
+from radixkv.tiers.tier_use import ASK_TIERS_S, SAVE_AT_END_S
 from radixkv_kernels.cpu.attention.attention_kernel import SEGMENT as CPU_SEGMENT
 from radixkv_kernels.triton.tiles import SEGMENT as GPU_SEGMENT
 from radixkv_server.activity.activity import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from radixkv.tiers.block_copy import BlockCopy
 
 from radixkv.model.parallel.joined_saves import HEADER, JoinedSaves
-from radixkv.tiers.block_copy import BlockCopy
 
 RANK_BYTES = 8
 

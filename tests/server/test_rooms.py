@@ -91,12 +91,10 @@ ENGINE = {
     "radixkv.scheduling.request",
     "radixkv.engine.outputs",
     "radixkv.grammar.limits",  # whether a tool's grammar is within bounds
-    "radixkv.speculation.counts",
+    "radixkv.engine.counts",
     "radixkv.tiers.measured_tier",  # TierCounts, a part of the statistics
     "radixkv.observe.audit.body_limits",
     "radixkv.cluster.events.block_keys",  # of several upstreams what each holds, and which one gets a request
-    "radixkv.cluster.events.counts",
-    "radixkv.cluster.routing.counts",
     "radixkv.cluster.events.follower",
     "radixkv.cluster.events.spec",
     "radixkv.cluster.events.subscriber",

@@ -20,9 +20,9 @@ import xxhash
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import engine_on_runner
+from radixkv.model.block_copy import BlockCopy
 from radixkv.scheduling.batch import Batch, Copy
 from radixkv.speculation.step_costs import StepCosts
-from radixkv.tiers.block_copy import BlockCopy
 
 VOCAB = 97
 END = 0

@@ -27,6 +27,8 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.client import RequestOptions
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import TierCounts
+from radixkv.engine.extensions import Grammars
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
@@ -41,7 +43,6 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import FinishReason, PrefixPin, RequestTimes
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
-from radixkv.tiers.measured_tier import TierCounts
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
 
@@ -227,6 +228,7 @@ class ScriptedEngine:
             end_token_ids=frozenset({257}),
             max_blocks=self._max_blocks,
             clock=time.monotonic,
+            grammars=Grammars(),
         )
         self._running: dict[str, Asked] = {}
         self.fail = fail or (lambda asked, given: None)

@@ -10,7 +10,7 @@ import numpy as np
 from paged_language_model import PagedHashModel
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.tiers.block_copy import BlockCopy
+from radixkv.model.block_copy import BlockCopy
 from radixkv.tiers.tier import TierBlocks, TierState
 
 

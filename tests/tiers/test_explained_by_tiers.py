@@ -14,10 +14,10 @@ from tier_engines import GREEDY, PROMPT, Clock, filled, steps
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cli.terminal_chat.partners import LocalPartner
-from radixkv.engine.tier_use import ASK_TIERS_S
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.llm import LLM
 from radixkv.tiers.tier import TierState
+from radixkv.tiers.tier_use import ASK_TIERS_S
 
 OTHERS = [[30 + 3 * number + i % 11 for i in range(100)] for number in range(4)]
 

@@ -135,6 +135,21 @@ class MissReport:
         return f"MissReport({self.reason}: {self.num_hit_tokens} of {self.num_prompt_tokens} tokens hit)"
 
 
+@dataclass(frozen=True, slots=True)
+class TierHit:
+    """Tokens that a tier below the KV cache gave to a request's prompt.
+
+    Attributes:
+        tier: its name, such as `disk`.
+        num_tokens: of the cached tokens, those loaded from it for this request.
+        seconds: time that the request waited for them, or in vain.
+    """
+
+    tier: str
+    num_tokens: int
+    seconds: float
+
+
 class DueReport(NamedTuple):
     """What a report needs to know of the moment of its lookup; it is composed when it is read."""
 

@@ -28,11 +28,12 @@ from zmq.auth.thread import ThreadAuthenticator
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cluster.events.block_keys import BlockKeys
-from radixkv.cluster.events.counts import EventCounts
 from radixkv.cluster.events.published_blocks import PublishedBlocks
 from radixkv.cluster.events.replay_log import ReplayLog
 from radixkv.cluster.events.spec import EventsSpec
 from radixkv.cluster.events.wire import END, AllBlocksCleared, Event, encode_batch, topic_of
+from radixkv.engine.counts import EventCounts
+from radixkv.engine.extensions import EventFeed
 from radixkv.errors import ConfigError
 
 logger = logging.getLogger("radixkv")
@@ -48,7 +49,7 @@ _LINGER_MS = 200
 _FORGET = BlockChanges(0, cleared=True)
 
 
-class EventPublisher:
+class EventPublisher(EventFeed):
     """A replica's stream. Its sockets are open when it is made; `attach` gives it the cache.
 
     Args:

@@ -9,9 +9,9 @@ from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cluster.events.block_keys import BlockKeys
 from radixkv.cluster.events.published_blocks import PublishedBlocks
 from radixkv.cluster.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
-from radixkv.cluster.routing.counts import ReplicaCounts
 from radixkv.cluster.routing.replica import Replica
 from radixkv.engine.client import EngineClient
+from radixkv.engine.counts import ReplicaCounts
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 
 #: Seconds after which the events of an engine that has none now are asked for again.

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from radixkv.engine.counters import EngineStats
-from radixkv.tiers.measured_tier import TierCounts
+from radixkv.engine.counts import TierCounts
 
 #: Gauges, not counts since the start: gone with the engine.
 _NOW = {

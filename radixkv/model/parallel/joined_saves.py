@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv.tiers.block_copy import BlockCopy
 
 #: Before the bytes of a block: the number of the save, then the place of the block in it.
 HEADER = np.dtype([("save", "<i8"), ("row", "<i8")])

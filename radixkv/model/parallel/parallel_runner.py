@@ -11,6 +11,7 @@ import torch
 from radixkv.cache.pending_copies import Copy
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, encode_batch, message
@@ -20,7 +21,6 @@ from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv.tiers.block_copy import BlockCopy
 from radixkv_kernels import Bytes
 
 

@@ -16,11 +16,8 @@ from prometheus_client.registry import Collector
 
 import radixkv
 from radixkv.cache.reporting.ages import AGE_BOUNDS
-from radixkv.cluster.events.counts import EventCounts
-from radixkv.cluster.routing.counts import ReplicaCounts
 from radixkv.engine.client import EngineClient
-from radixkv.speculation.counts import SpeculationCounts
-from radixkv.tiers.measured_tier import TierCounts
+from radixkv.engine.counts import EventCounts, ReplicaCounts, SpeculationCounts, TierCounts
 
 
 class EngineCollector(Collector):

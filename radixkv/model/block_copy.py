@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol
 
-from radixkv.tiers.tier import Bytes
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from radixkv_kernels import Bytes
 
 
 class BlockCopy(Future["npt.NDArray[np.uint8]"]):

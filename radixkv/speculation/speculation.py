@@ -6,40 +6,44 @@ many tokens it may still get, which tokens end it, what its grammar allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.engine.counts import SpeculationCounts
+from radixkv.engine.extensions import Drafts
 from radixkv.engine.request_group import Sample, sample_of
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.speculation.counts import SpeculationCounts
 from radixkv.speculation.drafter import Drafter
 from radixkv.speculation.step_costs import StepCosts
 
 
-class Speculation:
+class Speculation(Drafts):
     """Forced tokens, then guesses.
 
     Args:
         max_tokens: most tokens of a draft.
         costs: what rows cost, for how many guesses pay.
-        cache: the engine's cache at the time, where what others wrote is looked up.
     """
 
-    def __init__(self, max_tokens: int, costs: StepCosts, cache: Callable[[], PrefixCache]) -> None:
-        def continuation(request: SequenceState, most: int) -> list[int]:
-            return cache().tree.following(request.tokens.view(), request.namespace, most)
-
-        self._drafter = Drafter(costs, max_tokens, continuation)
+    def __init__(self, max_tokens: int, costs: StepCosts) -> None:
+        self.proposer = self
+        self._drafter = Drafter(costs, max_tokens, self._continuation)
         self._max_tokens = max_tokens
-        self._cache = cache
+        self._cache: PrefixCache
         self._resets_seen = 0  # a reset forgets what was written before, too
         self.counts = SpeculationCounts()
 
+    def attach(self, cache: PrefixCache) -> None:
+        self._cache = cache
+
+    def _continuation(self, request: SequenceState, most: int) -> list[int]:
+        return self._cache.tree.following(request.tokens.view(), request.namespace, most)
+
     def begin(self, num_rows: int, num_samples: int) -> None:
         """See `Drafter.begin`."""
-        resets = self._cache().num_resets
+        resets = self._cache.num_resets
         if resets != self._resets_seen:
             self._resets_seen = resets
             self._drafter.forget_outputs()
@@ -70,15 +74,15 @@ class Speculation:
         return tokens
 
     def would_guess(self, entries: Sequence[Entry]) -> bool:
-        """Whether one of these requests, of which a step runs, may get a draft in the step after it."""
         self.begin(len(entries), len(entries))
         return any(len(self.draft(entry.request, self._max_tokens)) > 1 for entry in entries)
 
     def checked(self, request: Sample, num_draft_tokens: int, num_accepted: int) -> None:
-        """Of a draft of the request so many tokens were right."""
         self.counts.observe(num_draft_tokens, num_accepted)
         self._drafter.observe(request, num_draft_tokens, num_accepted)
 
     def ended(self, request: SequenceState) -> None:
-        """The request has ended."""
         self._drafter.ended(request)
+
+    def snapshot(self) -> SpeculationCounts:
+        return self.counts.snapshot()

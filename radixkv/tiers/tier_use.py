@@ -1,4 +1,4 @@
-"""TierUse: what an engine does with the tier below its cache, step by step; without a tier, nothing.
+"""TierUse: the tiers of an engine and the transfers between them and its cache, step by step.
 
 It also knows when a step would do nothing before a transfer ends or time passes, so that whoever steps the
 engine can sleep until then.
@@ -12,14 +12,15 @@ from dataclasses import replace
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.engine.counts import TierCounts, TransferCounts
+from radixkv.engine.extensions import BlockTiers
 from radixkv.engine.runner import Runner
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.sequence_state import NamespaceName
-from radixkv.scheduling.tier_waits import TierWaits
-from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier, TierCounts
+from radixkv.tiers.load_waits import LoadWaits
+from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
-from radixkv.tiers.transfer_log import TransferCounts
 from radixkv.tiers.transfers import Transfers
 
 #: Seconds for which the end of an engine may be held up by saving what is cached, and how many texts of it.
@@ -36,18 +37,17 @@ def _nobody_sleeps() -> None:
     """What is called at the end of transfers while nobody waits for them."""
 
 
-class TierUse:
+class TierUse(BlockTiers):
     """One engine's use of a tier, or of several. Not thread-safe.
 
     Args:
-        tier: None: there is none.
         clock: seconds.
         load_deadline_s: longest that a request waits for blocks of the tier.
     """
 
     def __init__(
         self,
-        tier: Tier | TierStack | None,
+        tier: Tier | TierStack,
         runner: Runner,
         clock: Callable[[], float],
         load_deadline_s: float,
@@ -55,36 +55,28 @@ class TierUse:
         self._tier = tier
         self._runner = runner
         self._speeds = EngineSpeeds()
-        tiers: Sequence[Tier] = ()
-        if tier is not None:
-            tiers = tier.tiers if isinstance(tier, TierStack) else (tier,)
+        tiers: Sequence[Tier] = tier.tiers if isinstance(tier, TierStack) else (tier,)
         self._tiers = [MeasuredTier(one, clock, self._speeds, runner.bytes_per_block) for one in tiers]
         self._clock = clock
         self._load_deadline_s = load_deadline_s
         self._wake: Callable[[], None] = _nobody_sleeps
         self._transfers: Transfers | None = None
-        self._waits: TierWaits | None = None
+        self._waits: LoadWaits | None = None
         self._is_closed = False
-        self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
 
-    def attach(self, cache: PrefixCache) -> TierWaits | None:
-        """Begin anew with this cache; what the scheduler asks who waits, None: nobody ever does."""
-        if not self._tiers:
-            return None
+    def attach(self, cache: PrefixCache) -> LoadWaits:
         self._transfers = Transfers(self._tiers, cache, self._runner, self._speeds, self._clock, self._wake)
-        self._waits = TierWaits(cache, self._transfers, self._clock, self._load_deadline_s)
+        self._waits = LoadWaits(cache, self._transfers, self._clock, self._load_deadline_s)
         return self._waits
 
     # ------------------------------------------------------------------ around a step
 
     def begin_step(self) -> None:
-        """Take in what has arrived."""
         if self._transfers is not None:
             self._transfers.collect()
 
     def scheduled(self, *, anything: bool) -> None:
-        """The step has been scheduled, with work in it or without: without, only transfers may help."""
-        self._is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
+        self.is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
 
     def computed(self, batch: Batch, seconds: float) -> None:
         """A step has run for so long; what a token costs is measured in those that compute prompts."""
@@ -96,37 +88,26 @@ class TierUse:
             self._speeds.compute.measured(batch.num_tokens, seconds)
 
     def end_step(self) -> None:
-        """Begin to copy out what the tier wants of the texts that were offered."""
         if self._transfers is not None:
             self._transfers.saves.start()
 
     def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
-        """A request has ended; the tier may want what is cached of its tokens."""
         if self._transfers is not None:
             self._transfers.saves.offer(token_ids, namespace)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
-        """See `TierWaits.explain`."""
         return report if self._waits is None else self._waits.explain(report, token_ids, namespace)
 
     def requests_changed(self) -> None:
-        """A request has come or gone: the next step may do something."""
-        self._is_blocked = False
+        self.is_blocked = False
 
     # ------------------------------------------------------------------ between steps
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether the latest step could do nothing before a transfer ends, or time passes."""
-        return self._is_blocked
-
-    @property
     def is_due(self) -> bool:
-        """Whether a step has something to do for a transfer."""
         return self._transfers is not None and self._transfers.is_due
 
     def idle_s(self) -> float | None:
-        """For how many seconds nothing is to be done, unless a transfer ends; None: there is no limit."""
         if self._transfers is None or self._waits is None:
             return None
         if self._transfers.is_due:
@@ -135,27 +116,19 @@ class TierUse:
         return max(0.0, min(times) - self._clock()) if times else None
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on any thread, when a transfer has ended."""
         self._wake = wake
         if self._transfers is not None:
             self._transfers.ends.wake = wake
 
     def wait(self, timeout: float | None) -> None:
-        """Sleep until a transfer ends, at most so many seconds; returns at once where there is no tier."""
         if self._transfers is not None:
             self._transfers.ends.wait(timeout)
 
     def drop_transfers(self) -> None:
-        """Give up what is under way: the cache is not used any more."""
         if self._transfers is not None:
             self._transfers.close()
 
     def close(self, *, save: bool) -> None:
-        """Give up what is under way; end a tier that was opened for this engine.
-
-        Args:
-            save: first let that tier have what is cached, for some seconds.
-        """
         transfers, tier = self._transfers, self._tier
         if transfers is None:
             return
@@ -195,12 +168,6 @@ class TierUse:
                 return
             tier.flush(left)  # there is room for the next one
 
-    @property
-    def counts(self) -> TransferCounts | None:
-        """What was loaded and saved so far; None: there is no tier."""
-        return None if self._transfers is None else replace(self._transfers.log.counts)
-
-    @property
-    def tiers(self) -> tuple[TierCounts, ...]:
-        """What each tier has done so far."""
-        return tuple([tier.snapshot() for tier in self._tiers])
+    def counts(self) -> tuple[TransferCounts | None, tuple[TierCounts, ...]]:
+        transfers = None if self._transfers is None else replace(self._transfers.log.counts)
+        return transfers, tuple([tier.snapshot() for tier in self._tiers])
