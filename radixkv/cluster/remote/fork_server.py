@@ -5,6 +5,7 @@
 listens on a Unix socket and leaves the process group. `fork_engine` connects to it, or starts it, and names
 a function; a copy of the process runs that with the model and the connection. Only for models on a CPU: a
 GPU's driver can't be copied. The process ends when the last copy has ended as requested, and a while
+after the last one otherwise, so that a killed copy is soon replaced.
 """
 
 from __future__ import annotations
