@@ -1,1 +1,1 @@
-"""What makes prompts part from earlier ones, and what the cache holds, seen from outside."""
+"""Causes of diverging prompts, and the contents of the cache, seen from outside."""

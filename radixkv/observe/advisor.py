@@ -37,7 +37,7 @@ class _Tally:
 
 
 def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, owner: Namespace) -> bool:
-    """Compare what follows with what is cached there; False: that has been evicted meanwhile. O(n)."""
+    """Compare the continuation with the cached one there; False: that has been evicted meanwhile. O(n)."""
     known = continuation(walk, COMPARED_TOKENS * TOKEN_BYTES)
     if not known:
         return False

@@ -1,7 +1,7 @@
-"""Breaker: what makes a prompt part from an earlier one, by kind and place; what is not known is `unknown`.
+"""Breaker: the cause by which a prompt parts from an earlier one, by kind and place; else `unknown`.
 
-The kinds are those that are found in practice. Each is named on evidence alone: both prompts were compared,
-or the cache knows what became of what it had.
+The kinds are the ones found in practice. Each is named on evidence alone: both prompts were compared,
+or the cache remembers the fate of its blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 SHOWN_CHARS = 60  # of each side
 
-#: Kind -> what it is, and what to do about it.
+#: Kind -> its description, and advice against it.
 KINDS = {
     "client_metadata": (
         "what the client writes about itself at the head of the prompt",
@@ -73,15 +73,15 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """What breaks a prompt.
+    """Cause of a prompt's break.
 
     Attributes:
         kind: one of `KINDS`.
         what: the same in words, more exactly where that is known, as `a session id`.
         message: index of the later prompt's message that it is in; None: it is in the tools, or everywhere.
         tool: name of the tool that it is in; None: it is in a message.
-        place: where it is in words, as `the 2nd user message`.
-        old, new: what is there in the earlier prompt, and in the later one; parts of it.
+        place: the place in words, as `the 2nd user message`.
+        old, new: the texts there in the earlier prompt and in the later one; parts of them.
     """
 
     kind: str
@@ -94,12 +94,12 @@ class Breaker:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Advice against it."""
         return KINDS[self.kind][1]
 
     @property
     def detail(self) -> str:
-        """What breaks the prompt where, and what to do about it, as one sentence."""
+        """Cause, place and advice as one sentence."""
         where = f" in {self.place}" if self.place and self.place not in self.what else ""
         both = self.old and self.new
         words = f" (“{self.new}” instead of “{self.old}”)" if both else ""

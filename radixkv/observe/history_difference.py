@@ -1,4 +1,4 @@
-"""What differs between the messages of two prompts: which message, and whether the history was rewritten."""
+"""Differences between the messages of two prompts: the message, and whether the history was rewritten."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CLEARED = re.compile(
 
 
 def history_breaker(old: Sequence[MessageParts], new: Sequence[MessageParts]) -> Breaker | None:
-    """What breaks a prompt in its messages; None: the later one only goes on, or is another conversation.
+    """Find the cause of a break in the messages; None: the later prompt goes on, or is unrelated.
 
     O(their size), and a comparison of the texts of one message.
     """
@@ -50,7 +50,7 @@ def history_breaker(old: Sequence[MessageParts], new: Sequence[MessageParts]) ->
 
 
 def _around_difference(one: MessageParts, other: MessageParts) -> tuple[MessageParts, MessageParts]:
-    """Two messages; of long texts what is around the first place where they differ."""
+    """Two messages; long texts are cut around the first place where they differ."""
     if max(len(one.text), len(other.text)) <= _MAX_CHARS:
         return one, other
     first, step = 0, 1024
@@ -96,7 +96,7 @@ def _drawn_anew(old: Sequence[MessageParts], new: Sequence[MessageParts], at: in
 
 
 def _is_same_message(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> bool:
-    """Whether two messages are one that changed, and not a question and another one."""
+    """Return True if two messages are one that changed, not a question and another one."""
     one, other = old[at].text, new[at].text
     if share_in_common(one, other) < 0.5:
         return False
@@ -126,7 +126,7 @@ def _moved(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) ->
 
 
 def _left_over(text: str, other: str) -> str:
-    """What a text has beside all of another one, without what is not seen; empty: it has not all of it."""
+    """Return the rest of a text that contains all of another one, without invisible parts; else empty."""
     one, shorter = squeezed(text), squeezed(other)
     if one.endswith(shorter):
         return one[: len(one) - len(shorter)]
@@ -157,7 +157,7 @@ def _shortened(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int
 def _dropped(
     old: Sequence[MessageParts], new: Sequence[MessageParts], at: int, *, with_summary: bool
 ) -> bool:
-    """Whether some messages are gone and those after them, up to the earlier prompt's end, are all there.
+    """Return True if some messages are gone and all later ones, up to the earlier prompt's end, are there.
 
     In their place may stand a summary, and an answer to it.
     """

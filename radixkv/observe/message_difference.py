@@ -1,4 +1,4 @@
-"""What differs between two forms of one message: written otherwise, or with something in it that changes."""
+"""Differences between two forms of one message: another spelling, or a changing part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def squeezed(text: str) -> str:
 
 
 def parted_thoughts(text: str) -> tuple[str, str]:
-    """A text without what it says it has thought, and that. O(text)."""
+    """Split a text into the part without stated thoughts, and the thoughts. O(text)."""
     thoughts = []
     for opening, closing in _THOUGHTS:
         kept, at = [], 0
@@ -92,7 +92,7 @@ def parted_thoughts(text: str) -> tuple[str, str]:
 
 
 def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
-    """How a message of an earlier turn was written otherwise, without another meaning; None: it was not."""
+    """Name the change of spelling, without change of meaning, of an earlier turn's message; or None."""
     texts = old.text, new.text
     same_calls = old.calls == new.calls
     if same_calls and old.reasoning == new.reasoning and squeezed(old.text) == squeezed(new.text):
@@ -135,7 +135,7 @@ def _first(found: list[TextDifference]) -> tuple[str, str]:
 
 
 def changing(old: str, new: str) -> Breaker:
-    """What of a text changes from request to request; `unknown` is no such thing that is known."""
+    """Classify the changing part of a text; `unknown` if it is of no known kind."""
     metadata = _metadata(old, new)
     if metadata is not None:
         return metadata
@@ -175,7 +175,7 @@ def _metadata(old: str, new: str) -> Breaker | None:
 
 
 def _are_examples(found: list[TextDifference]) -> bool:
-    """Whether examples differ: much of the text under a heading that says that examples follow."""
+    """Return True if examples differ: much of the text under a heading that announces examples."""
     first = found[0]
     size = sum(len(place.old_part) + len(place.new_part) for place in found)
     if size < 24 or (len(found) == 1 and volatile_text(first) is not None):

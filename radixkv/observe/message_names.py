@@ -1,4 +1,4 @@
-"""What a message of a chat is called: `the system prompt`, `the 2nd user message`."""
+"""Names of a chat's messages: `the system prompt`, `the 2nd user message`."""
 
 from __future__ import annotations
 

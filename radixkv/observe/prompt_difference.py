@@ -1,4 +1,4 @@
-"""What makes one prompt part from another: their models, tools and messages compared."""
+"""Cause by which one prompt parts from another: their models, tools and messages compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.observe.tools_difference import tools_breaker
 
 
 def find_breaker(old: PromptParts, new: PromptParts, *, in_tools: bool | None = None) -> Breaker | None:
-    """What breaks the prefix that two prompts could share; None: nothing does.
+    """Find the cause that breaks the common prefix of two prompts; None: there is none.
 
     Args:
         old: the earlier one.

@@ -12,12 +12,12 @@ from radixkv.text.json_text import JsonText
 
 @dataclass(frozen=True, slots=True)
 class MessageParts:
-    """One message.
+    """A message.
 
     Args:
         role: `system`, `user`, `assistant`, `tool`; empty: a prompt without messages.
         text: its content; images are marks in it.
-        reasoning: what it says it has thought.
+        reasoning: its stated thoughts.
         calls: name and JSON text of the arguments of each call.
     """
 
@@ -51,12 +51,12 @@ class PromptParts:
 
     @classmethod
     def of_text(cls, text: str) -> PromptParts:
-        """A prompt of which only the text is known."""
+        """A prompt known by its text alone."""
         return cls((MessageParts("", text),), ())
 
     @property
     def is_text(self) -> bool:
-        """Whether nothing but its text is known."""
+        """True if nothing but its text is known."""
         return bool(self.messages) and not self.messages[0].role
 
 

@@ -1,4 +1,4 @@
-"""How much of two prompts is the same after the place where they part.
+"""Similarity of two prompts after the place where they part.
 
     cached   ... 08:01. You are the assistant of a harbour. Ships are ...
     new      ... 10:17:30. You are the assistant of a harbour. Ships are ...
@@ -20,12 +20,12 @@ _ZEROS = re.compile(b"\\0*")
 
 
 def same_later(new: TokenIds, cached: TokenIds) -> int:
-    """Tokens of `new` that are in `cached`, too, in runs: at equal places, or moved by what is longer in one.
+    """Count tokens of `new` that are in `cached`, too, in runs at equal places, or moved by one insertion.
 
     Args:
-        new, cached: how two prompts go on after what they share.
+        new, cached: the continuations of two prompts after their common prefix.
 
-    A lower bound: of several places that differ in length only what one of them moved is counted. O(n).
+    A lower bound: of several places that differ in length only one shift is counted. O(n).
     """
     return _same_later(encode_tokens(new), encode_tokens(cached), TOKEN_BYTES)
 
@@ -58,7 +58,7 @@ def _same_later(one: bytes, other: bytes, width: int) -> int:
 
 
 def _in_runs(one: bytes, other: bytes, width: int) -> int:
-    """Tokens of so many bytes at equal places that are the same, in runs of `MIN_RUN` and more. O(n)."""
+    """Count equal tokens, of this size in bytes, at equal places in runs of `MIN_RUN` and more. O(n)."""
     size = min(len(one), len(other))
     differs = int.from_bytes(one[:size], "little") ^ int.from_bytes(other[:size], "little")
     zeros = differs.to_bytes(size, "little")
@@ -75,7 +75,7 @@ def _in_runs(one: bytes, other: bytes, width: int) -> int:
 
 
 def _find(data: bytes, sought: bytes, width: int) -> int:
-    """Where the tokens `sought` begin in `data`; -1: nowhere."""
+    """Return the position of the tokens `sought` in `data`; -1: not found."""
     at = data.find(sought)
     while at % width and at >= 0:
         at = data.find(sought, at + 1)

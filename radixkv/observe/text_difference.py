@@ -1,4 +1,4 @@
-"""Where two texts differ, word by word, and how much of them is the same."""
+"""First difference of two texts, word by word, and their similarity."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TextDifference:
 
     @property
     def old_part(self) -> str:
-        """What is there in the earlier text."""
+        """The differing part of the earlier text."""
         return self.old_text[slice(*self.old)]
 
     @property
     def new_part(self) -> str:
-        """What is there in the later one."""
+        """The differing part of the later text."""
         return self.new_text[slice(*self.new)]
 
     def sides(self) -> Iterator[tuple[str, int, int]]:
@@ -45,7 +45,7 @@ class TextDifference:
             yield text[first : stop + WINDOW], start - first, stop - first
 
     def lines_before(self, count: int) -> str:
-        """The text in front of the place, from so many lines above it on."""
+        """The text before the place, from `count` lines above it on."""
         at = self.new[0]
         for _ in range(count):
             at = self.new_text.rfind("\n", 0, max(0, at))
@@ -55,7 +55,7 @@ class TextDifference:
 
     @property
     def label(self) -> str:
-        """What stands before the place in its line."""
+        """The text before the place in its line."""
         return self.new_text[max(0, self.new[0] - WINDOW) : self.new[0]].rpartition("\n")[2]
 
 
@@ -128,7 +128,7 @@ def _joined(
 
 
 def share_in_common(old: str, new: str) -> float:
-    """How much of the shorter of two texts is in the other one, too, in words at any place: 0 to 1. O(n)."""
+    """Return the share of the shorter text's words that are in the other one, at any place: 0 to 1. O(n)."""
     counts: dict[str, int] = {}
     one, other = (_WORDS.findall(text) for text in (old, new))
     one, other = ([word for word in words if not word.isspace()] for words in (one, other))

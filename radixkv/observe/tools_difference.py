@@ -1,4 +1,4 @@
-"""What differs between the tools of two prompts."""
+"""Differences between the tools of two prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WARNS = re.compile(
 
 
 def tools_breaker(old: Sequence[Tool], new: Sequence[Tool]) -> Breaker | None:
-    """What breaks a prompt in its tools; None: they are written alike. O(their size)."""
+    """Find the cause of a break in the tools; None: they are written alike. O(their size)."""
     if [_written(tool) for tool in old] == [_written(tool) for tool in new]:
         return None
     names = [[str(tool.get("name")) for tool in tools] for tools in (old, new)]

@@ -1,6 +1,6 @@
-"""What a short piece of text is that differs between two prompts: a time, an id, a path, somebody's name.
+"""Classify a short text that differs between two prompts: a time, an id, a path, a person's name.
 
-Judged by its own form and by the words around it, in several languages. What is not known stays unknown: two
+Judged by its own form and by the words around it, in several languages. The unknown stays unknown: two
 words that differ are no name because they have capital letters.
 """
 
@@ -172,7 +172,7 @@ _NAME_AFTER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Volatile:
-    """What a text is that changes from request to request.
+    """Kind of a text that changes from request to request.
 
     Attributes:
         kind: `timestamp`, `id`, `working_directory` or `user_name`.
@@ -184,19 +184,19 @@ class Volatile:
 
 
 def volatile_text(found: TextDifference) -> Volatile | None:
-    """What differs, judged by its form and the words around it; None: nothing known."""
+    """Classify a difference by its form and the words around it; None: nothing known."""
     if max(len(found.old_part), len(found.new_part)) > MAX_CHARS:
         return None
     return _path(found) or _labelled_id(found) or _time(found) or _user(found) or _opaque_id(found)
 
 
 def _covers(match: re.Match[str], start: int, end: int) -> bool:
-    """Whether a match has all of a difference in it, or touches an empty one from both sides."""
+    """Return True if a match contains all of a difference, or touches an empty one from both sides."""
     return match.start() <= start and match.end() >= end and match.end() > match.start()
 
 
 def _matches(pattern: re.Pattern[str], found: TextDifference) -> list[str]:
-    """What a pattern finds where the texts differ, in both of them; empty: not in both."""
+    """Return the matches of a pattern where the texts differ, in both of them; empty: not in both."""
     values = []
     for text, start, end in found.sides():
         value = next((match[0] for match in pattern.finditer(text) if _covers(match, start, end)), None)
@@ -228,12 +228,12 @@ def _label_of(found: TextDifference, value: str) -> str:
 
 
 def _id_label(label: str) -> str | None:
-    """Which id the words right in front of a value speak of; None: of none."""
+    """Return the id that the words right before a value name; None: none."""
     return next((what for what, pattern in _ID_LABELS if pattern.search(label)), None)
 
 
 def _is_opaque(value: str) -> bool:
-    """Whether a word looks made by a machine: many digits among letters, or changes of case inside."""
+    """Return True if a word looks machine-made: many digits among letters, or changes of case inside."""
     parts = re.split(r"[_\-.:#]", value)
     for part in parts:
         digits = sum(char.isdigit() for char in part)
@@ -375,7 +375,7 @@ _LOGIN_BEFORE = re.compile(
 
 
 def _named(pattern: re.Pattern[str], found: TextDifference) -> bool:
-    """Whether both texts have a name there, and words around it that speak of a person."""
+    """Return True if both texts have a name there, and words around it that speak of a person."""
     return all(
         any(
             _is_named(text, *place, is_login=pattern is _LOGIN)
@@ -386,7 +386,7 @@ def _named(pattern: re.Pattern[str], found: TextDifference) -> bool:
 
 
 def _candidates(pattern: re.Pattern[str], text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a name may begin and end that has the difference in it."""
+    """Bounds of a name around the difference."""
     if pattern.fullmatch(text, start, end):
         yield start, end
     for match in pattern.finditer(text):
