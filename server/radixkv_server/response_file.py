@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from radixkv.errors import ConfigError
-from radixkv_server.response_store import Change, MemoryStore, ResponseStore, StoreError
+from radixkv_server.response_store import Change, MemoryStore, ResponseStore, StoreError, check_size
 
 logger = logging.getLogger("radixkv.server")
 
@@ -105,7 +105,7 @@ class SqliteStore:
             row = db.execute(_GET, values).fetchone()
             if row is None:
                 return None
-            data = change(bytes(row[0]))
+            data = check_size(change(bytes(row[0])), self._bounds["max_bytes"])
             new = {**values, "size": len(data), "data": data, **self._bounds}
             db.execute(_PUT, new)
             db.execute(_TRIM, new)

@@ -27,6 +27,18 @@ class StoreError(Exception):
         self.may_pass = may_pass
 
 
+def check_size(data: bytes, most: int) -> bytes:
+    """Return an entry that may be kept.
+
+    Raises:
+        StoreError: it is larger than all entries of a tenant may be.
+    """
+    if len(data) > most:
+        message = f"The entry would have {len(data):,} bytes, more than {most:,} (--max-stored-bytes)."
+        raise StoreError(message, may_pass=False)
+    return data
+
+
 class ResponseStore(Protocol):
     """Bytes by tenant and id. Each call ends within a bounded time; stores in a file raise `StoreError`."""
 
@@ -48,6 +60,9 @@ class ResponseStore(Protocol):
 
         Returns:
             The new bytes; None: there is no such entry.
+
+        Raises:
+            StoreError: the new bytes are more than a tenant may have; the entry stays as it is.
         """
 
     async def delete(self, tenant: str, key: str) -> bool:
@@ -92,7 +107,7 @@ class MemoryStore:
         data = await self.get(tenant, key)
         if data is None:
             return None
-        changed = change(data)
+        changed = check_size(change(data), self._max_bytes)
         await self.put(tenant, key, changed)
         return changed
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -20,8 +21,9 @@ from radixkv_server.generation.usage import Usage
 
 logger = logging.getLogger("radixkv.server")
 
-#: Seconds that the events of an ended answer are kept, and most bytes of one tenant's.
+#: Seconds that an ended answer is kept with its events, most answers of one tenant, and most bytes of them.
 KEPT_S = 600.0
+MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 #: Ends an event of a stream; no event has it inside.
 END_OF_EVENT = b"\n\n"
@@ -195,10 +197,12 @@ class Background:
 
     def _forget(self) -> None:
         """Drop ended answers that are too old, and the oldest of tenants that have too many bytes."""
-        now, kept = time.monotonic(), dict[str, int]()
+        now, kept, numbers = time.monotonic(), Counter[str](), Counter[str]()
         for key, answer in reversed(list(self._answers.items())):
             if answer.ended_at is None:
                 continue
-            kept[answer.tenant] = kept.get(answer.tenant, 0) + answer.num_bytes
-            if now - answer.ended_at > KEPT_S or kept[answer.tenant] > MAX_KEPT_BYTES:
+            kept[answer.tenant] += answer.num_bytes
+            numbers[answer.tenant] += 1
+            is_old = now - answer.ended_at > KEPT_S
+            if is_old or kept[answer.tenant] > MAX_KEPT_BYTES or numbers[answer.tenant] > MAX_KEPT:
                 del self._answers[key]

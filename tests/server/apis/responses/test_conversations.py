@@ -191,3 +191,16 @@ def test_a_conversation_in_a_file_outlives_the_server(tmp_path: Path) -> None:
         assert client.conversations.retrieve(conversation.id) == conversation
         client.responses.create(model="scripted", input="say:three", conversation=conversation.id)
         assert texts(client, conversation.id) == ["say:one", "say:two", "two", "say:three", "three"]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_conversation_that_grows_too_large_stays_as_it_was(tmp_path: Path, in_file: bool) -> None:
+    path = str(tmp_path / "responses.db") if in_file else None
+    with (
+        live_server(ScriptedEngine(), response_store=path, max_stored_bytes=2000) as small,
+        small.openai() as client,
+    ):
+        conversation = client.conversations.create(items=[said("kept")])
+        with pytest.raises(openai.InternalServerError, match="max-stored-bytes"):
+            client.conversations.items.create(conversation.id, items=[said("x" * 2000)])
+        assert texts(client, conversation.id) == ["kept"]
