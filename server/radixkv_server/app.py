@@ -46,6 +46,7 @@ from radixkv_server.http.error_boundary import ErrorBoundary, raise_router_error
 from radixkv_server.http.hosts import HostOriginMiddleware
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
 from radixkv_server.http.observation import ObserveMiddleware
+from radixkv_server.off_loop import off_loop
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.registry import TenantRegistry
@@ -102,7 +103,7 @@ async def _running(context: ServerContext) -> AsyncIterator[None]:
         await context.background.close()
         await context.responses.close()
         if context.tracing is not None:
-            await asyncio.to_thread(context.tracing.close)
+            await off_loop(context.tracing.close)
 
 
 def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from source_graph import imports_of, modules
 
@@ -10,7 +12,7 @@ SERVER = "radixkv_server"
 #: From the ground up: a room imports from lower floors and from itself. Of rooms that stand around the
 #: context, which holds some of what they make, the files below it are named apart.
 FLOORS = (
-    ("log_format", "response_store"),
+    ("log_format", "off_loop", "response_store"),
     ("errors",),
     ("tenants",),
     ("settings", "response_file"),
@@ -137,6 +139,17 @@ def test_the_engine_is_an_engine_client(module: str) -> None:
     if module == f"{SERVER}.app":
         ours.discard("radixkv.entrypoints.async_engine")  # what serves when nobody says otherwise
     assert ours <= ENGINE, f"{module} must not know {sorted(ours - ENGINE)}"
+
+
+def test_one_place_decides_what_leaves_the_event_loop() -> None:
+    """Ray's replicas and the proxy, which serve other loops, wait in threads of their own."""
+    users = {
+        name
+        for name in FILES
+        if any(getattr(node, "attr", "") == "to_thread" for node in ast.walk(modules()[name]))
+    }
+    apart = {name for name in users if name.split(".")[1] in ("ray_serve", "proxy")}
+    assert users - apart == {f"{SERVER}.off_loop"}
 
 
 def test_http_knows_no_api() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from radixkv.text.chat_formats.formats import find_format
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
 from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
 from radixkv.text.text_tokenizer import TextTokenizer
+from radixkv_server.off_loop import off_loop
 
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
@@ -42,7 +42,7 @@ class ChatTemplates:
         """What is known of a request's own template, or of the model's (None)."""
         known = self._known.get(template)
         if known is None:
-            known = await asyncio.to_thread(self._probe, template)
+            known = await off_loop(lambda: self._probe(template))
             if len(self._known) >= _MAX_TEMPLATES:
                 self._known.clear()
             self._known[template] = known

@@ -6,11 +6,11 @@ delta goes through two generators on its way to the connection: the engine's and
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from radixkv.engine.outputs import OutputDelta, RequestOutput
@@ -23,6 +23,7 @@ from radixkv_server.generation.metering import Meter
 from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.off_loop import off_loop
 
 
 class WholeRenderer(ABC):
@@ -119,7 +120,7 @@ class Generation:
                     is_first = (index, delta.index) not in begun
                     begun.add((index, delta.index))
                     if is_first and prompt_requests[index].has_long_logprobs:
-                        frames = await asyncio.to_thread(renderer.chunk, index, delta, usage)
+                        frames = await off_loop(partial(renderer.chunk, index, delta, usage))
                     else:
                         frames = renderer.chunk(index, delta, usage)
                     if frames:

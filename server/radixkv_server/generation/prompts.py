@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from radixkv.engine.client import EngineClient
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.text.text_size import text_size
 from radixkv_server.errors import bad_request
-
-T = TypeVar("T")
-
-# Work on texts longer than this is done in a thread: it takes milliseconds to seconds, during which every
-# stream of the server would stand still.
-INLINE_CHARS = 4096
+from radixkv_server.off_loop import INLINE_CHARS, off_loop
 
 
 class PromptEncoder:
@@ -77,7 +71,7 @@ class PromptEncoder:
         size = await self.check_size(messages, tools, options, param=param)
         try:
             return await self._engine.render_chat(
-                await _off_loop(size, convert),
+                await off_loop(convert, chars=size),
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
                 **options,
@@ -94,7 +88,7 @@ class PromptEncoder:
         """
         limits = self._engine.limits
         limits.check_length(len(ids), param)
-        return await _off_loop(len(ids), lambda: limits.encode(ids, param))
+        return await off_loop(lambda: limits.encode(ids, param), tokens=len(ids))
 
     async def detokenize(self, ids: Sequence[int], param: str) -> str:
         """The text of ids, special tokens included.
@@ -114,7 +108,7 @@ class PromptEncoder:
                 )
             return tokenizer.decode(ids, skip_special_tokens=False)
 
-        return await _off_loop(len(ids), work)
+        return await off_loop(work, tokens=len(ids))
 
     async def check_size(self, *values: Any, param: str) -> int:
         """Characters in all strings of JSON-like data, if the context could hold them, whatever their tokens.
@@ -126,8 +120,8 @@ class PromptEncoder:
         if size <= INLINE_CHARS:
             return size
         limits = self._engine.limits
-        most = await asyncio.to_thread(self._find_most_chars)
-        size = await asyncio.to_thread(text_size, *values, limit=most)
+        most = await off_loop(self._find_most_chars)
+        size = await off_loop(lambda: text_size(*values, limit=most))
         if size > most:
             raise limits.too_long(
                 f"over {most} characters, more than any {limits.max_model_len} tokens", param
@@ -142,7 +136,3 @@ class PromptEncoder:
             # Twice the bound, since some tokenizers fold several characters into one before they look.
             self._max_chars = max(INLINE_CHARS, 2 * self._engine.limits.max_model_len * max(1, longest))
         return self._max_chars
-
-
-async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -19,10 +19,9 @@ from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
+from radixkv_server.off_loop import INLINE_TOKENS
 
 MAX_SALT_LENGTH = 128
-#: What is about more tokens than these, logprobs and all, is put together in a thread.
-INLINE_TOKENS = 1024
 
 #: Costs what converting all messages does: called when somebody asks.
 MakeParts = Callable[[], PromptParts]

@@ -6,7 +6,6 @@ engine's outputs to its answers. The steps between are common to all APIs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,10 +16,11 @@ from pydantic import BaseModel
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Generation, Renderer, WholeRenderer
-from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
+from radixkv_server.off_loop import off_loop
 from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
 from radixkv_server.tenants.tenant import Tenant
 
@@ -43,9 +43,7 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
     Args:
         size: number of tokens that the answer describes.
     """
-    if size <= INLINE_TOKENS:
-        return json_response(make())
-    body = await asyncio.to_thread(lambda: dump_in_pieces(make()))
+    body = await off_loop(lambda: dump_in_pieces(make()), tokens=size)
     return Response(body, media_type="application/json")
 
 
@@ -113,7 +111,7 @@ async def answer(request: Request, dialect: Dialect, begun: Admitted[WholeRender
     outputs = await run_until_disconnect(request.receive, generation.run())
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens
-    body = await _make(lambda: renderer.answer(outputs, usage), size=size)
+    body = await off_loop(lambda: renderer.answer(outputs, usage), tokens=size)
     await renderer.keep(usage)
     return await long_json_response(lambda: body, size=size)
 
@@ -141,8 +139,3 @@ async def tell_prompt(
         lambda: {"tokens": prompt.token_ids.tolist(), "count": len(prompt), "namespace": namespace},
         size=len(prompt),
     )
-
-
-async def _make(make: Callable[[], Json], *, size: int) -> Json:
-    """Return the result of `make`; a long one is made in a thread, see `long_json_response`."""
-    return make() if size <= INLINE_TOKENS else await asyncio.to_thread(make)

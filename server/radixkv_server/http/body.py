@@ -22,11 +22,11 @@ from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
 from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
 from radixkv_server.http.request_record import record_of
+from radixkv_server.off_loop import off_loop
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Bodies above this size are parsed in a thread, and above the second one at a time.
-INLINE_BYTES = 32 * 1024
+#: Bodies above this size are parsed one at a time.
 HUGE_BYTES = 1024 * 1024
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -133,12 +133,10 @@ class BodyReader:
         """
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
-        if len(body) <= INLINE_BYTES:
-            return self._parse(body, choose)
         if len(body) <= HUGE_BYTES:
-            return await asyncio.to_thread(self._parse, body, choose)
+            return await off_loop(lambda: self._parse(body, choose), num_bytes=len(body))
         async with self._one_at_a_time:
-            return await asyncio.to_thread(self._parse, body, choose)
+            return await off_loop(lambda: self._parse(body, choose))
 
     def _parse(self, body: bytes, choose: Callable[[Json], type[Model]]) -> tuple[Model, list[str]]:
         value = parse_json(body, self._max_depth, self._max_parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import MakeParts
+from radixkv_server.off_loop import off_loop
 
 COMPARED_REQUESTS = 200  # the latest of a tenant
 _OF_HINTS = {
@@ -84,8 +84,8 @@ async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
     seen = context.activity.latest(broken.owner[0], COMPARED_REQUESTS)
     earlier = [one for one in seen if _is_earlier(one, broken)]
     if reason in _REMOVED:
-        return await asyncio.to_thread(_removed, context, broken, earlier)
-    return await asyncio.to_thread(_compared, context, broken, earlier)
+        return await off_loop(lambda: _removed(context, broken, earlier))
+    return await off_loop(lambda: _compared(context, broken, earlier))
 
 
 async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breaker | None:

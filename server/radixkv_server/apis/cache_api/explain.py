@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
@@ -24,6 +23,7 @@ from radixkv_server.apis.cache_api.prompt_ids import Prompt
 from radixkv_server.chats.applied_rules import in_words
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.off_loop import off_loop
 
 SHOWN_TOKENS = 48  # on each side of a break
 COMPARED_TOKENS = 4096
@@ -42,7 +42,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     if report.reason == "diverged":
         point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
     path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
-    explanation = await asyncio.to_thread(_explanation, context, report, prompt, cached, point)
+    explanation = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
     around = explanation["around"] or {}
     broken = Broken(
         (caller.tenant, caller.salt),
@@ -151,7 +151,7 @@ def _around(context: ServerContext, ids: Sequence[int], position: int, cached: S
 
 async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
     """Where two prompts part, and what that costs the one that comes second."""
-    return await asyncio.to_thread(_comparison, context, prompt, other)
+    return await off_loop(lambda: _comparison(context, prompt, other))
 
 
 def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json:

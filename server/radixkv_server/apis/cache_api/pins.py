@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from radixkv.cache.reporting.tree_walk import CachedNode
@@ -12,6 +11,7 @@ from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
+from radixkv_server.off_loop import off_loop
 
 MAX_PINS = 256  # of one tenant
 SHOWN_TOKENS = 64
@@ -57,7 +57,7 @@ async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> l
         ApiError: 404; there is no such node of the caller's (any more).
     """
     snapshot = await context.engine.cache.nodes(tenant=caller.tenant, salt=caller.salt, shown_tokens=-1)
-    ids = await asyncio.to_thread(_path_tokens, snapshot.nodes, context.names, name)
+    ids = await off_loop(lambda: _path_tokens(snapshot.nodes, context.names, name))
     if ids is None:
         raise ApiError(
             404,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
@@ -35,6 +34,7 @@ from radixkv_server.generation.serve_generation import json_response
 from radixkv_server.http.auth import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
+from radixkv_server.off_loop import off_loop
 
 DEFAULT_NODES = 200
 MAX_NODES = 2000
@@ -118,7 +118,7 @@ async def get_tree(request: Request) -> Response:
     if search is not None:
         return json_response(await _search(context, caller, search, limit))
     tree = await _tree(context, caller, limit, depth)
-    return Response(await asyncio.to_thread(dump, tree), media_type="application/json")
+    return Response(await off_loop(lambda: dump(tree)), media_type="application/json")
 
 
 async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) -> Json:
@@ -126,7 +126,7 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
     snapshot = await cache.nodes(
         tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, max_nodes=MAX_SEEN_NODES
     )
-    return await asyncio.to_thread(
+    return await off_loop(
         lambda: TreeJson(snapshot, caller, context.names, context.text_of).heaviest(limit, depth)
     )
 
@@ -143,7 +143,7 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         max_nodes=MAX_SEEN_NODES,
         max_tokens=MAX_SEARCHED_TOKENS,
     )
-    return await asyncio.to_thread(
+    return await off_loop(
         lambda: TreeJson(snapshot, caller, context.names, context.text_of).search(text, limit)
     )
 

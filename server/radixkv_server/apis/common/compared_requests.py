@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,9 +15,10 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import INLINE_TOKENS, GenerationRequest
+from radixkv_server.generation.request import GenerationRequest
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
+from radixkv_server.off_loop import off_loop
 from radixkv_server.tenants.tenant import Tenant
 
 # They say what is to be kept, and are no part of any prompt.
@@ -54,7 +54,7 @@ async def diagnosed(
         )
         return replace(request, fingerprint=fingerprint_of(made, prompt.prompt.token_ids))
 
-    request = work() if len(prompt.prompt) <= INLINE_TOKENS else await asyncio.to_thread(work)
+    request = await off_loop(work, tokens=len(prompt.prompt))
     own = request.fingerprint
     if not (earlier_id is not None if asked is None else asked) or own is None:
         return request, lambda _: {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from radixkv_server.apis.responses.items import owner_of
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request
+from radixkv_server.off_loop import off_loop
 from radixkv_server.response_store import ResponseStore, StoreError
 
 UNFINISHED = ("queued", "in_progress")
@@ -140,7 +141,9 @@ class StoredResponses:
         if self._local is not None and response_id in self._local:
             return self._local[response_id]
         data = await self._store.get(self._tenant, response_id) if _is_id(response_id) else None
-        return None if data is None else self._decode(data)
+        if data is None:
+            return None
+        return await off_loop(lambda: self._decode(data), num_bytes=len(data))
 
     def _decode(self, data: bytes) -> StoredResponse:
         """Read the result of `encode`; a response whose server is gone has failed."""

@@ -14,6 +14,7 @@ from radixkv_server.apis.responses.schemas import MAX_INPUT_ITEMS
 from radixkv_server.apis.responses.stored import not_found
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import bad_request
+from radixkv_server.off_loop import off_loop
 from radixkv_server.response_store import ResponseStore, StoreError
 
 
@@ -94,7 +95,7 @@ class StoredConversations:
         data = await self._store.get(self._tenant, conversation_id) if _is_id(conversation_id) else None
         if data is None:
             raise not_found("Conversation", conversation_id, param)
-        return _decode(data)
+        return await off_loop(lambda: _decode(data), num_bytes=len(data))
 
     async def change(
         self, conversation_id: str, change: Callable[[StoredConversation], None]
