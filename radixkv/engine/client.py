@@ -13,6 +13,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from radixkv.engine.cache_client import CacheClient
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.counters import EngineStats
@@ -99,7 +102,7 @@ class EngineClient(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> list[int]:
+    ) -> Sequence[int] | npt.NDArray[np.int32]:
         """Token ids of a conversation through the chat template, without holding up the event loop.
 
         Raises:

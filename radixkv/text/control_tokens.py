@@ -7,7 +7,7 @@ Here:
 1. `mark` puts a secret mark after the first character of each spelling in the user's strings, and of any
    possible beginning of one at a string's end (a template may join two strings).
 2. The template renders the marked strings. A spelling that is whole in the result is the template's own.
-3. `encode_marked` wraps those in a second secret mark, takes the first mark out, and encodes the text with a
+3. `begin_marked` wraps those in two more secret marks, takes the first mark out, and encodes the text with a
    copy of the tokenizer in which every control token is spelled with that wrapping. One pass, so that text
    between control tokens is normalised and split exactly as always.
 
@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixkv.text.encoding import encode_ids
+from radixkv.text.segments import PendingText, SegmentEncoder, SegmentStore
 
 _PRIVATE_USE = 0xF0000
 _PRIVATE_USE_SIZE = 0xFFFE
@@ -57,10 +58,12 @@ class ControlTokens:
         self._starts = frozenset(text[:size] for text in texts for size in range(1, len(text)))
         self._longest_start = max((len(text) - 1 for text in texts), default=0)
         self._break = _secret_mark()
-        self._wrap = _secret_mark()
+        # One for each side, so that no two wrapped spellings overlap.
+        self._open, self._close = _secret_mark(), _secret_mark()
         self._lock = threading.Lock()
         self._marked_backend: Any = None
         self._original_ids: dict[int, int] = {}
+        self._segments: SegmentEncoder | None = None
 
     def spelled_in(self, text: str) -> bool:
         """Does the text spell a control token?"""
@@ -101,15 +104,27 @@ class ControlTokens:
             return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._encode_wrapped(text, add_special_tokens)
 
-    def encode_marked(self, rendered: str) -> list[int]:
-        """Encode a rendered template: whole spellings are control tokens, marked ones are text."""
-        wrapped = self._pattern.sub(lambda found: self._wrap + found[0] + self._wrap, rendered)
-        return self._encode_wrapped(self.unmark(wrapped), add_special_tokens=False)
+    def begin_marked(self, rendered: str, store: SegmentStore) -> PendingText:
+        """Begin to encode a rendered template: whole spellings are control tokens, marked ones are text.
 
-    def _encode_wrapped(self, text: str, add_special_tokens: bool) -> list[int]:
+        Args:
+            store: keeps the segments between the template's control tokens.
+        """
+        self._need_marked_backend()
+        if self._segments is None:
+            self._segments = SegmentEncoder(self._marked_backend, store, "marked", self._original_ids)
+        return self._segments.begin(self.unmark(self._pattern.sub(self._wrap, rendered)))
+
+    def _wrap(self, found: re.Match[str]) -> str:
+        return self._open + found[0] + self._close
+
+    def _need_marked_backend(self) -> None:
         with self._lock:
             if self._marked_backend is None:
                 self._build_marked_backend()
+
+    def _encode_wrapped(self, text: str, add_special_tokens: bool) -> list[int]:
+        self._need_marked_backend()
         ids = encode_ids(self._marked_backend, text, add_special_tokens=add_special_tokens)
         if not self._original_ids:
             return ids
@@ -120,7 +135,7 @@ class ControlTokens:
         from tokenizers import Tokenizer
 
         state = json.loads(self._backend.to_str())
-        renamed = {text: self._wrap + text + self._wrap for text in self._spellings.values()}
+        renamed = {text: self._open + text + self._close for text in self._spellings.values()}
         for token in state["added_tokens"]:
             if token["content"] in renamed:
                 token["content"] = renamed[token["content"]]

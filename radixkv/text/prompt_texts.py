@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from radixkv.text.text_size import text_size
 from radixkv.text.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
+    from radixkv.text.segments import PendingText, TokenArray
     from radixkv.text.text_tokenizer import TextTokenizer
 
 T = TypeVar("T")
@@ -18,8 +19,10 @@ T = TypeVar("T")
 # A prompt longer than this is encoded in a worker thread, so that the event loop stays free (characters or
 # token ids).
 LONG_TEXT = 4096
-# And beyond this, one at a time: each keeps a core busy, and the engine needs cores too.
+# And beyond this, two at a time with a tenth of a busy core each: the engine needs cores, too.
 HUGE_TEXT = 32768
+HUGE_TEXTS_AT_ONCE = 2
+HUGE_TEXT_NICENESS = 10
 
 
 class PromptTexts:
@@ -27,7 +30,10 @@ class PromptTexts:
 
     def __init__(self) -> None:
         self._huge_texts = ThreadPoolExecutor(
-            1, thread_name_prefix="radixkv-huge-texts", initializer=yield_to_steps
+            HUGE_TEXTS_AT_ONCE,
+            thread_name_prefix="radixkv-huge-texts",
+            initializer=yield_to_steps,
+            initargs=(HUGE_TEXT_NICENESS,),
         )
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
@@ -37,6 +43,14 @@ class PromptTexts:
         if size <= HUGE_TEXT:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
+
+
+@runtime_checkable
+class KeepsSegments(Protocol):
+    """A tokenizer that keeps token ids of a conversation's segments."""
+
+    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> PendingText:
+        """Render a conversation and look up its segments."""
 
 
 class RendersChats:
@@ -57,13 +71,16 @@ class RendersChats:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> list[int]:
-        return await self._texts.off_loop(
-            text_size(messages, tools, options, limit=HUGE_TEXT),
-            lambda: self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **options,
-            ),
+    ) -> Sequence[int] | TokenArray:
+        tokenizer = self.tokenizer
+        given = {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        size = text_size(messages, tools, options, limit=HUGE_TEXT)
+        if not isinstance(tokenizer, KeepsSegments):
+            return await self._texts.off_loop(
+                size, lambda: tokenizer.apply_chat_template(list(messages), **given, **options)
+            )
+        # Rendering and looking up take a hundredth of the time of encoding: what is new decides where to go.
+        prompt = await self._texts.off_loop(
+            min(size, HUGE_TEXT), lambda: tokenizer.prepare_chat(list(messages), **given, **options)
         )
+        return await self._texts.off_loop(prompt.num_unknown, prompt.finish)

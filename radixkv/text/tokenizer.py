@@ -28,6 +28,7 @@ from radixkv.text.incremental_decoding import (
     is_byte_token,
 )
 from radixkv.text.json_text import JsonText, render_json_texts
+from radixkv.text.segments import PendingText, SegmentEncoder, SegmentStore
 
 #: Deepest nesting of a message's or tool's JSON.
 _MAX_DEPTH = 100
@@ -94,6 +95,7 @@ class Tokenizer:
         self._controls = ControlTokens(
             backend, {i: token.content for i, token in added.items() if token.special or i in framing}
         )
+        self._segments = SegmentStore()
         self._added_ids = frozenset(added)
         self._decoders = DecoderChain(backend)
         # What asks for thousands of tokens' bytes has no time for a call of Python each.
@@ -162,11 +164,21 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation; see `prepare_chat`."""
+        return self.prepare_chat(messages, tools, add_generation_prompt, **options).finish().tolist()
+
+    def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
         **template_kwargs: Any,
-    ) -> list[int]:
-        """Token ids of a conversation; control tokens come from the template alone.
+    ) -> PendingText:
+        """Render a conversation and look up its segments; control tokens come from the template alone.
 
         Args:
             messages: `{"role": ..., "content": ...}` and what else the template knows. Content given as text
@@ -203,17 +215,21 @@ class Tokenizer:
         rendered = render(data)
         _encodable(rendered)
         if not _any_string(data, self._controls.needs_mark):
-            return encode_ids(self._backend, rendered, add_special_tokens=False)
+            return self._encoder.begin(rendered)
         marked = render(_map_strings(data, self._controls.mark))
         if self._controls.unmark(marked) == rendered:
-            return self._controls.encode_marked(marked)
+            return self._controls.begin_marked(marked, self._segments)
         if _any_string(data, self._controls.spelled_in):
             raise InvalidRequestError(
                 "a message spells one of the model's control tokens in a place where its chat template acts "
                 "on it; leave that text out",
                 param="messages",
             )
-        return encode_ids(self._backend, rendered, add_special_tokens=False)
+        return self._encoder.begin(rendered)
+
+    @functools.cached_property
+    def _encoder(self) -> SegmentEncoder:
+        return SegmentEncoder(self._backend, self._segments)
 
     def _template(self, chat_template: str | None, tools: object) -> str:
         if chat_template is not None:

@@ -104,16 +104,18 @@ class ServedModelCoding:
         body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True, "placeholder"))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
-        return prompt.ids, [await self._answer(chat, prompt, answer, record) for answer in answers]
+        return list(map(int, prompt.ids)), [
+            await self._answer(chat, prompt, answer, record) for answer in answers
+        ]
 
     async def _answer(
         self, chat: Chat, prompt: ChatPrompt, answer: Sequence[Block], record: Record
     ) -> list[int]:
         """Tokens that were computed of an answer to a chat, as the template writes them in a later turn."""
-        ids, said = prompt.ids, [*prompt.messages, _assistant(answer)]
+        ids, said = list(map(int, prompt.ids)), [*prompt.messages, _assistant(answer)]
         whole = replace(chat, convert=lambda: said, add_generation_prompt=False, tools=prompt.tools)
         try:
-            with_answer = (await chat_prompt(self.context, whole)).ids
+            with_answer = list(map(int, (await chat_prompt(self.context, whole)).ids))
         except (InvalidRequestError, ApiError):
             with_answer = []
         if with_answer[: len(ids)] != ids:  # the template writes an answer otherwise than it asks for one

@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.structured import StructuredOutputs
@@ -119,7 +122,7 @@ class ChatPrompt:
         ignored: wishes that change nothing with this template, in words.
     """
 
-    ids: list[int]
+    ids: Sequence[int] | npt.NDArray[np.int32]
     format: ChatFormat
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
@@ -252,7 +255,7 @@ async def chat_request(
     prompt = await chat_prompt(context, chat)
     tokenizer = context.engine.tokenizer
     encoded = await context.prompts.accept(prompt.ids, chat.param)
-    end = tokenizer.decode(prompt.ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    end = tokenizer.decode(list(map(int, prompt.ids[-TAIL_TOKENS:])), skip_special_tokens=False)
     renamed = renamed or {}
     wanted = with_default(sampling.get("structured"), context.settings)
     if wanted is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from radixkv.engine.client import EngineClient
 from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
@@ -55,7 +58,7 @@ class PromptEncoder:
         add_generation_prompt: bool,
         options: Mapping[str, Any],
         param: str = "messages",
-    ) -> list[int]:
+    ) -> Sequence[int] | npt.NDArray[np.int32]:
         """Token ids of a chat, through the model's chat template; their number is not checked.
 
         Args:
@@ -79,7 +82,7 @@ class PromptEncoder:
         except RecursionError:
             raise InvalidRequestError("the chat template can't render messages nested this deep") from None
 
-    async def accept(self, ids: Sequence[int], param: str) -> EncodedPrompt:
+    async def accept(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> EncodedPrompt:
         """The given ids, checked against the engine's limits.
 
         Raises:
@@ -90,7 +93,7 @@ class PromptEncoder:
         limits.check_length(len(ids), param)
         return await off_loop(lambda: limits.encode(ids, param), tokens=len(ids))
 
-    async def detokenize(self, ids: Sequence[int], param: str) -> str:
+    async def detokenize(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> str:
         """The text of ids, special tokens included.
 
         Raises:
@@ -106,7 +109,7 @@ class PromptEncoder:
                 raise bad_request(
                     f"Token id {wrong} is outside the vocabulary of {size} tokens.", param=param
                 )
-            return tokenizer.decode(ids, skip_special_tokens=False)
+            return tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
 
         return await off_loop(work, tokens=len(ids))
 

@@ -32,7 +32,7 @@ from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request, is_expected, shutting_down, to_api_error
 from radixkv_server.generation.serve_generation import Admitted, begin
 from radixkv_server.http.auth import authenticate
-from radixkv_server.http.body import ParamError, StrictModel
+from radixkv_server.http.body import ParamError, StrictModel, set_text_owner
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, record_of
 from radixkv_server.http.websocket import SERVICE_RESTART
 
@@ -207,6 +207,7 @@ class ResponsesSocket:
     ) -> Admitted[ResponseRenderer]:
         context = self._context
         record.caller = authenticate(self._socket.scope, context.tenants)
+        set_text_owner(record.tenant, event)
         context.check_admission()
         while len(self._latest) > MAX_REMEMBERED:
             del self._latest[next(iter(self._latest))]

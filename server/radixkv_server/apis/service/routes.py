@@ -41,7 +41,8 @@ async def tokenize(request: Request) -> Response:
         ids = await prompts.tokenize(body.prompt, param="prompt", add_special_tokens=special)
     else:
         assert body.messages is not None
-        ids = (await chat_prompt(context, chat_of(context, body, body.messages))).ids
+        chat = await chat_prompt(context, chat_of(context, body, body.messages))
+        ids = list(map(int, chat.ids))
 
     def answer() -> Json:
         found: Json = {
