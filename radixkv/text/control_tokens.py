@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixkv.text.encoding import encode_ids
-from radixkv.text.segments import PendingText, SegmentEncoder, SegmentStore
+from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder
 
 _PRIVATE_USE = 0xF0000
 _PRIVATE_USE_SIZE = 0xFFFE
@@ -104,7 +104,7 @@ class ControlTokens:
             return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._encode_wrapped(text, add_special_tokens)
 
-    def begin_marked(self, rendered: str, store: SegmentStore) -> PendingText:
+    def begin_marked(self, rendered: str, store: KnownSegments) -> PendingText:
         """Begin to encode a rendered template: whole spellings are control tokens, marked ones are text.
 
         Args:

@@ -41,7 +41,7 @@ _ENTRY_BYTES = 200
 text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())
 
 
-class SegmentStore:
+class KnownSegments:
     """Token ids by owner and key, within a budget. Thread-safe; each call is O(1), or O(owners) to evict.
 
     Args:
@@ -63,7 +63,7 @@ class SegmentStore:
         return sum(map(len, self._owners.values()))
 
     def __repr__(self) -> str:
-        return f"SegmentStore({len(self)} segments, {self.num_bytes} of {self._max_bytes} bytes)"
+        return f"KnownSegments({len(self)} segments, {self.num_bytes} of {self._max_bytes} bytes)"
 
     def key(self, text: str, vocabulary: str, is_first: bool) -> SegmentKey:
         """Return what stands for a text, unknown outside of this process. O(length)."""
@@ -122,7 +122,7 @@ class SegmentEncoder:
     def __init__(
         self,
         backend: Any,
-        store: SegmentStore,
+        store: KnownSegments,
         vocabulary: str = "",
         renamed: Mapping[int, int] | None = None,
     ) -> None:

@@ -28,7 +28,7 @@ from radixkv.text.incremental_decoding import (
     is_byte_token,
 )
 from radixkv.text.json_text import JsonText, render_json_texts
-from radixkv.text.segments import PendingText, SegmentEncoder, SegmentStore
+from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder
 
 #: Deepest nesting of a message's or tool's JSON.
 _MAX_DEPTH = 100
@@ -95,7 +95,7 @@ class Tokenizer:
         self._controls = ControlTokens(
             backend, {i: token.content for i, token in added.items() if token.special or i in framing}
         )
-        self._segments = SegmentStore()
+        self._segments = KnownSegments()
         self._added_ids = frozenset(added)
         self._decoders = DecoderChain(backend)
         # What asks for thousands of tokens' bytes has no time for a call of Python each.

@@ -14,7 +14,7 @@ from tiny_models import byte_level_tokenizer
 from tokenizer_kinds import PIECES, tokenizer_kinds
 
 from radixkv.text.cutters import find_cutters
-from radixkv.text.segments import SegmentEncoder, SegmentStore, text_owner
+from radixkv.text.segments import KnownSegments, SegmentEncoder, text_owner
 from radixkv.text.tokenizer import Tokenizer
 
 KINDS = tokenizer_kinds()
@@ -32,7 +32,7 @@ def test_ids_equal_those_of_the_whole_text():
     kinds = []
     for name, backend in KINDS.items():
         spellings = [token["content"] for token in json.loads(backend.to_str())["added_tokens"]][:40]
-        encoders = [SegmentEncoder(backend, SegmentStore(size)) for size in (1 << 20, 3000)]
+        encoders = [SegmentEncoder(backend, KnownSegments(size)) for size in (1 << 20, 3000)]
         kinds.append((name, backend, spellings, encoders, [""]))
     end, count = time.monotonic() + SECONDS, 0
     while time.monotonic() < end or not count:
@@ -50,8 +50,8 @@ def test_ids_equal_those_of_the_whole_text():
             count += 1
 
 
-def encoder_of(max_bytes: int = 1 << 20) -> tuple[SegmentEncoder, SegmentStore]:
-    store = SegmentStore(max_bytes)
+def encoder_of(max_bytes: int = 1 << 20) -> tuple[SegmentEncoder, KnownSegments]:
+    store = KnownSegments(max_bytes)
     return SegmentEncoder(KINDS["byte_level"], store), store
 
 
