@@ -19,7 +19,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,18 +26,15 @@ import numpy.typing as npt
 
 from radixkv.text.cutters import find_cutters
 from radixkv.text.encoding import SHORT_TEXT, encode_ids
+from radixkv.text.text_owner import Owner, text_owner
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 SegmentKey = tuple[str, bool, bytes]
-Owner = tuple[str, ...]
 
 #: Bytes of token ids that are kept: those of fifteen million tokens.
 BUDGET = 64 << 20
 # What an entry takes beside its ids.
 _ENTRY_BYTES = 200
-
-#: Who asks for a text to be encoded: tenant and salt. A server sets it for each request.
-text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())
 
 
 class KnownSegments:

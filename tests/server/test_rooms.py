@@ -109,6 +109,7 @@ ENGINE = {
     "radixkv.grammar.ebnf",  # a second notation of grammars
     "radixkv.grammar.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
     "radixkv.text.json_text",  # arguments of tool calls as they were written
+    "radixkv.text.text_owner",
     "radixkv.text.text_size",
 }
 FILES = sorted(name for name in modules() if name.startswith(SERVER + "."))

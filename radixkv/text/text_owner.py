@@ -1,0 +1,10 @@
+"""The owner of texts that are encoded: nobody may find, or time, what was tokenised for another."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+Owner = tuple[str, ...]
+
+#: Who asks for a text to be encoded: tenant and salt. A server sets it for each request.
+text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())
