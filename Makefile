@@ -17,7 +17,7 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast test-ray lint format docs site wheel bench bench-gpu clients agents fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-fast test-ray lint coverage format docs site wheel bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-fast  the part of them that takes less than a minute"
 	@echo "make test-ray   install Ray, run the tests of replicas on Ray Serve (minutes)"
 	@echo "make lint       ruff, mypy, and the documentation's links"
+	@echo "make coverage   how much of the heart its quick tests reach, with a floor"
 	@echo "make docs       write docs/reference from the code"
 	@echo "make site       the documentation as a site in build/site"
 	@echo "make wheel      build dist/radixkv-*.whl"
@@ -100,6 +101,10 @@ lint: install-lint
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases benchmarks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f docs/site/mkdocs.yml
+
+coverage: install-lint
+	$(BIN)/coverage run -m pytest -m "not slow" tests/cache tests/scheduling $(addprefix --ignore=,$(SLOW)) $(ARGS)
+	$(BIN)/coverage report
 
 format: install-lint
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference, and the list of files in docs/architecture.md, from the code.
+"""Write the pages of docs/reference from the code.
 
     python docs/generate_reference.py [--check]        (or: make docs)
 
@@ -28,11 +28,8 @@ from radixkv_server.http.fields import field_rows
 from radixkv_server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "reference"
-ARCHITECTURE = Path(__file__).parent / "architecture.md"
 ROOT = Path(__file__).parents[1]
 COMMAND = "make docs"
-FILES_BEGIN = f"<!-- files: written by `{COMMAND}` from the first sentence of each file -->"
-FILES_END = "<!-- files: end -->"
 
 
 def cell(text: Any) -> str:
@@ -251,9 +248,14 @@ def first_sentence(path: Path) -> str:
     return paragraph.split(". ")[0].rstrip(".:")
 
 
-def files() -> list[str]:
-    """A table of the files of each package, with what each is for."""
-    lines = []
+def files() -> str:
+    """Return a table of the files of each package with their purposes."""
+    lines = [
+        "# Files",
+        "",
+        f"Written by `{COMMAND}` from the first sentence of each file. What to read first is told in",
+        "[the tour](../tour.md).",
+    ]
     packages = [
         path.parent
         for base in ("radixkv", "kernels", "server")
@@ -262,16 +264,10 @@ def files() -> list[str]:
     for package in sorted(packages, key=lambda path: path.relative_to(ROOT).parts):
         name = package.relative_to(ROOT).as_posix()
         about = first_sentence(package / "__init__.py")
-        lines += ["", f"### {name}", "", *([about + ".", ""] if about else [])]
+        lines += ["", f"## {name}", "", *([about + ".", ""] if about else [])]
         own = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
-        lines += table(("file", "its one job"), [(code(p.name), cell(first_sentence(p))) for p in own])
-    return lines
-
-
-def architecture() -> str:
-    """The page with its list of files renewed; all else in it is written by hand."""
-    before, rest = ARCHITECTURE.read_text(encoding="utf-8").split(FILES_BEGIN)
-    return "\n".join([before + FILES_BEGIN, *files(), "", FILES_END]) + rest.split(FILES_END)[1]
+        lines += table(("file", "purpose"), [(code(p.name), cell(first_sentence(p))) for p in own])
+    return "\n".join([*lines, ""])
 
 
 def pages() -> dict[Path, str]:
@@ -290,7 +286,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "cli.md": command_line(commands),
         FOLDER / "fields.md": body_fields(),
         FOLDER / "chat_formats.md": chat_formats(),
-        ARCHITECTURE: architecture(),
+        FOLDER / "files.md": files(),
     }
 
 

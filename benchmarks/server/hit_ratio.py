@@ -5,7 +5,7 @@ throughput   16 requests of about 512 prompt tokens and 32 output tokens, 8 at a
              part; with the prefix cache and without (--no-prefix-caching), points interleaved
 
 python -m benchmarks.hit_ratio --json benchmarks/results/hit_ratio.json
-python -m benchmarks.plots                                           # draws docs/plots from it
+python -m benchmarks.plots                                           # draws docs/lab/plots from it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws docs/plots from the raw figures in benchmarks/results; nothing is measured here.
+"""Draws docs/lab/plots from the raw figures in benchmarks/results; nothing is measured here.
 
     python -m benchmarks.plots [--results FOLDER] [--folder FOLDER]
 
@@ -36,7 +36,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="FOLDER")
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "plots", help="where the plots go")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "docs" / "lab" / "plots", help="where the plots go"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     pyplot.rcParams["svg.hashsalt"] = "radixkv"  # the same figures give the same file

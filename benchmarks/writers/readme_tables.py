@@ -1,4 +1,4 @@
-"""Writes the result table of a comparison into README.md and docs/performance.md, between two marks.
+"""Write the result table of a comparison into docs/lab/performance.md, between two marks.
 
     python -m benchmarks.readme_tables             # from benchmarks/results/compare.json
     python -m benchmarks.readme_tables --from benchmarks/results/other.json
@@ -19,7 +19,7 @@ from typing import Any
 BEGIN = "<!-- comparison: written by benchmarks/writers/readme_tables.py -->"
 END = "<!-- comparison: end -->"
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "docs" / "lab" / "performance.md",)
 RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
 BASELINE = "radixkv float32"
 WORKLOADS = ("W1 cold", "W1 warm", "W2", "W3")

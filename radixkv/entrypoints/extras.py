@@ -50,7 +50,7 @@ def _missing(package: str, needed_for: str) -> MissingPackageError:
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra from the source of this installation."""
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e '{checkout}[{extra}]'"
     try:

@@ -14,17 +14,17 @@ Update = Callable[[float], None]
 
 
 def _plain(label: str, total: float, patience: float) -> Update:
-    """Print a line for each quarter of the work that is done, once it has lasted for `patience` seconds."""
-    shown, started = 0, time.monotonic()
+    """Print a line for each quarter of the work that is done, `patience` seconds apart at least."""
+    shown, started, last = 0, time.monotonic(), 0.0
     if not patience:
         print(f"{label} ...", file=sys.stderr, flush=True)
 
     def update(done: float) -> None:
-        nonlocal shown
+        nonlocal shown, last
         quarter = int(4 * min(done / max(total, 1.0), 1.0))
         seconds = time.monotonic() - started
-        if quarter > shown and seconds >= patience:
-            shown = quarter
+        if quarter > shown and seconds - last >= patience:
+            shown, last = quarter, seconds
             print(f"{label} ... {25 * quarter} % ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
     return update
@@ -41,7 +41,7 @@ def progress_bar(
         total: amount of work.
         unit: `bytes` (shown as MB and MB/s) or any other word (shown as a percentage).
         show: False shows nothing.
-        patience: seconds of work before the first line of a log.
+        patience: seconds between the lines of a log, and before the first one.
     """
     if not show:
         yield lambda _: None

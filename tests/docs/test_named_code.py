@@ -1,0 +1,120 @@
+"""The pages that explain the code name classes, functions, files and settings that exist."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from source_graph import ROOT, modules
+
+PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "tour.md"]
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"[A-Za-z_]\w*(\.[a-z_]\w*)?")
+MOST_LINES = {"architecture.md": 120, "tour.md": 220}
+#: Roots of our files that a page may name.
+FOLDERS = ("radixkv/", "server/", "kernels/", "tests/", "docs/", "benchmarks/")
+
+
+@functools.cache
+def members() -> dict[str, set[str]]:
+    """Class or function -> the names that its body defines; module names have none."""
+    found: dict[str, set[str]] = {}
+    for module, tree in modules().items():
+        found.setdefault(module.split(".")[0], set())
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            own = found.setdefault(node.name, set())
+            if isinstance(node, ast.ClassDef):
+                for item in ast.walk(node):
+                    if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+                        own.add(item.name)
+                    elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                        own.add(item.target.id)
+    return found
+
+
+@functools.cache
+def texts() -> frozenset[str]:
+    nodes = (node for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return frozenset(node.value for node in nodes if isinstance(node.value, str))
+
+
+@functools.cache
+def attributes() -> frozenset[str]:
+    return frozenset().union(*members().values())
+
+
+def is_known(text: str) -> bool:
+    if text.startswith(FOLDERS):
+        return (ROOT / text).exists()
+    if re.fullmatch(r"RADIXKV_\w+(=\S+)?", text):
+        return text.partition("=")[0] in texts()
+    if " " in text or not NAME.fullmatch(text):
+        paths = [word for word in text.split() if word.startswith("tests/")]
+        return all((ROOT / path.partition("::")[0]).exists() for path in paths)
+    owner, _, member = text.partition(".")
+    if member:
+        return member in members().get(owner, ())
+    return owner in members() or owner in attributes() or owner in texts()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {code for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)) if not code.startswith("make ")}
+    assert len(named) > 20
+    assert not {code for code in named if not is_known(code)}
+    assert len(text.splitlines()) <= MOST_LINES[page.name]
+
+
+def test_names_that_are_gone_are_noticed() -> None:
+    assert is_known("PrefixCache.acquire")
+    assert not is_known("PrefixCache.acquire_all")
+    assert not is_known("radixkv/tools")
+    assert not is_known("SequenceStates")
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/coming_from_vllm.md"])
+def test_flags_that_newcomers_are_told_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if "vllm" in name:  # the first column of its table is the other engine's
+        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
+    known = FLAG.findall((ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8"))
+    others = {"--help", "--help-all", "--install-completion", "--show-completion"}
+    assert set(FLAG.findall(text)) <= {*known, *others}
+
+
+def test_newcomers_need_no_release() -> None:
+    """Commands to install are for the checkout and its wheel, whose name has today's version."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for command in re.findall(r"pip install [^\n`]+", text):
+            assert re.search(r"install (-e )?'?(\.[\[ ]|dist/|brotli|zstandard)", command), (
+                f"{page.name}: {command}"
+            )
+        assert set(re.findall(r"radixkv-(\d[\d.]+\d)-py3", text)) <= {version}, page.name
+
+
+def test_the_readme_is_short_and_its_figures_are_measured() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100
+    medians = json.loads((ROOT / "benchmarks/results/compare.json").read_text(encoding="utf-8"))["medians"]
+    ours, vllm = medians["radixkv float32"], medians["vLLM float32"]
+    for setting in (ours, vllm, medians["llama.cpp F32, 8 slots"]):
+        assert re.search(rf"\b{setting['workloads']['W1 cold']['wall_s']:.1f}\b", text)
+    for setting in (ours, vllm):
+        computed = sum(
+            setting["workloads"][name]["computed_tokens"] for name in ("W1 cold", "W1 warm", "W2", "W3")
+        )
+        assert f"{computed:,.0f}" in text
+        assert re.search(rf"\b{setting['peak_bytes'] / 1e9:.1f}\b", text)
