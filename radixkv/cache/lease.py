@@ -19,6 +19,7 @@ from radixkv.cache.lease_path import LeasePath
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.reporting.explain import DueReport, MissReport, report_of
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.errors import LeaseError
 
@@ -81,7 +82,7 @@ class Lease(LeasePath):
         """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
         if self._report is None:
             if self.due is None:
-                self._report = MissReport("skipped", self.num_tokens, 0, skipped="reports are off")
+                self._report = MissReport(Reason.SKIPPED, self.num_tokens, 0, skipped="reports are off")
             else:
                 self._report = report_of(self.due, self.tokens, self.num_cached_tokens)
                 self.due = None

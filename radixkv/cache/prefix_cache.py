@@ -47,6 +47,7 @@ from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.events import ChangeLog, Listener
 from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.reporting.ghost import GhostIndex
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.reporting.tree_view import TreeView
 from radixkv.cache.retention.capacity import Capacity
 from radixkv.cache.retention.pins import Pin, PinBoard, PinInfo
@@ -517,7 +518,7 @@ class PrefixCache:
         walk = self._lookup.match(data, owner).walk
         num_tokens = len(data) // TOKEN_BYTES
         if not self.enabled:
-            return MissReport("skipped", num_tokens, 0, skipped=CACHE_IS_OFF)
+            return MissReport(Reason.SKIPPED, num_tokens, 0, skipped=CACHE_IS_OFF)
         cached = 0
         if walk is not None:
             cached = min(walk.depth + (walk.partial if self.partial_reuse else 0), num_tokens - 1)

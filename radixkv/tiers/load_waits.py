@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Match, PrefixCache
-from radixkv.cache.reporting.explain import MissReport, Reason
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.tiers.load import NotLoaded, TierWait
@@ -191,7 +191,7 @@ def _with_tier(report: MissReport, left: NotLoaded | None) -> MissReport:
     if left is None or report.reason in ("hit", "skipped"):
         return report
     count = max(0, min(left.end, report.num_prompt_tokens - 1) - report.num_hit_tokens)
-    reason = cast(Reason, left.reason or report.reason)
+    reason = Reason(left.reason or report.reason)
     if reason == "checksum":  # nobody has them
         count = 0
     elif not count:

@@ -8,7 +8,7 @@ from cache_model import FakeClock
 from stored_prompts import store
 
 from radixkv import PrefixCache
-from radixkv.cache.reporting.explain import REASONS
+from radixkv.cache.reporting.reasons import REASONS
 from radixkv.observe.advisor import Advisor
 from radixkv.observe.residency import Residency
 

@@ -13,7 +13,7 @@ from browser_page import axe_findings, console, expect, overflows
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.cache.reporting.explain import REASONS
+from radixkv.cache.reporting.reasons import Reason
 
 KEYS = {"api_keys": ("ada=ada-key",), "admin_keys": ("operator=operator-key",)}
 SYSTEM = "It is 2026-11-21 08:{minute}. You are the helpful assistant of a lighthouse. Count the ships."
@@ -97,14 +97,10 @@ def test_requests_come_live_and_tell_where_they_missed(browser: Any, server: Liv
         newest.wait_for()
 
 
-#: Those that the proxy's console gives alone.
-PROXY_REASONS = ("upstream_missed", "too_short", "no_breakpoint", "concurrent")
-
-
 def test_each_reason_has_words(browser: Any, server: LiveServer) -> None:
     with console(browser, server.url) as page:
-        worded = page.evaluate("import('/console/ui.js').then((ui) => Object.keys(ui.REASONS))")
-    assert sorted(worded) == sorted((*REASONS, *PROXY_REASONS))
+        worded = page.evaluate("import('/console/reasons.js').then((module) => Object.keys(module.REASONS))")
+    assert worded == list(Reason)
 
 
 def test_two_prompts_are_compared(browser: Any, server: LiveServer) -> None:

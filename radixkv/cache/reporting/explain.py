@@ -23,27 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Namespace
 from radixkv.cache.reporting.ghost import GhostIndex, GhostRecord
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.tree_nodes import TreeNodes, Walk
 
-Reason = Literal[
-    "hit",
-    "skipped",
-    "partial_block",
-    "evicted",
-    "expired",
-    "reset",
-    "namespace",
-    "diverged",
-    "first_seen",
-    "load_too_slow",
-    "checksum",
-]
-REASONS: tuple[Reason, ...] = get_args(Reason)
 CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
 _SHOWN = (
@@ -60,7 +47,7 @@ class MissReport:
         cached_key, new_key: what the cache and the prompt hold from there on, four bytes a token.
     """
 
-    reason: Reason  # one of `REASONS`
+    reason: Reason
     num_prompt_tokens: int  # length of the prompt
     num_hit_tokens: int  # leading tokens found; for a lease at most the prompt's length - 1
     # Index of the first token that differs from what is cached; None unless `diverged`.
@@ -179,7 +166,7 @@ def due_report(
 def report_of(
     due: DueReport, data: bytes | bytearray, cached: int, elsewhere: int | None = None
 ) -> MissReport:
-    """The first reason that applies, in the order of `REASONS`.
+    """Return a report with the first reason that applies, in the order of `Reason`.
 
     Args:
         data: tokens that begin with the prompt.
@@ -188,20 +175,20 @@ def report_of(
     """
     walk, num_tokens, record = due.walk, due.num_tokens, due.record
     if due.skip is not None:
-        return MissReport("skipped", num_tokens, 0, skipped=due.skip)
+        return MissReport(Reason.SKIPPED, num_tokens, 0, skipped=due.skip)
     found = 0 if walk is None else walk.depth + walk.partial
     if cached >= num_tokens - 1:
-        return MissReport("hit", num_tokens, cached)
+        return MissReport(Reason.HIT, num_tokens, cached)
     if found > cached:
-        return MissReport("partial_block", num_tokens, cached)
+        return MissReport(Reason.PARTIAL_BLOCK, num_tokens, cached)
     if record is not None:
         age = due.at - record.at
-        return MissReport(cast(Reason, record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
+        return MissReport(Reason(record.reason), num_tokens, cached, age_s=age, evicted_by=record.by)
     if elsewhere is not None and elsewhere > found:
-        return MissReport("namespace", num_tokens, cached)
+        return MissReport(Reason.NAMESPACE, num_tokens, cached)
     if walk is not None and found and walk.onward:
         shown = walk.onward[: CONTEXT_TOKENS * TOKEN_BYTES]
         new = bytes(data[found * TOKEN_BYTES : min(found + CONTEXT_TOKENS, num_tokens) * TOKEN_BYTES])
         is_public = walk.neighbour is not None and walk.neighbour.owner.is_public
-        return MissReport("diverged", num_tokens, cached, found, shown, new, cached_is_public=is_public)
-    return MissReport("first_seen", num_tokens, cached)
+        return MissReport(Reason.DIVERGED, num_tokens, cached, found, shown, new, cached_is_public=is_public)
+    return MissReport(Reason.FIRST_SEEN, num_tokens, cached)

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.activity.texts import as_text
 from radixkv_server.apis.cache_api.caller import Onlooker
 from radixkv_server.apis.cache_api.tree import TreeJson
+from radixkv_server.console.page_files import page_files
 
 _ENTRY = "offline.js"
 _STYLES = ("vendor/uPlot.min.css", "style.css", "tree.css")
@@ -44,10 +44,10 @@ def tree_json(snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]) -> di
 
 def page_of(report: Mapping[str, Any], snapshot: Mapping[str, Any]) -> str:
     """The page, whole. It asks nobody for anything."""
-    folder = resources.files("radixkv_server.console") / "static"
+    files = page_files()
 
     def read(name: str) -> str:
-        return (folder / name).read_text("utf-8")
+        return files[name].decode()
 
     modules: dict[str, str] = {}
     todo = [_ENTRY]

@@ -7,13 +7,12 @@ and talks to this server alone, runs no inline script, and no other page can fra
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, Request, Response
 
+from radixkv_server.console.page_files import page_files
 from radixkv_server.dialect import Api
 
 PAGE = "index.html"
@@ -64,16 +63,7 @@ class StaticFile:
 
 def static_files() -> list[StaticFile]:
     """Every file of the page. O(their bytes)."""
-    folder = resources.files("radixkv_server.console") / "static"
-    return [StaticFile.of(name, body) for name, body in _files_in(folder, "")]
-
-
-def _files_in(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for item in folder.iterdir():
-        if item.is_dir():
-            yield from _files_in(item, f"{prefix}{item.name}/")
-        else:
-            yield prefix + item.name, item.read_bytes()
+    return [StaticFile.of(name, body) for name, body in page_files().items()]
 
 
 def console_api() -> Api:

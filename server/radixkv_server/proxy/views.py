@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 
+from radixkv.cache.reporting.reasons import MEANINGS, Reason
 from radixkv.observe.audit.prices import Prices
 from radixkv.observe.audit.record import Record
 from radixkv.observe.breaker import Breaker
@@ -16,18 +17,8 @@ from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.dialect import Json
 from radixkv_server.proxy.watched import SHOWN_CHARS, Watched, WatchedRequest
 
-#: The console's names of reasons, where rules have others.
-_REASONS = {"first": "first_seen", "broken": "diverged"}
-#: What to do, where nothing in the prompt breaks it.
-_ADVICE = {
-    "upstream_missed": "The prompt begins as an earlier one whose time was not over: the upstream missed.",
-    "expired": "What was cached had run out: use it again in time, or ask for a longer time to live.",
-    "too_short": "What it shares is shorter than the upstream caches.",
-    "no_breakpoint": "Nothing says that this is to be cached: set a breakpoint where it ends.",
-    "concurrent": "What it shares was being computed for another request: let one begin before the others.",
-    "evicted": "What was cached had to make room.",
-    "skipped": "The request asks for logprobs of its prompt, so that every token of it is computed.",
-}
+#: Reasons with another name in the rules of an audit.
+_REASONS = {"first": Reason.FIRST_SEEN, "broken": Reason.DIVERGED}
 
 
 def _text_of(units: Sequence[int]) -> str:
@@ -95,7 +86,7 @@ class Views:
             "prompt_tokens": observed.prompt_tokens,
             "cached_tokens": one.cached_tokens,
             "expected_tokens": observed.cached_tokens,
-            "reason": _REASONS.get(one.reason, one.reason),
+            "reason": _reason(one),
             "position": None if around is None else observed.shared_tokens,
             "detail": _detail(one),
             "around": around,
@@ -171,7 +162,7 @@ class Views:
             "expected_tokens": observed.cached_tokens,
             "reported_tokens": observed.reported_tokens,
             "completion_tokens": record.usage.output or 0,
-            "reason": _REASONS.get(one.reason, one.reason),
+            "reason": _reason(one),
             "fault": observed.fault,
             "cost": self._cost(one),
             "comparison": None,
@@ -217,12 +208,18 @@ def _detail(one: WatchedRequest) -> str:
     return f"{expected}; the upstream {reported}."
 
 
+def _reason(one: WatchedRequest) -> str:
+    """Name of a request's reason in the servers' vocabulary."""
+    return _REASONS.get(one.reason, one.reason)
+
+
 def _advice(one: WatchedRequest) -> str | None:
     breaker = one.observation.breaker
     if one.reason == "broken" and breaker is not None:
         where = f" in {breaker.place}" if breaker.place else ""
         return f"{breaker.what}{where}: {breaker.remedy}."
-    return _ADVICE.get(one.reason)
+    reason = _reason(one)
+    return MEANINGS[Reason(reason)].advice if reason in set(Reason) else None
 
 
 def _breaker(found: Breaker) -> Json:

@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import RequestFailedError
@@ -97,7 +98,7 @@ def test_figures_of_ones_own(server: LiveServer) -> None:
 def test_windows_forget_and_sums_do_not() -> None:
     now = [1000.0]
     activity = Activity(clock=lambda: now[0])
-    report = MissReport("evicted", 100, 60, age_s=1.0, evicted_by="capacity")
+    report = MissReport(Reason.EVICTED, 100, 60, age_s=1.0, evicted_by="capacity")
     record, request = seen(100)
     (one,) = activity.begin(
         record, request, [PromptProgress(100, outcome=PromptOutcome(100, 60, 40, None, report))]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.reasons import MEANINGS, Reason
 
 MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
 _SHOWN_CHARS = 40  # of a word
@@ -155,36 +156,9 @@ def miss_advice(report: MissReport, found: Divergence, cause: str | None = None)
         found: where the prompt left what is cached.
         cause: why, where more is known of it than the place.
     """
-    if report.reason == "diverged":
+    if report.reason == Reason.DIVERGED:
         return divergence_advice(found) if cause is None else cause_advice(found, cause)
-    if report.reason == "load_too_slow":
-        return (
-            f"The tier {report.tier} has it, and computing it is quicker than loading it, or the tier did "
-            "not answer in time: look at radixkv_tier_up and at how quick the disk or the network is."
-        )
-    if report.reason == "checksum":
-        return (
-            f"What the tier {report.tier} had kept was damaged and has been dropped; it is computed and "
-            "saved anew. If it happens again, look at the disk: `radixkv cache verify PATH`."
-        )
-    if report.reason in ("evicted", "expired", "reset", "first_seen") and report.tier is not None:
+    in_tier = report.reason in (Reason.EVICTED, Reason.EXPIRED, Reason.RESET, Reason.FIRST_SEEN)
+    if in_tier and report.tier is not None:
         return f"The tier {report.tier} has it: the next request that needs it loads it from there."
-    if report.reason == "evicted":
-        return (
-            "The cache had too little room for it. Pin what must stay (POST /v1/cache/pins), ask for a quota "
-            "with a floor, or give the server more blocks."
-        )
-    if report.reason == "expired":
-        return "Its pin ran out before it was used again: pin it for longer."
-    if report.reason == "reset":
-        return "The cache was reset since; the next request brings it back."
-    if report.reason == "namespace":
-        return "Another tenant or cache_salt has it. Publish it if all may share it (POST /v1/cache/public)."
-    if report.reason == "first_seen":
-        return (
-            "Nothing that begins like this was cached here lately. If it should have been, look whether the "
-            "key and the cache_salt are the same, and whether the prompt begins with what all of them share."
-        )
-    if report.reason == "partial_block":
-        return "The server shares whole blocks only."
-    return None
+    return MEANINGS[report.reason].advice

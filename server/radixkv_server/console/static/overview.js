@@ -2,7 +2,8 @@
 
 import { lineChart, meter, shareBar } from "./charts.js";
 import { History, hitRates, latencyAt } from "./history.js";
-import { REASONS, compact, duration, el, number, pause, percent, plural, problem, reasonName } from "./ui.js";
+import { REASONS } from "./reasons.js";
+import { compact, duration, el, number, pause, percent, plural, problem, reasonName } from "./ui.js";
 import { upstreamsPanel } from "./upstreams.js";
 
 const EVERY_MS = 2000;

@@ -1,4 +1,5 @@
 // What views share: making elements, and writing figures.
+import { REASONS } from "./reasons.js";
 
 /**
  * An element. Props: `class`, `dataset`, `style` (an object), `on...` (listeners), anything else is an attribute
@@ -52,25 +53,6 @@ export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("e
 
 /** "1 token", "12 tokens". */
 export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
-
-/** What the reasons of misses mean, in words. */
-export const REASONS = {
-  hit: ["Hit", "Only the last token was computed, which always is."],
-  first_seen: ["First seen", "Nothing that begins like this had been here. Normal for new prompts."],
-  diverged: ["Diverged", "A token differs from what is cached. Put what varies at the end of the prompt."],
-  evicted: ["Evicted", "It was cached and made room for something else. Pin it, or give the cache more memory."],
-  expired: ["Expired", "Its time to live was over."],
-  reset: ["Reset", "The cache was emptied."],
-  partial_block: ["Partial block", "Cached, but less than a whole block of it could be shared."],
-  namespace: ["Other tenant", "Another tenant has it. Make it public if all may share it."],
-  load_too_slow: ["Load too slow", "A tier has it, but it was quicker to compute, or did not come in time."],
-  checksum: ["Checksum", "What a tier had kept was damaged: it was dropped, and computed."],
-  upstream_missed: ["Upstream missed", "The prompt was steady and its time not over: the upstream did not find it all the same."],
-  too_short: ["Too short", "What it shares is shorter than the upstream caches."],
-  no_breakpoint: ["No breakpoint", "Nothing says that it is to be cached. Set a breakpoint at the end of what stays the same."],
-  concurrent: ["Concurrent", "What it shares was being computed for another request."],
-  skipped: ["Skipped", "The request asked not to look it up, or for logprobs of its prompt."],
-};
 
 /** A reason of a miss as readers know it. */
 export const reasonName = (reason) => REASONS[reason]?.[0] ?? reason ?? NONE;
