@@ -53,6 +53,7 @@ ENGINE = {
     "radixkv.cache.reporting.events",  # the types of events
     "radixkv.cache.reporting.ages",  # bounds of counted ages
     "radixkv.cache.reporting.explain",  # the type of a miss report
+    "radixkv.cache.reporting.reasons",  # the words for each reason
     "radixkv.observe.similarity",  # what two prompts have in common further on
     "radixkv.engine.cache_client",
     "radixkv.entrypoints.async_engine",  # what each replica on Ray Serve runs, and how its clients reach it
