@@ -28,12 +28,12 @@ from radixkv.engine.client import RequestOptions
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.counts import TierCounts
-from radixkv.engine.extensions import Grammars
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import Prompt, PromptLimits
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.grammar.work import Effort
@@ -228,7 +228,7 @@ class ScriptedEngine:
             end_token_ids=frozenset({257}),
             max_blocks=self._max_blocks,
             clock=time.monotonic,
-            grammars=Grammars(),
+            grammars=GrammarCompiler(lambda: Vocabulary(self.tokenizer, {257})),
         )
         self._running: dict[str, Asked] = {}
         self.fail = fail or (lambda asked, given: None)
