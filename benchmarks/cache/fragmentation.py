@@ -116,7 +116,7 @@ def look(engine: Engine) -> tuple[PoolUsage, int]:
     size = engine.cache.block_size
     leases = []
     uncomputed = 0
-    for group in engine.groups:
+    for group in engine.requests:
         for sample in group.samples:
             if sample.lease is not None:
                 # the lease may hear of decoded tokens later, and the newest one may have no slot yet

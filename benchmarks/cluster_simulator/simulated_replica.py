@@ -19,6 +19,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -157,7 +158,7 @@ class SimulatedReplica:
     def add(self, number: int, tokens: npt.NDArray[np.int32], served: ServedRequest) -> None:
         """A request has come, `number` of the trace."""
         params = SamplingParams(max_tokens=served.answer_tokens)
-        request = SequenceState(str(number), tokens, params, arrival_s=served.arrival_s)
+        request = SequenceState(Request(tokens, params, request_id=str(number)), arrival_s=served.arrival_s)
         self._served[request.request_id] = number, served
         self._scheduler.add(request)
         self._num_new += 1

@@ -41,7 +41,7 @@ def run_step(engine: Engine) -> float:
 
 def prepare(engine: Engine, num_decodes: int, seed: int) -> None:
     """Leave nothing running but `num_decodes` requests that decode."""
-    for group in engine.groups:
+    for group in engine.requests:
         engine.abort(group.request_id)
     endless = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
     for i in range(num_decodes):

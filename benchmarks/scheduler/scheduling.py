@@ -36,6 +36,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -86,7 +87,7 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
     overtaken = 0
 
     def arrive(tokens: np.ndarray, now: int) -> SequenceState:
-        request = SequenceState(str(now), tokens, PARAMS, arrival_s=now)
+        request = SequenceState(Request(tokens, PARAMS, request_id=str(now)), arrival_s=now)
         scheduler.add(request)
         return request
 
@@ -133,12 +134,14 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     if situation == "no block":  # all but 40 blocks are in use; each waiting request needs 64
         in_use = num_blocks - 8 * (1000 // BLOCK + 1) - 40
         cache.acquire(rng.integers(0, VOCABULARY, in_use * BLOCK), "another")
-    runs = SequenceState("runs", rng.integers(0, VOCABULARY, 50), SamplingParams(max_tokens=10 * steps))
+    runs = SequenceState(
+        Request(rng.integers(0, VOCABULARY, 50), SamplingParams(max_tokens=10 * steps), request_id="runs")
+    )
     scheduler.add(runs)
     run_step(scheduler, 0)
     for i in range(waiting):
         tokens = np.concatenate([families[i % 8], rng.integers(0, VOCABULARY, 1000)])
-        scheduler.add(SequenceState(str(i), tokens, PARAMS))
+        scheduler.add(SequenceState(Request(tokens, PARAMS, request_id=str(i))))
     run_step(scheduler, 0)
     times = []
     for now in range(steps):

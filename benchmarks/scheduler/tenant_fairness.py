@@ -33,6 +33,7 @@ from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -69,7 +70,9 @@ class Tenants:
     def request(self, tenant: str, prompt: int, answer: int) -> SequenceState:
         tokens = self._rng.integers(0, VOCABULARY, prompt)
         params = SamplingParams(max_tokens=answer)
-        return SequenceState(f"{tenant}-{next(self._numbers)}", tokens, params, namespace=(tenant, ""))
+        return SequenceState(
+            Request(tokens, params, request_id=f"{tenant}-{next(self._numbers)}", namespace=(tenant, ""))
+        )
 
 
 def step(scheduler: Scheduler) -> list[SequenceState]:

@@ -15,6 +15,7 @@ import random
 import time
 
 from radixkv import AsyncEngine, ContextLengthExceededError, EngineConfig, SamplingParams
+from radixkv.scheduling.request import Request
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "12345", "internationalisation", "wörld", "\n\n"]
 
@@ -37,7 +38,7 @@ async def send(engine: AsyncEngine, text: str, sent: list[float]) -> None:
     while True:
         started = time.perf_counter()
         try:
-            await engine.generate(text, SamplingParams(max_tokens=1))
+            await engine.generate(Request(text, SamplingParams(max_tokens=1)))
         except ContextLengthExceededError:
             sent.append(time.perf_counter() - started)
 
@@ -51,7 +52,7 @@ async def measure(engine: AsyncEngine, texts: list[str], tokens: int) -> None:
     timer = asyncio.create_task(late_timer(delays))
     callers: list[asyncio.Task[None]] = []
     last: float | None = None
-    async for _ in engine.stream(prompt, params):
+    async for _ in engine.stream(Request(prompt, params)):
         now = time.perf_counter()
         if last is None:
             delays.clear()

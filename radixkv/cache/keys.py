@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, final
 from radixkv.errors import InvalidRequestError
 
 if TYPE_CHECKING:  # numpy's arrays are understood, and numpy is not needed
+    import numpy as np
     import numpy.typing as npt
 
 TOKEN_BYTES = 4
@@ -36,6 +37,13 @@ class EncodedTokens:
 
     def __repr__(self) -> str:
         return f"EncodedTokens({len(self)} tokens)"
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """The tokens, int32 [len], read-only; needs numpy. O(1)."""
+        import numpy as np
+
+        return np.frombuffer(self.data, "<i4")
 
 
 TokenIds = Union[Sequence[int], "npt.NDArray[Any]", EncodedTokens]

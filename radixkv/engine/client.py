@@ -10,7 +10,7 @@ Callers name who asks by `tenant` and `salt`; the engine makes the cache's key o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,31 +20,9 @@ if TYPE_CHECKING:
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.counters import EngineStats
     from radixkv.engine.outputs import OutputDelta, RequestOutput
-    from radixkv.engine.prompt_limits import Prompt, PromptLimits
-    from radixkv.sampling.sampling_params import SamplingParams
-    from radixkv.scheduling.request import PrefixPin
+    from radixkv.engine.prompt_limits import PromptLimits
+    from radixkv.scheduling.request import Request
     from radixkv.text.text_tokenizer import TextTokenizer
-
-
-class RequestOptions(TypedDict, total=False):
-    """Whose request it is, and how it is served; what is left out stands for nothing given.
-
-    Attributes:
-        request_id: None: one that no other engine gives.
-        cache_key_hint: what requests of a tenant and salt share that come back together, for eviction.
-        priority: smaller is more urgent, under the `priority` policy.
-        pins: what of the prompt to pin once it is computed; `PromptOutcome` tells how much that was.
-        keep_tokens: of prompt and answer, how many leading tokens may stay cached because of this request
-            when it has ended; None: all.
-    """
-
-    request_id: str | None
-    tenant: str
-    salt: str
-    cache_key_hint: str
-    priority: int
-    pins: Sequence[PrefixPin]
-    keep_tokens: int | None
 
 
 class EngineClient(Protocol):
@@ -109,18 +87,16 @@ class EngineClient(Protocol):
             InvalidRequestError: the template refuses the messages, or there is none.
         """
 
-    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
+    async def check_quota(self, requests: Sequence[Request]) -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
 
-        For several prompts of which none may begin where one is refused.
+        For several requests of a tenant and salt, of which none may begin where one is refused.
 
         Raises:
             ContextLengthExceededError: one of them leaves no room for a single token.
         """
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
+    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
         A request that has ended, or whose iterator was closed, leaves its id free for another.
@@ -131,9 +107,7 @@ class EngineClient(Protocol):
             EngineStoppedError: the engine has been closed or has failed.
         """
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
+    async def generate(self, request: Request) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
 
     async def abort(self, request_id: str) -> None:

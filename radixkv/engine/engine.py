@@ -2,7 +2,7 @@
 
 The life of a request:
 
- 1. `add_request` checks it, tokenises the prompt and queues it. A bad request is refused here, before
+ 1. `add` checks it, tokenises the prompt and queues it. A bad request is refused here, before
     anything is held for it.
  2. `step` asks the scheduler for a batch. Admission gives the request its lease on cached and new blocks.
  3. The runner makes the batch's copies, writes its K/V into its slots and attends, all layers; it returns the
@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cache.keys import TokenIds
+from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.config import EngineConfig
@@ -37,24 +37,23 @@ from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.live_requests import LiveRequests
 from radixkv.engine.output_processor import StepResult
-from radixkv.engine.prompt_limits import Prompt, PromptLimits
-from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.engine.runner import Runner
+from radixkv.engine.sample import Sample, sample_of
 from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,
     ContextLengthExceededError,
     EngineOverloadedError,
+    InvalidRequestError,
 )
-from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.scheduling.step_plan import SchedulerStats
 
 if TYPE_CHECKING:
@@ -178,34 +177,12 @@ class Engine:
 
     # ------------------------------------------------------------------ requests in
 
-    def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        namespace: NamespaceName = "",
-        priority: int = 0,
-        cache_key_hint: str = "",
-        grammar: GrammarState | None = None,
-        pins: Sequence[PrefixPin] = (),
-        keep_tokens: int | None = None,
-        stream: bool = False,
-    ) -> str:
-        """Check a request and queue it.
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
+        """Make a request of a prompt and queue it; see `Request` for its options, and `add`."""
+        return self.add(Request(prompt, params or SamplingParams(), **options))
 
-        Args:
-            prompt: text, token ids (a sequence or an array), or what `input_processor.encode` made of them.
-            request_id: must be unused among unfinished requests; None: a fresh one.
-            namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
-                adapter); the model is added.
-            priority: smaller is more urgent, under the `priority` policy.
-            cache_key_hint: what requests share that come back together; tells `adaptive` eviction how soon.
-            grammar: what `input_processor.compile` gave for the parameters; None: compiled here if needed.
-            pins: what of the prompt to pin once it is computed.
-            keep_tokens: of prompt and answer, how many leading tokens may stay cached because of this request
-                when it has ended; what others have used meanwhile stays. None: all.
-            stream: tell what each step adds, as deltas; else the whole output when it has ended.
+    def add(self, request: Request) -> str:
+        """Check a request and queue it.
 
         Returns:
             The request's id.
@@ -215,25 +192,18 @@ class Engine:
             ContextLengthExceededError: the prompt leaves no room for a single token.
             EngineOverloadedError: the queue is full.
         """
-        group = self.input_processor.make_group(
-            prompt,
-            params or SamplingParams(),
-            request_id=request_id,
-            namespace=self.cache.namespace_key(namespace),
-            priority=priority,
-            cache_key_hint=cache_key_hint,
-            grammar=grammar,
-            pins=pins,
-            keep_tokens=keep_tokens,
-            stream=stream,
-        )
+        if request.samples:
+            raise InvalidRequestError(f"{request!r} was taken before; make another Request")
+        request.namespace = self.cache.namespace_key(request.namespace)
+        self.input_processor.begin(request)
         if not self.has_room:
+            request.samples = []
             raise EngineOverloadedError(
                 f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
                 "try again later"
             )
-        self._requests.add(group)
-        return group.request_id
+        self._requests.add(request)
+        return request.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
@@ -296,9 +266,9 @@ class Engine:
         self._events.close()
 
     @property
-    def groups(self) -> list[RequestGroup]:
+    def requests(self) -> list[Request]:
         """The unfinished requests, by arrival."""
-        return self._requests.groups()
+        return self._requests.all()
 
     # ------------------------------------------------------------------ one step
 
@@ -364,26 +334,26 @@ class Engine:
             check_batch(ahead, self.cache.block_size)
         return ahead
 
-    def _end_stuck(self, request: Sample) -> None:
+    def _end_stuck(self, sample: Sample) -> None:
         """End a request for which no block can be had: an answer that has begun is as long as it can be."""
-        if request.is_finished:
+        if sample.is_finished:
             return
-        if request.num_tokens > request.num_prompt_tokens:
-            self._requests.end(request, "length")
+        if sample.num_tokens > sample.num_prompt_tokens:
+            self._requests.end(sample, "length")
             return
         try:  # its ceiling may have been lowered since it came
-            self.input_processor.check_quota(request.tokens.encoded, request.namespace)
+            self.input_processor.check_quota(sample.request)
         except ContextLengthExceededError as error:
             failure = Failure(str(error), str(error.code))
         else:
             stats = self.cache.stats
             failure = Failure(
-                f"the prompt needs {-(-request.num_tokens // self.cache.block_size)} KV blocks, and so many "
+                f"the prompt needs {-(-sample.num_tokens // self.cache.block_size)} KV blocks, and so many "
                 f"can't be had now: of {stats.total_blocks}, {stats.pinned_blocks} are pinned, and others' "
                 "quotas keep theirs (floor_blocks); try again later, or shorten it",
                 "out_of_kv_blocks",
             )
-        self._requests.fail(request, failure, discard=False)
+        self._requests.fail(sample, failure, discard=False)
 
     # ------------------------------------------------------------------ faults
 
@@ -412,24 +382,24 @@ class Engine:
         self._counters.num_rebuilds += 1
         self._counters.pause()
         unfinished: list[Sample] = []
-        for group in self.groups:
-            group.forget_unborn_samples()
-            unfinished.extend(group.unfinished())
-        unfinished.sort(key=lambda request: request.arrival_order)
+        for request in self.requests:
+            request.forget_unborn_samples()
+            unfinished.extend(request.unfinished())
+        unfinished.sort(key=lambda sample: sample.arrival_order)
         self._tiers.drop_transfers()
         self.cache = self.cache.rebuilt()
         self._events.attach(self.cache)
         self._steps.discard()
         self.scheduler = self._make_scheduler(self.scheduler.stats)
-        for request in unfinished:
-            request.preempt()
-            request.was_added = False
-            self.scheduler.add(request)
-        for group in self.groups:
-            if group.is_finished:  # it broke while it ended
-                self._requests.close(group)
-        for request, failure in self._faults.invariant_broke(unfinished, error):
-            self._requests.fail(request, failure)
+        for sample in unfinished:
+            sample.preempt()
+            sample.was_added = False
+            self.scheduler.add(sample)
+        for request in self.requests:
+            if request.is_finished:  # it broke while it ended
+                self._requests.close(request)
+        for sample, failure in self._faults.invariant_broke(unfinished, error):
+            self._requests.fail(sample, failure)
 
     # ------------------------------------------------------------------ figures
 

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from radixkv.engine.request_group import Failure, Sample
+from radixkv.engine.sample import Sample
 from radixkv.errors import ENDS_ENGINE
+from radixkv.scheduling.request import Failure
 
 
 class FaultRecovery:

@@ -1,7 +1,7 @@
-"""From what a user sends to a checked `RequestGroup`: everything that can be refused is refused here.
+"""Checks of a `Request`, and its first sample: everything that can be refused is refused here.
 
 Nothing in here holds blocks or a place in a queue. The checks read only settings, so that they may run on any
-thread (the server's event loop calls `check` before it queues anything).
+thread (the server's event loop calls `prepare` before it queues anything).
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from radixkv.cache.keys import EncodedTokens, TokenIds, frame_namespace
+from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, frame_namespace
 from radixkv.engine.extensions import Grammars
-from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
-from radixkv.engine.request_group import RequestGroup, Sample
-from radixkv.engine.sample_output import SampleOutput
+from radixkv.engine.prompt_limits import PromptLimits
+from radixkv.engine.sample import Sample, SampleOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request import PrefixPin
-from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.scheduling.request import PrefixPin, Prompt, Request
 from radixkv.text.encoding import encode_prompt
 
 if TYPE_CHECKING:
@@ -47,6 +45,20 @@ def _token_words(params: SamplingParams) -> Iterator[Sequence[int]]:
     for word in params.bad_words:
         if not isinstance(word, str):
             yield word
+
+
+def _check_pins(pins: Sequence[PrefixPin], num_tokens: int) -> None:
+    """Refuse pins that are none, or are longer than the prompt."""
+    if not isinstance(pins, Sequence) or not all(isinstance(pin, PrefixPin) for pin in pins):
+        raise InvalidRequestError(
+            f"pins must be a sequence of PrefixPin, as (PrefixPin(num_tokens=32),), not {pins!r:.80}",
+            param="pins",
+        )
+    longest = max((pin.num_tokens for pin in pins), default=0)
+    if longest > num_tokens:
+        raise InvalidRequestError(
+            f"{longest} tokens are to be pinned, but the prompt has {num_tokens}", param="pins"
+        )
 
 
 class InputProcessor:
@@ -98,17 +110,36 @@ class InputProcessor:
             self.tokenizer, text, add_special_tokens=add_special_tokens, allow_special=allow_special
         )
 
-    def encode(self, prompt: Prompt) -> EncodedPrompt:
+    def prepare(self, request: Request) -> None:
+        """Check a request, and encode its prompt and its `bad_words`; any thread. O(length).
+
+        Once: a request that was prepared stays as it is.
+
+        Raises:
+            InvalidRequestError: no flat sequence of token ids of this model, or text that can't be tokenised;
+                an empty prompt, a parameter that names a token out of range or leaves none to choose, or a
+                pin of more tokens than the prompt has.
+            ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
+                or in the KV cache.
+        """
+        if request.is_checked:
+            return
+        if isinstance(request.prompt, str):
+            request.text = request.prompt
+        request.prompt = self.encode(request.prompt)
+        self.limits.check_length(len(request.prompt))
+        request.params = self.encode_words(request.params)
+        _check_pins(request.pins, len(request.prompt))
+        self._check_tokens(request.params)
+        request.is_checked = True
+
+    def encode(self, prompt: Prompt) -> EncodedTokens:
         """Tokenise a prompt if it is text, check its token ids, and encode them; any thread. O(length).
 
         Raises:
             InvalidRequestError: no flat sequence of token ids of this model, or text that can't be tokenised.
         """
-        if isinstance(prompt, EncodedPrompt):
-            return prompt
-        if isinstance(prompt, str):
-            return replace(self.limits.encode(self.tokenize(prompt)), text=prompt)
-        return self.limits.encode(prompt)
+        return self.limits.encode(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
 
     def encode_words(self, params: SamplingParams) -> SamplingParams:
         """The parameters with their `bad_words` as token ids; any thread. O(length of the words).
@@ -138,29 +169,8 @@ class InputProcessor:
             raise InvalidRequestError(f"bad_words: {word!r:.80} has no tokens", param="bad_words")
         return spellings
 
-    def check(self, prompt: EncodedPrompt, params: SamplingParams, pins: Sequence[PrefixPin] = ()) -> None:
-        """Raise what a request with this prompt would be refused for; changes nothing; any thread.
-
-        Args:
-            params: as `encode_words` gave them.
-
-        Raises:
-            InvalidRequestError: an empty prompt, a parameter that names a token out of range, or a pin of
-                more tokens than the prompt has.
-            ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
-                or in the KV cache.
-        """
-        self.limits.check_length(len(prompt))
-        if not isinstance(pins, Sequence) or not all(isinstance(pin, PrefixPin) for pin in pins):
-            raise InvalidRequestError(
-                f"pins must be a sequence of PrefixPin, as (PrefixPin(num_tokens=32),), not {pins!r:.80}",
-                param="pins",
-            )
-        longest = max((pin.num_tokens for pin in pins), default=0)
-        if longest > len(prompt):
-            raise InvalidRequestError(
-                f"{longest} tokens are to be pinned, but the prompt has {len(prompt)}", param="pins"
-            )
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """Refuse parameters that name tokens out of range, or leave none to choose."""
         bad = list(itertools.chain.from_iterable(_token_words(params)))
         _check_num_bad(len(bad))
         for name, ids in (
@@ -196,15 +206,20 @@ class InputProcessor:
             f"{' and '.join(names)} leave no token to choose{why}; loosen one of them", param=names[0]
         )
 
-    def check_quota(self, prompt: EncodedTokens, namespace: NamespaceName) -> None:
-        """Raise if the prompt can never run below its namespace's ceiling, whatever else runs.
+    def check_quota(self, request: Request) -> None:
+        """Raise if a prompt can never run below its namespace's ceiling, whatever else runs.
 
         On the engine's thread: it looks at the cache.
+
+        Args:
+            request: prepared.
 
         Raises:
             ContextLengthExceededError: it leaves no room for a single token.
         """
-        most, block_size = self._max_blocks(prompt, namespace), self.limits.block_size
+        prompt, block_size = request.prompt, self.limits.block_size
+        assert isinstance(prompt, EncodedTokens)
+        most = self._max_blocks(prompt, request.namespace)
         if len(prompt) >= most * block_size:
             raise ContextLengthExceededError(
                 f"the prompt has {len(prompt)} tokens, with at least one to generate, but your quota of the "
@@ -232,94 +247,50 @@ class InputProcessor:
 
     # ------------------------------------------------------------------ requests
 
-    def make_group(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None,
-        namespace: NamespaceName,
-        priority: int,
-        cache_key_hint: str = "",
-        grammar: GrammarState | None = None,
-        pins: Sequence[PrefixPin] = (),
-        keep_tokens: int | None = None,
-        stream: bool = False,
-    ) -> RequestGroup:
-        """A request for samples; raises what `encode`, `check`, `check_quota` and `compile` raise.
+    def begin(self, request: Request) -> None:
+        """Make a request's first sample; raises what `prepare`, `check_quota` and `compile` raise.
 
         On the engine's thread: it looks at the cache.
-
-        Args:
-            grammar: what `compile` gave for the parameters; None: it is compiled now, if there is one.
         """
-        encoded, params = self.encode(prompt), self.encode_words(params)
-        self.check(encoded, params, pins)
-        self.check_quota(encoded.tokens, namespace)
-        grammar = grammar or self.compile(params, namespace)
+        frame_namespace(request.namespace)  # raises if it is none
+        self.prepare(request)
+        prompt, params = request.prompt, request.params
+        assert isinstance(prompt, EncodedTokens)
+        self.check_quota(request)
+        request.grammar = request.grammar or self.compile(params, request.namespace)
+        request.request_id = request.request_id or f"req-{next(self._ids)}"
+        sample = Sample(request, arrival_s=self._clock())
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
-        own = params
-        if params.num_samples > params.n and params.logprobs is None:
-            own = replace(params, logprobs=0)
-        request = self._request(encoded, own, request_id, namespace, priority)
-        request.cache_key_hint, request.keep_tokens = cache_key_hint, keep_tokens
-        request.num_forks = params.num_samples - 1
+        if request.is_ranked and params.logprobs is None:
+            sample.params = replace(params, logprobs=0)
+        room = self.room_after(prompt, request.namespace)
+        sample.output = self._output(
+            sample, room if params.max_tokens is None else min(params.max_tokens, room)
+        )
+        sample.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
-        request.sampling_state = SamplingState(
-            params, seed, encoded.token_ids, [*self._ends(params), *params.stop_token_ids], grammar
+        sample.sampling_state = SamplingState(
+            params, seed, prompt.token_ids, [*self._ends(params), *params.stop_token_ids], request.grammar
         )
         if params.prompt_logprobs is not None:
-            request.prompt_logprobs = [None]
-        request.group = RequestGroup(request.request_id, encoded.text, params, [request], stream, pins)
-        return request.group
+            sample.prompt_logprobs = [None]
+        request.samples = [sample]
 
     def forks(self, parent: Sample) -> list[Sample]:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
         for i in range(1, parent.num_forks + 1):
-            fork = Sample(
-                parent.request_id,
-                parent.tokens.view(),
-                parent.params,
-                namespace=parent.namespace,
-                priority=parent.priority,
-                arrival_s=parent.times.arrival,
-                index=i,
-            )
+            fork = Sample(parent.request, parent.tokens.view(), arrival_s=parent.times.arrival, index=i)
+            fork.params = parent.params
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)
             fork.output = self._output(fork, parent.output.max_output_tokens)
             fork.times.first_scheduled = parent.times.first_scheduled
-            fork.cache_key_hint, fork.keep_tokens = parent.cache_key_hint, parent.keep_tokens
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
             fork.cache_report = parent.cache_report
-            fork.group = parent.group
             forks.append(fork)
         return forks
-
-    def _request(
-        self,
-        prompt: EncodedPrompt,
-        params: SamplingParams,
-        request_id: str | None,
-        namespace: NamespaceName,
-        priority: int,
-    ) -> Sample:
-        frame_namespace(namespace)  # raises if it is none
-        request = Sample(
-            request_id if request_id is not None else f"req-{next(self._ids)}",
-            prompt.tokens,
-            params,
-            namespace=namespace,
-            priority=priority,
-            arrival_s=self._clock(),
-        )
-        room = self.room_after(prompt.tokens, namespace)
-        request.output = self._output(
-            request, room if params.max_tokens is None else min(params.max_tokens, room)
-        )
-        return request
 
     def room_after(self, prompt: TokenIds, namespace: NamespaceName) -> int:
         """Tokens that can be generated after a prompt, in the context, the pool and the namespace's quota.

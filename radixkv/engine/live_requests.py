@@ -11,11 +11,10 @@ from radixkv.engine.extensions import BlockTiers, Drafts
 from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.model_step import StepOutcome
 from radixkv.engine.output_processor import OutputProcessor
-from radixkv.engine.request_group import Failure, RequestGroup, Sample, sample_of
-from radixkv.engine.sample_output import TextSource
+from radixkv.engine.sample import Sample, TextSource, sample_of
 from radixkv.errors import InvalidRequestError
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.request import FinishReason
+from radixkv.scheduling.request import Failure, FinishReason, Request
 from radixkv.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -52,32 +51,32 @@ class LiveRequests:
         self._faults = faults
         self._drafts = drafts
         self._counters = counters
-        self._by_id: dict[str, RequestGroup] = {}  # in the order of their arrival
+        self._by_id: dict[str, Request] = {}  # in the order of their arrival
 
     def attach(self, cache: PrefixCache, scheduler: Scheduler) -> None:
         """From now on they are scheduled by this one, over this cache."""
         self._cache, self._scheduler = cache, scheduler
 
-    def groups(self) -> list[RequestGroup]:
+    def all(self) -> list[Request]:
         """All of them, by arrival."""
         return list(self._by_id.values())
 
-    def add(self, group: RequestGroup) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             InvalidRequestError: there is one of its id.
         """
-        if group.request_id in self._by_id:
-            raise InvalidRequestError(f"a request with the id {group.request_id!r} is running already")
-        self._by_id[group.request_id] = group
+        if request.request_id in self._by_id:
+            raise InvalidRequestError(f"a request with the id {request.request_id!r} is running already")
+        self._by_id[request.request_id] = request
         self._tiers.requests_changed()
-        self._scheduler.add(group.samples[0])
+        self._scheduler.add(request.samples[0])
 
     def unfinished(self, request_id: str) -> list[Sample]:
         """The samples of a request that still run or wait; none where the id is unknown."""
-        group = self._by_id.get(request_id)
-        return [] if group is None else group.unfinished()
+        request = self._by_id.get(request_id)
+        return [] if request is None else request.unfinished()
 
     # ------------------------------------------------------------------ what a step brings
 
@@ -89,125 +88,125 @@ class LiveRequests:
         now = self._clock()
         self._process_prompts(batch, outcome.logits, now)
         # Forks take their lease before their parent's next token is appended anywhere.
-        for request in outcome.requests:
-            if not request.was_added and not request.group.is_finished:
-                request.group.samples.append(request)
-                self._scheduler.add_fork(request, request.group.samples[0])
-        for request, run in zip(outcome.requests, outcome.runs, strict=True):
-            request.num_forks = 0
-            if request.is_finished or not request.was_added:
+        for sample in outcome.requests:
+            if not sample.was_added and not sample.request.is_finished:
+                sample.request.samples.append(sample)
+                self._scheduler.add_fork(sample, sample.request.samples[0])
+        for sample, run in zip(outcome.requests, outcome.runs, strict=True):
+            sample.num_forks = 0
+            if sample.is_finished or not sample.was_added:
                 continue
-            if request in outcome.drafts:
-                self._count_draft(request, len(outcome.drafts[request].draft), len(run) - 1)
-            if request.group.pins:
-                self._pin(request)
-            num_tokens = request.num_tokens
-            failure = self.output.add_tokens(request, run, now)
-            if request in outcome.drafts:
+            if sample in outcome.drafts:
+                self._count_draft(sample, len(outcome.drafts[sample].draft), len(run) - 1)
+            if sample.request.pins:
+                self._pin(sample)
+            num_tokens = sample.num_tokens
+            failure = self.output.add_tokens(sample, run, now)
+            if sample in outcome.drafts:
                 # Of a run that ends early, by a stop string, say, the rest is no part of the request.
                 self._scheduler.accept(
-                    outcome.drafts[request], min(request.num_tokens - num_tokens, len(run) - 1)
+                    outcome.drafts[sample], min(sample.num_tokens - num_tokens, len(run) - 1)
                 )
             if failure is not None:
-                self.fail(request, failure)
-            elif request.output.finish_reason is not None:
-                self._finish(request, request.output.finish_reason)
+                self.fail(sample, failure)
+            elif sample.output.finish_reason is not None:
+                self._finish(sample, sample.output.finish_reason)
 
-    def _pin(self, request: Sample) -> None:
+    def _pin(self, sample: Sample) -> None:
         """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
-        group, prompt = request.group, request.tokens.view(0, request.num_prompt_tokens)
-        pins, group.pins = group.pins, ()
+        request, prompt = sample.request, sample.tokens.view(0, sample.num_prompt_tokens)
+        pins, request.pins = request.pins, ()
         found = [
-            self._cache.pin(prompt[: pin.num_tokens], request.namespace, pin.ttl, at_least=True)
+            self._cache.pin(prompt[: pin.num_tokens], sample.namespace, pin.ttl, at_least=True)
             for pin in pins
         ]
-        group.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
+        request.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
-    def _count_draft(self, request: Sample, num_tokens: int, num_accepted: int) -> None:
-        self._drafts.checked(request, num_tokens, num_accepted)
-        request.accepted_draft_tokens += num_accepted
-        request.rejected_draft_tokens += num_tokens - num_accepted
+    def _count_draft(self, sample: Sample, num_tokens: int, num_accepted: int) -> None:
+        self._drafts.checked(sample, num_tokens, num_accepted)
+        sample.accepted_draft_tokens += num_accepted
+        sample.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
         """Note when requests began, take the logprobs of prompts, and end those who wanted no more."""
         for entry, first, end in batch.logit_spans():
-            request = entry.request
-            if request.times.first_scheduled is None:
-                request.times.first_scheduled = now
-            if request.needs_prompt_logits:
+            sample = entry.request
+            if sample.times.first_scheduled is None:
+                sample.times.first_scheduled = now
+            if sample.needs_prompt_logits:
                 start = entry.start + entry.count - entry.num_logits
-                failure = self.output.add_prompt_logits(sample_of(request), start, logits[first:end])
+                failure = self.output.add_prompt_logits(sample_of(sample), start, logits[first:end])
                 if failure is not None:
-                    self.fail(sample_of(request), failure)
-            if entry.samples or not request.params.samples_nothing:
+                    self.fail(sample_of(sample), failure)
+            if entry.samples or not sample.params.samples_nothing:
                 continue
-            if not (request.num_to_compute or request.is_finished):
-                self._end_prompt(sample_of(request), logits[end - 1], now)
+            if not (sample.num_to_compute or sample.is_finished):
+                self._end_prompt(sample_of(sample), logits[end - 1], now)
 
-    def _end_prompt(self, request: Sample, logits: torch.Tensor, now: float) -> None:
+    def _end_prompt(self, sample: Sample, logits: torch.Tensor, now: float) -> None:
         """The prompt has been computed, and is all that was asked for."""
         failure = self.output.check_logits(logits)
         if failure is not None:
-            self.fail(request, failure)
+            self.fail(sample, failure)
             return
-        if request.group.pins:
-            self._pin(request)
-        self.output.end(request, "length", now)
-        self._finish(request, "length")
+        if sample.request.pins:
+            self._pin(sample)
+        self.output.end(sample, "length", now)
+        self._finish(sample, "length")
 
     # ------------------------------------------------------------------ the end of a request
 
-    def abort(self, request: Sample) -> None:
+    def abort(self, sample: Sample) -> None:
         """End a sample because its user wants no more of it."""
         self._tiers.requests_changed()
         self._counters.aborted += 1
-        self.end(request, "abort")
+        self.end(sample, "abort")
 
-    def fail(self, request: Sample, failure: Failure, *, discard: bool = True) -> None:
+    def fail(self, sample: Sample, failure: Failure, *, discard: bool = True) -> None:
         """End one request, all its samples, with an error; others are unharmed.
 
         Args:
             discard: what it computed is not to be trusted, and not cached.
         """
-        group = request.group
-        group.failure = failure
-        for other in group.unfinished():
+        request = sample.request
+        request.failure = failure
+        for other in request.unfinished():
             self._counters.failed += 1
             self.end(other, "error", discard=discard)
         if discard:
             # Samples may have come to share what each computed, and a request may have been preempted before.
-            for other in group.samples:
+            for other in request.samples:
                 self._cache.discard(other.tokens.view(), other.namespace, keep=other.num_cached_tokens)
 
-    def end(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
+    def end(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
-        self.output.end(request, reason, self._clock())
-        self._finish(request, reason, discard=discard)
+        self.output.end(sample, reason, self._clock())
+        self._finish(sample, reason, discard=discard)
 
-    def _finish(self, request: Sample, reason: FinishReason, *, discard: bool = False) -> None:
-        request.finish_reason = reason
-        self._scheduler.finish(request, discard=discard)
+    def _finish(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
+        sample.finish_reason = reason
+        self._scheduler.finish(sample, discard=discard)
         if not discard:
-            self._tiers.offer(request.tokens.encoded, request.namespace)
+            self._tiers.offer(sample.tokens.encoded, sample.namespace)
         self._counters.finished += reason in ("stop", "length")
-        self._drafts.ended(request)
-        self._faults.clear(request)
-        if request.group.is_finished:
-            self.close(request.group)
+        self._drafts.ended(sample)
+        self._faults.clear(sample)
+        if sample.request.is_finished:
+            self.close(sample.request)
 
-    def close(self, group: RequestGroup) -> None:
+    def close(self, request: Request) -> None:
         """All samples of a request have ended: deliver it, once."""
-        if self._by_id.pop(group.request_id, None) is not None:
-            self.output.close(group)
+        if self._by_id.pop(request.request_id, None) is not None:
+            self.output.close(request)
 
     def expire(self, limit_s: float) -> None:
         """End the requests that came more than so many seconds ago. O(those)."""
         oldest = self._clock() - limit_s
         expired = []
-        for group in self._by_id.values():  # in the order of their arrival
-            if group.samples[0].times.arrival >= oldest:
+        for request in self._by_id.values():  # in the order of their arrival
+            if request.samples[0].times.arrival >= oldest:
                 break
-            expired.append(group.samples[0])
+            expired.append(request.samples[0])
         failure = Failure(f"the request took longer than {limit_s:g} s (--request-timeout)", "timeout")
-        for request in expired:
-            self.fail(request, failure, discard=False)
+        for sample in expired:
+            self.fail(sample, failure, discard=False)

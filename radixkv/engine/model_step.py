@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from radixkv.engine.request_group import Sample, sample_of
 from radixkv.engine.runner import Runner
+from radixkv.engine.sample import Sample, sample_of
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampler import SampledToken, Sampling
 from radixkv.scheduling.batch import Batch, Entry

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome, RequestOutput
-from radixkv.engine.request_group import Failure, RequestGroup, Sample
-from radixkv.engine.sample_output import TextSource, name_logprobs
+from radixkv.engine.sample import Sample, TextSource, name_logprobs
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
-from radixkv.scheduling.request import FinishReason
+from radixkv.scheduling.request import Failure, FinishReason, Request
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +59,7 @@ class OutputProcessor:
         result, self._result = self._result, StepResult()
         return result
 
-    def add_tokens(self, request: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
+    def add_tokens(self, sample: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
         """Give a request its next tokens; `request.output.finish_reason` says then if it ended.
 
         Tokens after its end are left out.
@@ -71,59 +70,59 @@ class OutputProcessor:
         Returns:
             Why the request can't go on, if so: it has got the tokens before.
         """
-        if request.times.first_token is None:
-            request.times.first_token = now
-        output = request.output
+        if sample.times.first_token is None:
+            sample.times.first_token = now
+        output = sample.output
         tokens: list[int] = []
         for token in run:
-            failure = self._add_token(request, token)
+            failure = self._add_token(sample, token)
             if failure is not None:
                 output.finish_reason = None  # whatever the token would have ended: this is what ends it
-                self._emit(request, tokens)
+                self._emit(sample, tokens)
                 return failure
             tokens.append(token.token_id)
             if output.finish_reason is not None:
-                request.times.finished = now
+                sample.times.finished = now
                 break
-        self._emit(request, tokens)
+        self._emit(sample, tokens)
         return None
 
-    def _add_token(self, request: Sample, token: SampledToken) -> Failure | None:
+    def _add_token(self, sample: Sample, token: SampledToken) -> Failure | None:
         """Give a request one token."""
         if token.token_id < 0:
-            failure = request.sampling_state.failure
+            failure = sample.sampling_state.failure
             if failure is not None:
                 return Failure(failure, "grammar_failed")
             if token.token_id == NOTHING_LEFT:
                 message = (
-                    f"no token is left to choose after {request.output.num_tokens}: all are ruled out by "
+                    f"no token is left to choose after {sample.output.num_tokens}: all are ruled out by "
                     "bad_words, allowed_token_ids, min_tokens and the grammar together; loosen one of them"
                 )
                 return Failure(message, "no_token_left")
             return _NOT_NUMBERS
         try:
-            request.sampling_state.accept(token.token_id)
+            sample.sampling_state.accept(token.token_id)
         except ENDS_PROCESS:
             raise
         except RequestFailedError as error:
             return Failure(str(error), error.code or "sampling_failed")
         except BaseException as error:
-            return _failure(request, "sampling", error, "sampling_failed")
-        request.tokens.append(token.token_id)
+            return _failure(sample, "sampling", error, "sampling_failed")
+        sample.tokens.append(token.token_id)
         self.num_generated += 1
-        output = request.output
+        output = sample.output
         try:
-            output.push(token.token_id, is_complete=request.sampling_state.is_complete)
+            output.push(token.token_id, is_complete=sample.sampling_state.is_complete)
             if token.logprobs is not None:
                 named = name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)
                 output.record_logprobs(named)
         except ENDS_PROCESS:
             raise
         except BaseException as error:
-            return _decoding_failure(request, error)
+            return _decoding_failure(sample, error)
         return None
 
-    def add_prompt_logits(self, request: Sample, start: int, logits: torch.Tensor) -> Failure | None:
+    def add_prompt_logits(self, sample: Sample, start: int, logits: torch.Tensor) -> Failure | None:
         """Take the logprobs of prompt tokens; logits [N, V] at position p are those of token p + 1.
 
         Args:
@@ -132,22 +131,22 @@ class OutputProcessor:
         Returns:
             Why the request can't go on, if so.
         """
-        num_top = request.params.prompt_logprobs
-        assert request.prompt_logprobs is not None
+        num_top = sample.params.prompt_logprobs
+        assert sample.prompt_logprobs is not None
         assert num_top is not None
-        end = min(start + len(logits), request.num_prompt_tokens - 1)
-        first = len(request.prompt_logprobs) - 1  # position whose logits come next
+        end = min(start + len(logits), sample.num_prompt_tokens - 1)
+        first = len(sample.prompt_logprobs) - 1  # position whose logits come next
         if end <= first:
             return None
-        tokens = request.tokens.view(first + 1, end + 1).tolist()
+        tokens = sample.tokens.view(first + 1, end + 1).tolist()
         found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
         try:
             named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
         except ENDS_PROCESS:
             raise
         except BaseException as error:
-            return _decoding_failure(request, error)
-        request.prompt_logprobs.extend(named)
+            return _decoding_failure(sample, error)
+        sample.prompt_logprobs.extend(named)
         return None
 
     @staticmethod
@@ -155,45 +154,45 @@ class OutputProcessor:
         """Why a prompt can't be trusted of which the last token's logits are these; None: it can. Waits."""
         return None if bool(row.max().isfinite()) else _NOT_NUMBERS
 
-    def end(self, request: Sample, reason: FinishReason, now: float) -> None:
+    def end(self, sample: Sample, reason: FinishReason, now: float) -> None:
         """End a sample without another token: its last delta goes out."""
-        request.times.finished = now
+        sample.times.finished = now
         try:
-            request.output.abort(reason)
+            sample.output.abort(reason)
         except ENDS_PROCESS:
             raise
         except BaseException as error:  # the decoder is what has failed: its last half character is lost
-            logger.debug("the end of %r was lost", request, exc_info=error)
-        self._emit(request, ())
+            logger.debug("the end of %r was lost", sample, exc_info=error)
+        self._emit(sample, ())
 
-    def close(self, group: RequestGroup) -> None:
+    def close(self, request: Request) -> None:
         """All samples of a request have ended: deliver what was not sent step by step."""
-        if not group.wants_deltas:
-            self._result.finished.append(_collect(group))
-        elif group.is_ranked:
-            self._result.deltas.extend(_ranked_deltas(group))
+        if not request.stream:
+            self._result.finished.append(_collect(request))
+        elif request.is_ranked:
+            self._result.deltas.extend(_ranked_deltas(request))
 
-    def _emit(self, request: Sample, token_ids: Sequence[int]) -> None:
+    def _emit(self, sample: Sample, token_ids: Sequence[int]) -> None:
         """Tell what a step adds to a sample, if anything, and how it ended if it did."""
-        group, output = request.group, request.output
-        if not group.is_streamed or not (token_ids or output.finish_reason):
+        request, output = sample.request, sample.output
+        if not request.stream or request.is_ranked or not (token_ids or output.finish_reason):
             return
         text, logprobs = output.take()
         self._result.deltas.append(
-            _delta(request, request.index, text, list(token_ids), logprobs, is_last=group.has_ended)
+            _delta(sample, sample.index, text, list(token_ids), logprobs, is_last=_has_ended(request))
         )
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id) if self._tokenizer is not None else str(token_id)
 
 
-def _failure(request: Sample, what: str, error: BaseException, code: str) -> Failure:
-    logger.error("%s of %r failed", what, request, exc_info=error)
+def _failure(sample: Sample, what: str, error: BaseException, code: str) -> Failure:
+    logger.error("%s of %r failed", what, sample, exc_info=error)
     return Failure(f"{what} failed: {error}", code)
 
 
-def _decoding_failure(request: Sample, error: BaseException) -> Failure:
-    return _failure(request, "decoding the output", error, "detokenization_failed")
+def _decoding_failure(sample: Sample, error: BaseException) -> Failure:
+    return _failure(sample, "decoding the output", error, "detokenization_failed")
 
 
 def _delta(
@@ -206,18 +205,18 @@ def _delta(
     is_last: bool,
 ) -> OutputDelta:
     """What is new of one sample."""
-    output, group = sample.output, sample.group
+    output, request = sample.output, sample.request
     delta = OutputDelta(sample.request_id, index, text, token_ids, logprobs or None)
     delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0
     delta.rejected_draft_tokens, sample.rejected_draft_tokens = sample.rejected_draft_tokens, 0
-    first = group.samples[0]
-    if not group.prompt_was_sent and first.was_admitted:
-        group.prompt_was_sent = True
+    first = request.samples[0]
+    if not request.prompt_was_sent and first.was_admitted:
+        request.prompt_was_sent = True
         delta.prompt = PromptOutcome(
             first.num_prompt_tokens,
             first.num_cached_tokens,
             first.num_cache_write_tokens,
-            group.num_pinned_tokens,
+            request.num_pinned_tokens,
             first.cache_report,
             None if first.needs_prompt_logits else first.prompt_logprobs,
             first.tier_hits,
@@ -227,25 +226,30 @@ def _delta(
         delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
         delta.times = sample.times.since_arrival()
         delta.is_last = is_last
-        if group.failure is not None and (is_last or output.finish_reason == "error"):
-            delta.error, delta.error_code = group.failure.message, group.failure.code
+        if request.failure is not None and (is_last or output.finish_reason == "error"):
+            delta.error, delta.error_code = request.failure.message, request.failure.code
     return delta
+
+
+def _has_ended(request: Request) -> bool:
+    """No sample will get anything more."""
+    return all(sample.output.finish_reason is not None for sample in request.samples)
 
 
 def _ranked(samples: Sequence[Sample]) -> list[Sample]:
     """Samples by descending mean logprob of their tokens."""
 
-    def mean_logprob(request: Sample) -> float:
-        output = request.output
+    def mean_logprob(sample: Sample) -> float:
+        output = sample.output
         return output.cumulative_logprob / max(1, output.num_tokens)
 
     return sorted(samples, key=mean_logprob, reverse=True)
 
 
-def _ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
+def _ranked_deltas(request: Request) -> list[OutputDelta]:
     """The n best of best_of samples that have ended, each as one delta, by mean logprob of their tokens."""
-    wanted = group.params.logprobs is not None
-    best = _ranked(group.samples)[: group.params.n]
+    wanted = request.params.logprobs is not None
+    best = _ranked(request.samples)[: request.params.n]
     return [
         _delta(
             sample,
@@ -259,20 +263,20 @@ def _ranked_deltas(group: RequestGroup) -> list[OutputDelta]:
     ]
 
 
-def _collect(group: RequestGroup) -> RequestOutput:
+def _collect(request: Request) -> RequestOutput:
     """The finished request as one object, the n best samples first when best_of > n."""
-    params = group.params
-    ranked = _ranked(group.samples) if group.is_ranked else group.samples
-    first = group.samples[0]
+    params = request.params
+    ranked = _ranked(request.samples) if request.is_ranked else request.samples
+    first = request.samples[0]
     outputs = []
-    for index, request in enumerate(ranked[: params.n]):
-        output = request.output
+    for index, sample in enumerate(ranked[: params.n]):
+        output = sample.output
         wanted = params.logprobs is not None
         outputs.append(
             CompletionOutput(
                 index=index,
                 text=output.text,
-                token_ids=request.output_token_ids(),
+                token_ids=sample.output_token_ids(),
                 logprobs=output.logprobs if wanted else None,
                 cumulative_logprob=output.cumulative_logprob if wanted else None,
                 finish_reason=output.finish_reason,
@@ -281,20 +285,20 @@ def _collect(group: RequestGroup) -> RequestOutput:
         )
     return RequestOutput(
         request_id=first.request_id,
-        prompt=group.prompt,
+        prompt=request.text,
         prompt_token_ids=first.tokens.view(0, first.num_prompt_tokens).tolist(),
         outputs=outputs,
         num_cached_tokens=first.num_cached_tokens,
         num_cache_write_tokens=first.num_cache_write_tokens,
         cache_report=first.cache_report,
         prompt_logprobs=first.prompt_logprobs,
-        num_generated_tokens=sum(request.output.num_tokens for request in group.samples),
-        num_preemptions=sum(request.num_preemptions for request in group.samples),
-        accepted_draft_tokens=sum(request.accepted_draft_tokens for request in group.samples),
-        rejected_draft_tokens=sum(request.rejected_draft_tokens for request in group.samples),
+        num_generated_tokens=sum(sample.output.num_tokens for sample in request.samples),
+        num_preemptions=sum(sample.num_preemptions for sample in request.samples),
+        accepted_draft_tokens=sum(sample.accepted_draft_tokens for sample in request.samples),
+        rejected_draft_tokens=sum(sample.rejected_draft_tokens for sample in request.samples),
         times=first.times.since_arrival(),
-        num_pinned_tokens=group.num_pinned_tokens,
+        num_pinned_tokens=request.num_pinned_tokens,
         tier_hits=first.tier_hits,
-        error=group.failure.message if group.failure is not None else None,
-        error_code=group.failure.code if group.failure is not None else None,
+        error=request.failure.message if request.failure is not None else None,
+        error_code=request.failure.code if request.failure is not None else None,
     )

@@ -5,38 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 
 # Ids that are encoded at once. Other threads wait meanwhile: a million take 50 ms.
 _PIECE = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt whose token ids are checked and encoded: `PromptLimits.encode` makes it, once.
-
-    Attributes:
-        text: what it was tokenised from, if the engine did that; None for a prompt given as token ids.
-    """
-
-    tokens: EncodedTokens
-    text: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int32]:
-        """Its tokens, int32 [len], read-only. O(1)."""
-        return np.frombuffer(self.tokens.data, np.int32)
-
-
-#: Text, token ids (a sequence or an array), or what `PromptLimits.encode` made of them.
-Prompt = str | TokenIds | EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +29,7 @@ class PromptLimits:
     block_size: int
     vocab_size: int | None
 
-    def encode(self, token_ids: TokenIds, param: str = "prompt") -> EncodedPrompt:
+    def encode(self, token_ids: TokenIds, param: str = "prompt") -> EncodedTokens:
         """Check token ids and encode them. O(n).
 
         Args:
@@ -66,7 +39,7 @@ class PromptLimits:
             InvalidRequestError: no flat sequence of token ids of this model.
         """
         try:
-            encoded = EncodedPrompt(_encode_in_pieces(token_ids))
+            encoded = _encode_in_pieces(token_ids)
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), param=param, code=error.code) from None
         except TypeError:
@@ -117,6 +90,8 @@ class PromptLimits:
 
 
 def _encode_in_pieces(token_ids: TokenIds) -> EncodedTokens:
+    if isinstance(token_ids, EncodedTokens):
+        return token_ids
     if isinstance(token_ids, list) and len(token_ids) > _PIECE:
         pieces = (token_ids[at : at + _PIECE] for at in range(0, len(token_ids), _PIECE))
         return EncodedTokens(b"".join(map(encode_tokens, pieces)))

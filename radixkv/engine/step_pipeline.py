@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from radixkv.engine.model_step import LaunchedStep, MakeForks
-from radixkv.engine.request_group import sample_of
 from radixkv.engine.runner import Runner
+from radixkv.engine.sample import sample_of
 from radixkv.errors import ENDS_PROCESS
 from radixkv.scheduling.batch import Batch, Entry
 

@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
@@ -28,8 +28,7 @@ from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
 from radixkv.entrypoints.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
-from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import Request
 from radixkv.text.prompt_texts import RendersChats
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.cache.reporting.explain import MissReport
-    from radixkv.engine.client import RequestOptions
-    from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
+    from radixkv.engine.prompt_limits import PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.model.loading.loader import LoadedModel
     from radixkv.text.tokenizer import Tokenizer
@@ -148,20 +146,18 @@ class AsyncEngine(RendersChats):
 
     # ------------------------------------------------------------------ requests
 
-    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
-        namespace = self.cache.namespace(tenant, salt)
-        encoded = [await self._encode(prompt) for prompt in prompts]
+    async def check_quota(self, requests: Sequence[Request]) -> None:
+        prepared = [await self._prepare(request) for request in requests]
 
         def check(engine: Engine) -> None:
-            for prompt in encoded:
-                engine.input_processor.check_quota(prompt.tokens, namespace)
+            for request in prepared:
+                engine.input_processor.check_quota(request)
 
         await self.call(check)
 
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
-        stream = await self._start(prompt, params, stream=True, **options)
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        request.stream = True
+        stream = await self._start(request)
         has_ended = False
         try:
             while not has_ended:
@@ -175,10 +171,8 @@ class AsyncEngine(RendersChats):
             if not has_ended:
                 self._abandon(stream)
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
-        stream = await self._start(prompt, params, stream=False, **options)
+    async def generate(self, request: Request) -> RequestOutput:
+        stream = await self._start(request)
         try:
             event = await stream.events.get()
         except BaseException:
@@ -255,60 +249,32 @@ class AsyncEngine(RendersChats):
             ),
         )
 
-    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        encode = self._thread.info.input_processor.encode
-        try:
-            size = len(prompt)
-        except TypeError:  # no prompt: refused below
-            size = 0
-        return await self._texts.off_loop(size, lambda: encode(prompt))
-
     # ------------------------------------------------------------------ one request
 
-    async def _start(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        stream: bool,
-        request_id: str | None = None,
-        tenant: str = "",
-        salt: str = "",
-        cache_key_hint: str = "",
-        priority: int = 0,
-        pins: Sequence[PrefixPin] = (),
-        keep_tokens: int | None = None,
-    ) -> Stream:
+    async def _prepare(self, request: Request) -> Request:
+        """Check a request, off the event loop where it is long; see `InputProcessor.prepare`."""
+        request.namespace = self.cache.namespace(request.tenant, request.salt)
+        checks, words = self._thread.info.input_processor, request.params.bad_words
+        prompt_size = len(request.prompt) if hasattr(request.prompt, "__len__") else 0  # else it is refused
+        size = prompt_size + sum(len(word) + 64 for word in words)
+        await self._texts.off_loop(size, lambda: checks.prepare(request))
+        return request
+
+    async def _start(self, request: Request) -> Stream:
         """Check a request and hand it to the engine's thread, which tells the stream of it from then on."""
-        namespace = self.cache.namespace(tenant, salt)
-        encoded = await self._encode(prompt)
-        checks = self._thread.info.input_processor
-        if params.bad_words:
-            asked, size = params, sum(len(word) + 64 for word in params.bad_words)
-            params = await self._texts.off_loop(size, lambda: checks.encode_words(asked))
-        checks.check(encoded, params, pins)
-        grammar = None
-        if params.grammar is not None:
+        await self._prepare(request)
+        if request.params.grammar is not None:
             # Shielded: others may wait for the same grammar.
-            compiling = checks.grammars.submit(params.grammar, namespace)
-            grammar = await asyncio.shield(asyncio.wrap_future(compiling))
+            grammars = self._thread.info.input_processor.grammars
+            compiling = grammars.submit(request.params.grammar, request.namespace)
+            request.grammar = await asyncio.shield(asyncio.wrap_future(compiling))
         # Unlike those of other engines: one client may stand for several.
-        reader = Stream(request_id or f"req-{uuid.uuid4().hex}", asyncio.get_running_loop())
+        request.request_id = request.request_id or f"req-{uuid.uuid4().hex}"
+        reader = Stream(request.request_id, asyncio.get_running_loop())
 
         def add(engine: Engine) -> None:
             try:
-                engine.add_request(
-                    encoded,
-                    params,
-                    request_id=reader.request_id,
-                    namespace=namespace,
-                    cache_key_hint=cache_key_hint,
-                    priority=priority,
-                    grammar=grammar,
-                    pins=pins,
-                    keep_tokens=keep_tokens,
-                    stream=stream,
-                )
+                engine.add(request)
             except BaseException as error:
                 reader.put(error)
             else:

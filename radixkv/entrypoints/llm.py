@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
@@ -23,7 +24,7 @@ from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.sequence_state import NamespaceName
+from radixkv.scheduling.request import Prompt, Request
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
     from radixkv.tiers.tier import Tier
 
-#: Text, or token ids as a sequence of integers or a one-dimensional array (numpy, torch).
-Prompt: TypeAlias = "str | TokenIds"
 Message: TypeAlias = Mapping[str, Any]
 
 
@@ -143,23 +142,16 @@ class LLM:
         """
         several = self._as_list(prompts)
         each = self._params_for(several, params)
+        requests = [
+            Request(prompt, own, namespace=namespace, priority=priority)
+            for prompt, own in zip(several, each, strict=True)
+        ]
         checks = self.engine.input_processor
-        encoded = [checks.encode(prompt) for prompt in several]
-        each = [checks.encode_words(own) for own in each]
-        for prompt, own in zip(encoded, each, strict=True):
-            checks.check(prompt, own)
-        grammars = [checks.compile(own, namespace) for own in each]
-
-        def start(index: int) -> str:
-            return self.engine.add_request(
-                encoded[index],
-                each[index],
-                namespace=namespace,
-                priority=priority,
-                grammar=grammars[index],
-            )
-
-        return self._run(len(several), start, progress)
+        for request in requests:
+            checks.prepare(request)
+        for request in requests:
+            request.grammar = checks.compile(request.params, namespace)
+        return self._run(requests, progress)
 
     def chat(
         self,
@@ -221,11 +213,12 @@ class LLM:
             RuntimeError: somebody else steps the engine.
         """
         inbox = _Inbox()
-        encoded = self.engine.input_processor.encode(prompt)
+        request = Request(prompt, params or SamplingParams(), namespace=namespace, stream=True)
+        self.engine.input_processor.prepare(request)
         try:
             while not self.engine.has_room:
                 self._step()
-            self._note(inbox, self.engine.add_request(encoded, params, namespace=namespace, stream=True))
+            self._note(inbox, self.engine.add(request))
             while True:
                 while not inbox.deltas:
                     self._step()
@@ -309,9 +302,9 @@ class LLM:
 
     # ------------------------------------------------------------------ steps
 
-    def _run(self, count: int, start: Callable[[int], str], progress: bool | None) -> list[RequestOutput]:
-        """Start `count` requests, as the queue takes them, and wait for all; `start` gives an id."""
-        inbox = _Inbox()
+    def _run(self, requests: Sequence[Request], progress: bool | None) -> list[RequestOutput]:
+        """Start requests, as the queue takes them, and wait for all."""
+        inbox, count = _Inbox(), len(requests)
         ids: list[str] = []
         with progress_bar(progress) as bar:
             task = bar.add_task("Generating", total=count, rate="")
@@ -319,7 +312,7 @@ class LLM:
             try:
                 while len(inbox.outputs) < count:
                     while len(ids) < count and self.engine.has_room:
-                        ids.append(start(len(ids)))
+                        ids.append(self.engine.add(requests[len(ids)]))
                         self._note(inbox, ids[-1])
                     self._step()
                     if not bar.disable:

@@ -20,13 +20,14 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import takewhile
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -337,7 +338,7 @@ class AdmissionControl:
                 request.namespace,
                 match=match,
                 skip=skip,
-                cache_key_hint=request.cache_key_hint,
+                cache_key_hint=request.request.cache_key_hint,
             )
         except OutOfBlocks as error:
             if self._stop_copy(request, error):
@@ -414,5 +415,5 @@ class AdmissionControl:
         lease = request.lease
         assert lease is not None
         request.preempt()
-        lease.release(keep=request.keep_tokens)
+        lease.release(keep=request.request.keep_tokens)
         return was_row

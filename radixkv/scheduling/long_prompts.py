@@ -23,11 +23,12 @@ and twice those of the longest.
 
 from __future__ import annotations
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
 from radixkv.scheduling.tier_waits import TierWaits
 

@@ -39,7 +39,8 @@ from typing import TYPE_CHECKING
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:  # the command line lists the policies, and does without numpy
-    from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+    from radixkv.cache.keys import NamespaceName
+    from radixkv.scheduling.sequence_state import SequenceState
 
 Urgency = tuple[float, int]
 MatchedTokens = Callable[[Sequence["SequenceState"]], Sequence[int]]

@@ -1,11 +1,20 @@
-"""Facts of a request that its user gives or is told: prefixes to pin, times, how it ended."""
+"""Request: what a user asks of an engine, made once where it comes in, and what becomes of it.
+
+The same object is checked, queued and scheduled, gets its samples and tells their outcome. Another process
+gets a copy of it. An option of a request is a field here, read where it has its effect.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
-from radixkv.sampling.sampling_params import is_int, is_number, require
+from radixkv.cache.keys import NamespaceName, TokenIds
+from radixkv.sampling.sampling_params import SamplingParams, is_int, is_number, require
+
+#: Text, or token ids: a sequence, an array, or encoded ones.
+Prompt = str | TokenIds
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -47,3 +56,81 @@ class RequestTimes:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ends before its time: a sentence for its user, and a code for programs."""
+
+    message: str
+    code: str
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """A prompt to be answered; an engine takes it once.
+
+    Args:
+        prompt: its token ids are encoded when the request is checked.
+        request_id: unlike those of all unfinished requests; empty: the engine makes one.
+        tenant, salt: whose cached prefixes are shared; engine clients make the namespace of them.
+        namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
+            adapter); the model is added.
+        priority: smaller is more urgent, under the `priority` policy.
+        cache_key_hint: shared by requests that come back together; tells `adaptive` eviction how soon.
+        pins: prefixes of the prompt to pin once they are computed.
+        keep_tokens: leading tokens of prompt and answer that may stay cached because of this request when it
+            has ended; tokens that others have used meanwhile stay. None: all.
+
+        text: the prompt as text, where it was tokenised on the way; None: it came as token ids.
+        stream: each step's deltas are told, not only the output at the end.
+
+    Attributes:
+        is_checked: the engine's limits allow it.
+        grammar: the compiled grammar of the output; None: any output.
+        samples: in the order of their indices; empty: no engine has it.
+        failure: why it failed; None: it did not.
+        num_pinned_tokens: prompt tokens that are pinned for it; None: none were to be.
+        prompt_was_sent: a delta had the outcome of its prompt.
+    """
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    _: KW_ONLY
+    request_id: str = ""
+    tenant: str = ""
+    salt: str = ""
+    namespace: NamespaceName = ""
+    priority: int = 0
+    cache_key_hint: str = ""
+    pins: Sequence[PrefixPin] = ()
+    keep_tokens: int | None = None
+    text: str | None = None
+    stream: bool = False
+    is_checked: bool = field(init=False, default=False)
+    grammar: Any = field(init=False, default=None)
+    samples: list[Any] = field(init=False, default_factory=list)
+    failure: Failure | None = field(init=False, default=None)
+    num_pinned_tokens: int | None = field(init=False, default=None)
+    prompt_was_sent: bool = field(init=False, default=False)
+
+    @property
+    def is_ranked(self) -> bool:
+        """With best_of > n nothing can be delivered before all samples are complete."""
+        return self.params.num_samples > self.params.n
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.is_finished for sample in self.samples)
+
+    def unfinished(self) -> list[Any]:
+        """The samples that still run or wait."""
+        return [sample for sample in self.samples if not sample.is_finished]
+
+    def forget_unborn_samples(self) -> None:
+        """Drop samples that were about to be forked and have no token yet: they will be made again."""
+        if self.samples and self.samples[0].num_forks:
+            del self.samples[1:]
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {len(self.prompt)} in, {len(self.samples)} samples)"

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
@@ -34,7 +35,7 @@ from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -201,7 +202,7 @@ class Scheduler:
         lease, request.lease = request.lease, None
         request.match = request.producer = None
         if lease is not None:
-            lease.release(discard=discard, keep=request.keep_tokens)
+            lease.release(discard=discard, keep=request.request.keep_tokens)
 
     # ------------------------------------------------------------------ one step
 

@@ -17,23 +17,20 @@ recomputing after a preemption): the scheduler knows only this difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cache.keys import EncodedTokens, encode_tokens
+from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, encode_tokens
 from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import FinishReason, RequestTimes
+from radixkv.scheduling.request import FinishReason, Request, RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, Match
     from radixkv.cache.reporting.explain import MissReport, TierHit
-
-NamespaceName = str | tuple[str, ...]
 
 
 class TokenBuffer:
@@ -45,11 +42,10 @@ class TokenBuffer:
 
     __slots__ = ("_data", "_encoded", "last", "length")
 
-    def __init__(self, token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens) -> None:
+    def __init__(self, token_ids: TokenIds) -> None:
         self._encoded: EncodedTokens | None = None
         if isinstance(token_ids, EncodedTokens):
-            self._encoded = token_ids
-            token_ids = np.frombuffer(token_ids.data, np.int32)
+            self._encoded, token_ids = token_ids, token_ids.token_ids
         self.length = len(token_ids)
         self._data = np.empty(self.length + 64, dtype=np.int32)
         self._data[: self.length] = token_ids
@@ -118,16 +114,14 @@ class SequenceState:
     the engine forks it, so that the prompt is computed and held once.
     """
 
-    request_id: str
-    prompt_token_ids: InitVar[Sequence[int] | npt.NDArray[np.integer] | EncodedTokens]
-    params: SamplingParams
+    request: Request
+    token_ids: InitVar[TokenIds | None] = None  # None: the request's prompt
     _: KW_ONLY
-    namespace: NamespaceName = ""
-    priority: int = 0
     arrival_s: InitVar[float] = 0.0
     index: int = 0
-    keep_tokens: int | None = None  # how many of its leading tokens may stay cached because of it; None: all
-    cache_key_hint: str = ""  # what requests share that come back together; empty: nothing is known
+    params: SamplingParams = field(init=False)
+    namespace: NamespaceName = field(init=False)
+    priority: int = field(init=False)
     tokens: TokenBuffer = field(init=False)
     num_prompt_tokens: int = field(init=False)
     times: SequenceTimes = field(init=False)
@@ -159,12 +153,18 @@ class SequenceState:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's first tokens, so far
 
-    def __post_init__(
-        self, prompt_token_ids: Sequence[int] | npt.NDArray[np.integer] | EncodedTokens, arrival_s: float
-    ) -> None:
-        self.tokens = TokenBuffer(prompt_token_ids)
+    def __post_init__(self, token_ids: TokenIds | None, arrival_s: float) -> None:
+        request = self.request
+        self.params, self.namespace, self.priority = request.params, request.namespace, request.priority
+        given = request.prompt if token_ids is None else token_ids
+        assert not isinstance(given, str), "the request was not checked"
+        self.tokens = TokenBuffer(given)
         self.num_prompt_tokens = self.tokens.length
         self.times = SequenceTimes(arrival_s)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:
@@ -193,7 +193,7 @@ class SequenceState:
     @property
     def num_kept_tokens(self) -> int:
         """Of its prompt, what may stay cached because of it."""
-        keep = self.keep_tokens
+        keep = self.request.keep_tokens
         return self.num_prompt_tokens if keep is None else min(keep, self.num_prompt_tokens)
 
     @property

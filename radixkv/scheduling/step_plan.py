@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
-from radixkv.scheduling.sequence_state import NamespaceName, SequenceState
+from radixkv.scheduling.sequence_state import SequenceState
 
 # A chunk smaller than this is not worth a place in the batch while more could be had.
 MIN_CHUNK = 16

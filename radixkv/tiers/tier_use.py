@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from radixkv.cache.keys import TokenIds
+from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.counts import TierCounts, TransferCounts
 from radixkv.engine.extensions import BlockTiers
 from radixkv.engine.runner import Runner
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.sequence_state import NamespaceName
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.stack import TierStack

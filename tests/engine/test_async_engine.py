@@ -25,6 +25,7 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.text.prompt_texts import HUGE_TEXT, HUGE_TEXTS_AT_ONCE, LONG_TEXT
 from radixkv.text.tokenizer import Tokenizer
 
@@ -75,7 +76,7 @@ async def assert_idle(engine: AsyncEngine) -> None:
 
     def look(inner: Any) -> tuple[int, int, int]:
         inner.check()
-        return len(inner.groups), inner.cache.stats.held_blocks, inner.scheduler.num_waiting
+        return len(inner.requests), inner.cache.stats.held_blocks, inner.scheduler.num_waiting
 
     assert await engine.call(look) == (0, 0, 0)
 
@@ -85,10 +86,12 @@ async def test_answers_are_those_of_the_reference_streamed_or_not():
         prompts = [[1 + i, 2, 3, 4] for i in range(6)]
 
         async def streamed(prompt: list[int]) -> list[int]:
-            return [token async for delta in engine.stream(prompt, GREEDY) for token in delta.token_ids]
+            return [
+                token async for delta in engine.stream(Request(prompt, GREEDY)) for token in delta.token_ids
+            ]
 
         whole, pieces = (
-            await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts)),
+            await asyncio.gather(*(engine.generate(Request(prompt, GREEDY)) for prompt in prompts)),
             await asyncio.gather(*map(streamed, prompts)),
         )
         expected = [await reference(prompt) for prompt in prompts]
@@ -115,10 +118,10 @@ async def test_nothing_is_made_to_be_thrown_away(monkeypatch):
     for samples in (1, 3):
         params = SamplingParams(n=samples, seed=1, max_tokens=9, ignore_eos=True)
         async with serving() as engine:
-            await engine.generate([1, 2, 3, 4], params)
+            await engine.generate(Request([1, 2, 3, 4], params))
             assert made == {"RequestOutput": 1, "CompletionOutput": samples}
             made.clear()
-            deltas = [delta async for delta in engine.stream([1, 2, 3, 4], params)]
+            deltas = [delta async for delta in engine.stream(Request([1, 2, 3, 4], params))]
             assert made == {"OutputDelta": len(deltas)}
             assert sum(len(delta.token_ids) for delta in deltas) == 9 * samples, "each token is told once"
             made.clear()
@@ -143,7 +146,7 @@ async def test_an_id_is_free_as_soon_as_its_stream_is_closed(steps):
     gate = Gate()
     async with serving(model=model(gate)) as engine:
         for _ in range(5):
-            stream = engine.stream(old, LONG, request_id="same")
+            stream = engine.stream(Request(old, LONG, request_id="same"))
             if steps == 0:  # closed while its first step runs
                 gate.shut()
                 first = asyncio.ensure_future(anext(stream))
@@ -155,7 +158,7 @@ async def test_an_id_is_free_as_soon_as_its_stream_is_closed(steps):
             for _ in range(steps):
                 await anext(stream)
             await stream.aclose()
-            output = await engine.generate(new, GREEDY, request_id="same")
+            output = await engine.generate(Request(new, GREEDY, request_id="same"))
             assert output.prompt_token_ids == new
             assert output.outputs[0].token_ids == expected
         await assert_idle(engine)
@@ -164,11 +167,11 @@ async def test_an_id_is_free_as_soon_as_its_stream_is_closed(steps):
 async def test_closing_after_the_last_token_does_not_harm_the_next_request_of_that_id():
     gate = Gate()
     async with serving(model=model(gate)) as engine:
-        stream = engine.stream([5, 6], SamplingParams(max_tokens=1), request_id="same")
+        stream = engine.stream(Request([5, 6], SamplingParams(max_tokens=1), request_id="same"))
         await anext(stream)  # it has ended on the engine's thread, its reader does not know yet
         gate.shut()
         await stream.aclose()
-        again = asyncio.ensure_future(engine.generate([9, 9], GREEDY, request_id="same"))
+        again = asyncio.ensure_future(engine.generate(Request([9, 9], GREEDY, request_id="same")))
         await gate.wait_until_reached()
         gate.open.set()
         assert (await again).outputs[0].token_ids == await reference([9, 9])
@@ -176,10 +179,10 @@ async def test_closing_after_the_last_token_does_not_harm_the_next_request_of_th
 
 async def test_an_id_in_use_is_refused():
     async with serving() as engine:
-        stream = engine.stream([5, 6], LONG, request_id="same")
+        stream = engine.stream(Request([5, 6], LONG, request_id="same"))
         await anext(stream)
         with pytest.raises(InvalidRequestError, match="same"):
-            await engine.generate([7], GREEDY, request_id="same")
+            await engine.generate(Request([7], GREEDY, request_id="same"))
         assert (await anext(stream)).token_ids
         await stream.aclose()
         await assert_idle(engine)
@@ -189,16 +192,16 @@ async def test_a_full_queue_is_refused_and_takes_again_later():
     gate = Gate()
     async with serving(model=model(gate), max_queue=2, max_num_seqs=1) as engine:
         gate.shut()
-        first = asyncio.ensure_future(engine.generate([1, 2], GREEDY))
+        first = asyncio.ensure_future(engine.generate(Request([1, 2], GREEDY)))
         await gate.wait_until_reached()
-        rest = [asyncio.ensure_future(engine.generate([3 + i], GREEDY)) for i in range(4)]
+        rest = [asyncio.ensure_future(engine.generate(Request([3 + i], GREEDY))) for i in range(4)]
         await asyncio.sleep(0)
         gate.open.set()
         results = await asyncio.gather(first, *rest, return_exceptions=True)
         refused = [result for result in results if isinstance(result, EngineOverloadedError)]
         assert len(refused) == 2
         assert "--max-queue" in str(refused[0])
-        assert (await engine.generate([9], GREEDY)).outputs[0].token_ids
+        assert (await engine.generate(Request([9], GREEDY))).outputs[0].token_ids
         await assert_idle(engine)
 
 
@@ -210,7 +213,7 @@ async def test_closing_while_a_long_prompt_is_tokenised_ends_the_wait():
         assert go_on.wait(60)
 
     engine = AsyncEngine(make_engine(num_blocks=1024, tokenizer=LetterTokenizer(on_encode=hold))[0])
-    waiting = asyncio.ensure_future(engine.generate("x" * (LONG_TEXT + 1), GREEDY))
+    waiting = asyncio.ensure_future(engine.generate(Request("x" * (LONG_TEXT + 1), GREEDY)))
     assert await asyncio.to_thread(started.wait, 60)
     await engine.close()
     go_on.set()
@@ -265,9 +268,9 @@ async def test_closing_fails_what_runs_and_what_waits():
     gate = Gate()
     engine = AsyncEngine(make_engine(num_blocks=128, model=model(gate), max_num_seqs=1)[0])
     gate.shut()
-    running = asyncio.ensure_future(engine.generate([1, 2], LONG))
+    running = asyncio.ensure_future(engine.generate(Request([1, 2], LONG)))
     await gate.wait_until_reached()
-    waiting = [asyncio.ensure_future(engine.generate([3], LONG)) for _ in range(3)]
+    waiting = [asyncio.ensure_future(engine.generate(Request([3], LONG))) for _ in range(3)]
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(engine.close())
     await asyncio.sleep(0)
@@ -277,7 +280,7 @@ async def test_closing_fails_what_runs_and_what_waits():
     await closing
     assert not engine.is_healthy
     with pytest.raises(EngineStoppedError):
-        await engine.generate([1], GREEDY)
+        await engine.generate(Request([1], GREEDY))
     with pytest.raises(EngineStoppedError):
         await engine.call(lambda inner: None)
 
@@ -291,9 +294,9 @@ async def test_when_the_thread_dies_everybody_hears_of_it():
 
     engine = AsyncEngine(make_engine(num_blocks=128, model=PagedHashModel(128, 8, fail_if=fatal))[0])
     gate.shut()
-    running = asyncio.ensure_future(engine.generate([1, 2], LONG))
+    running = asyncio.ensure_future(engine.generate(Request([1, 2], LONG)))
     await gate.wait_until_reached()
-    late = asyncio.ensure_future(engine.generate([3], LONG))
+    late = asyncio.ensure_future(engine.generate(Request([3], LONG)))
     asked = asyncio.ensure_future(engine.call(lambda inner: inner.stats()))
     await asyncio.sleep(0)
     gate.open.set()
@@ -303,7 +306,7 @@ async def test_when_the_thread_dies_everybody_hears_of_it():
     assert not engine.is_healthy
     assert engine.stats().steps == 0
     with pytest.raises(EngineStoppedError, match="failed"):
-        await engine.generate([1], GREEDY)
+        await engine.generate(Request([1], GREEDY))
     await engine.close()
 
 
@@ -326,9 +329,9 @@ async def test_a_panic_while_decoding_fails_that_request_only():
             return decoder
 
     async with serving(tokenizer=Panicking()) as engine:
-        good = asyncio.ensure_future(engine.generate([1, 2, 3, 4], GREEDY))
+        good = asyncio.ensure_future(engine.generate(Request([1, 2, 3, 4], GREEDY)))
         with pytest.raises(RequestFailedError, match="index out of bounds"):
-            await engine.generate(target, GREEDY)
+            await engine.generate(Request(target, GREEDY))
         assert (await good).outputs[0].text == "." * 8
         assert engine.is_healthy
         await assert_idle(engine)
@@ -342,8 +345,8 @@ async def test_a_panic_while_tokenising_is_a_bad_request():
     async with serving(tokenizer=LetterTokenizer(on_encode=panic)) as engine:
         for text in ("!", "!" * (LONG_TEXT + 1)):
             with pytest.raises(InvalidRequestError, match="no such byte"):
-                await engine.generate(text, GREEDY)
-        assert (await engine.generate("fine", GREEDY)).prompt == "fine"
+                await engine.generate(Request(text, GREEDY))
+        assert (await engine.generate(Request("fine", GREEDY))).prompt == "fine"
 
 
 async def test_a_panic_of_the_model_fails_that_request_only():
@@ -353,9 +356,9 @@ async def test_a_panic_of_the_model_fails_that_request_only():
         return False
 
     async with serving(model=PagedHashModel(128, 8, fail_if=fail)) as engine:
-        good = asyncio.ensure_future(engine.generate([1, 2, 3, 4], GREEDY))
+        good = asyncio.ensure_future(engine.generate(Request([1, 2, 3, 4], GREEDY)))
         with pytest.raises(RequestFailedError, match="kernel"):
-            await engine.generate([5, 6], GREEDY, request_id="bad")
+            await engine.generate(Request([5, 6], GREEDY, request_id="bad"))
         assert (await good).outputs[0].token_ids == await reference([1, 2, 3, 4])
         await assert_idle(engine)
 
@@ -381,7 +384,7 @@ def other_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def test_a_request_ends_when_its_event_loop_is_closed(other_loop):
     engine = AsyncEngine(make_engine(num_blocks=128)[0])
-    stream = engine.stream([5, 6, 7], SamplingParams(max_tokens=900, ignore_eos=True))
+    stream = engine.stream(Request([5, 6, 7], SamplingParams(max_tokens=900, ignore_eos=True)))
     other_loop.run_until_complete(anext(stream))
     other_loop.close()
 
@@ -404,7 +407,7 @@ def test_several_event_loops_share_an_engine():
 
     async def ask(number: int) -> None:
         prompts = [[1 + number, 2 + i] for i in range(8)]
-        outputs = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        outputs = await asyncio.gather(*(engine.generate(Request(prompt, GREEDY)) for prompt in prompts))
         results[number] = [output.outputs[0].token_ids for output in outputs]
 
     threads = [threading.Thread(target=lambda n=n: asyncio.run(ask(n))) for n in range(4)]
@@ -431,17 +434,17 @@ async def test_any_order_of_closing_cancelling_and_reusing_ids_leaves_nothing(se
                 options: dict[str, Any] = {"request_id": f"id-{number}"}
                 kind = random.integers(4)
                 if kind == 0:
-                    output = await engine.generate([p, 2, 3], GREEDY, **options)
+                    output = await engine.generate(Request([p, 2, 3], GREEDY, **options))
                     assert output.outputs[0].token_ids == answers[p]
                 elif kind == 1:
-                    task = asyncio.ensure_future(engine.generate([p, 2, 3], LONG, **options))
+                    task = asyncio.ensure_future(engine.generate(Request([p, 2, 3], LONG, **options)))
                     for _ in range(int(random.integers(4))):
                         await asyncio.sleep(0)
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await task
                 else:
-                    stream = engine.stream([p, 2, 3], LONG, **options)
+                    stream = engine.stream(Request([p, 2, 3], LONG, **options))
                     given: list[int] = []
                     for _ in range(int(random.integers(1, 6))):
                         given += (await anext(stream)).token_ids
@@ -457,7 +460,7 @@ async def test_any_order_of_closing_cancelling_and_reusing_ids_leaves_nothing(se
 )
 async def test_arrays_of_ids_are_prompts(kind):
     async with serving() as engine:
-        output = await engine.generate(kind([5, 6, 7]), GREEDY)
+        output = await engine.generate(Request(kind([5, 6, 7]), GREEDY))
         assert output.prompt_token_ids == [5, 6, 7]
         assert output.outputs[0].token_ids == await reference([5, 6, 7])
 
@@ -466,7 +469,7 @@ async def test_arrays_of_ids_are_prompts(kind):
 async def test_bad_prompts_are_refused(bad):
     async with serving() as engine:
         with pytest.raises(RadixKVError):
-            await engine.generate(bad, GREEDY)
+            await engine.generate(Request(bad, GREEDY))
         await assert_idle(engine)
 
 

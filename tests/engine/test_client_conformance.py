@@ -28,7 +28,7 @@ from radixkv.errors import (
 )
 from radixkv.observe.residency import Residency
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin, Request
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
@@ -72,7 +72,7 @@ async def fill(engine: EngineClient, tokens: list[int], tenant: str = "", salt: 
         lease.commit(len(tokens))
         lease.release()
     else:
-        await engine.generate(tokens, SamplingParams(max_tokens=1), tenant=tenant, salt=salt)
+        await engine.generate(Request(tokens, SamplingParams(max_tokens=1), tenant=tenant, salt=salt))
     while isinstance(engine, ReplicatedEngine):  # what begins alike goes there once it has heard
         if max(replica.blocks for replica in engine.stats().replicas) >= len(tokens) // 16:
             break
@@ -123,9 +123,10 @@ async def test_a_ceiling_refuses_one_prompt_or_several_before_any_begins(engine)
     await engine.cache.set_quotas({"small": Quota(0, 2)})
     short, long = to_ids(engine, list(range(1, 32))), to_ids(engine, list(range(1, 33)))
     owner = {"tenant": "small", "salt": "x"}
-    await engine.check_quota([short, short], **owner)
-    await engine.check_quota([short, long], tenant="other")
-    for refused in (engine.check_quota([short, long], **owner), engine.generate(long, PARAMS, **owner)):
+    await engine.check_quota([Request(short, PARAMS, **owner) for _ in range(2)])
+    await engine.check_quota([Request(prompt, PARAMS, tenant="other") for prompt in (short, long)])
+    both = [Request(prompt, PARAMS, **owner) for prompt in (short, long)]
+    for refused in (engine.check_quota(both), engine.generate(Request(long, PARAMS, **owner))):
         with pytest.raises(ContextLengthExceededError, match=r"32 tokens.*2 blocks of 16"):
             await refused
     assert engine.stats().num_waiting in (0, 3), "the scripted engine says 3"
@@ -133,8 +134,10 @@ async def test_a_ceiling_refuses_one_prompt_or_several_before_any_begins(engine)
 
 async def test_a_stream_adds_up_to_the_output(engine):
     prompt = prompt_of(engine)
-    deltas: list[OutputDelta] = [delta async for delta in engine.stream(prompt, PARAMS, request_id="mine")]
-    output = await engine.generate(prompt, PARAMS)
+    deltas: list[OutputDelta] = [
+        delta async for delta in engine.stream(Request(prompt, PARAMS, request_id="mine"))
+    ]
+    output = await engine.generate(Request(prompt, PARAMS))
     assert output.prompt_token_ids == prompt
     assert output.prompt is None
     (sample,) = output.outputs
@@ -154,14 +157,14 @@ async def test_a_stream_adds_up_to_the_output(engine):
 
 async def test_samples_and_logprobs(engine):
     params = SamplingParams(n=2, seed=1, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
-    output = await engine.generate(prompt_of(engine), params)
+    output = await engine.generate(Request(prompt_of(engine), params))
     assert [sample.index for sample in output.outputs] == [0, 1]
     for sample in output.outputs:
         assert len(sample.logprobs) == len(sample.token_ids) == 3
         assert len(sample.logprobs[0].top) == 2
     assert len(output.prompt_logprobs) == len(prompt_of(engine))
     assert output.prompt_logprobs[0] is None
-    deltas = [delta async for delta in engine.stream(prompt_of(engine), params)]
+    deltas = [delta async for delta in engine.stream(Request(prompt_of(engine), params))]
     assert [delta.prompt is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
     assert deltas[0].prompt.logprobs == output.prompt_logprobs
     assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -169,40 +172,40 @@ async def test_samples_and_logprobs(engine):
 
 async def test_text_and_arrays_are_prompts(engine):
     ids = engine.tokenizer.encode("abc")
-    assert (await engine.generate("abc", PARAMS)).prompt == "abc"
+    assert (await engine.generate(Request("abc", PARAMS))).prompt == "abc"
     for prompt in ("abc", ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.int32)):
-        assert (await engine.generate(prompt, PARAMS)).prompt_token_ids == ids
+        assert (await engine.generate(Request(prompt, PARAMS))).prompt_token_ids == ids
 
 
 @pytest.mark.parametrize("bad", [[], [-1], [10**6], [1.5], ["a"], [[1]], None, 5])
 async def test_bad_prompts_are_refused(engine, bad):
     with pytest.raises(InvalidRequestError):
-        await engine.generate(bad, PARAMS)
+        await engine.generate(Request(bad, PARAMS))
     with pytest.raises(InvalidRequestError):
-        await anext(engine.stream(bad, PARAMS))
+        await anext(engine.stream(Request(bad, PARAMS)))
 
 
 async def test_what_is_too_long_is_refused(engine):
     with pytest.raises(ContextLengthExceededError):
-        await engine.generate([1] * engine.limits.max_model_len, PARAMS)
+        await engine.generate(Request([1] * engine.limits.max_model_len, PARAMS))
 
 
 async def test_a_closed_iterator_frees_the_id_at_once(engine):
     prompt = prompt_of(engine)
-    expected = (await engine.generate([5, 6, 7], PARAMS)).outputs[0].token_ids
+    expected = (await engine.generate(Request([5, 6, 7], PARAMS))).outputs[0].token_ids
     for _ in range(3):
-        stream = engine.stream(prompt, LONG, request_id="same")
+        stream = engine.stream(Request(prompt, LONG, request_id="same"))
         await anext(stream)
         with pytest.raises(InvalidRequestError, match="same"):
-            await engine.generate([5, 6, 7], PARAMS, request_id="same")
+            await engine.generate(Request([5, 6, 7], PARAMS, request_id="same"))
         await stream.aclose()
-        output = await engine.generate([5, 6, 7], PARAMS, request_id="same")
+        output = await engine.generate(Request([5, 6, 7], PARAMS, request_id="same"))
         assert output.prompt_token_ids == [5, 6, 7]
         assert output.outputs[0].token_ids == expected
 
 
 async def test_an_aborted_request_ends_with_that_reason(engine):
-    stream = engine.stream(prompt_of(engine), LONG, request_id="mine")
+    stream = engine.stream(Request(prompt_of(engine), LONG, request_id="mine"))
     await anext(stream)
     await engine.abort("mine")
     await engine.abort("nobody")
@@ -212,7 +215,7 @@ async def test_an_aborted_request_ends_with_that_reason(engine):
 
 
 async def test_after_closing_everything_says_so(engine):
-    stream = engine.stream(prompt_of(engine), LONG)
+    stream = engine.stream(Request(prompt_of(engine), LONG))
     await anext(stream)
     events = engine.cache.events()
     follower = asyncio.ensure_future(read(events))
@@ -226,7 +229,11 @@ async def test_after_closing_everything_says_so(engine):
     with pytest.raises(EngineStoppedError):
         await asyncio.wait_for(follower, 30)
     assert not engine.is_healthy
-    for ask in (engine.generate([1], PARAMS), anext(engine.stream([1], PARAMS)), engine.cache.reset()):
+    for ask in (
+        engine.generate(Request([1], PARAMS)),
+        anext(engine.stream(Request([1], PARAMS))),
+        engine.cache.reset(),
+    ):
         with pytest.raises(EngineStoppedError):
             await ask
     assert isinstance(engine.stats(), EngineStats)
@@ -276,22 +283,24 @@ async def test_pins_are_set_with_the_request(streamed):
         owner = {"tenant": "a", "salt": "s"}
         pins = (PrefixPin(16, 60.0), PrefixPin(33, 90.0))
         if streamed:
-            stream = engine.stream(CACHED, LONG, pins=pins, **owner)
+            stream = engine.stream(Request(CACHED, LONG, pins=pins, **owner))
             first = await anext(stream)
             assert first.prompt.num_pinned_tokens == 33
             told = await engine.cache.pins(tenant="a")  # while it runs
             await stream.aclose()
         else:
-            assert (await engine.generate(CACHED, PARAMS, pins=pins, **owner)).num_pinned_tokens == 33
+            assert (
+                await engine.generate(Request(CACHED, PARAMS, pins=pins, **owner))
+            ).num_pinned_tokens == 33
             told = await engine.cache.pins(tenant="a")
         assert sorted(pin.num_tokens for pin in told) == [16, 33]
         assert {pin.salt for pin in told} == {"s"}
-        assert (await engine.generate(CACHED, PARAMS, tenant="b")).num_pinned_tokens is None
+        assert (await engine.generate(Request(CACHED, PARAMS, tenant="b"))).num_pinned_tokens is None
         with pytest.raises(InvalidRequestError, match="41 tokens are to be pinned, but the prompt has 40"):
-            await engine.generate(CACHED, PARAMS, pins=[PrefixPin(41, 60.0)])
+            await engine.generate(Request(CACHED, PARAMS, pins=[PrefixPin(41, 60.0)]))
         for wrong in (None, "all", [16], PrefixPin(16)):
             with pytest.raises(InvalidRequestError, match="pins must be a sequence of PrefixPin"):
-                await engine.generate(CACHED, PARAMS, pins=wrong)  # type: ignore[arg-type]
+                await engine.generate(Request(CACHED, PARAMS, pins=wrong))  # type: ignore[arg-type]
         for bad in ((0, 1.0), (True, 1.0), (3, 0.0), (3, float("nan")), (3, float("inf"))):
             with pytest.raises(InvalidRequestError, match="pin"):
                 PrefixPin(*bad)
@@ -310,7 +319,7 @@ async def test_no_choice_of_tenant_and_salt_finds_what_anothers_cached(engine):
         with pytest.raises(InvalidRequestError, match="namespace"):
             await engine.cache.match(CACHED, **wrong)
         with pytest.raises(InvalidRequestError, match="namespace"):
-            await engine.generate(CACHED, PARAMS, **wrong)
+            await engine.generate(Request(CACHED, PARAMS, **wrong))
 
 
 async def test_published_prefixes_are_shared(engine):
@@ -413,7 +422,7 @@ async def test_ids_of_several_engines_do_not_collide():
     engines += [make(num_blocks=128) for make in (paged_engine, paged_engine, paged_engine_elsewhere)]
     requests, nodes = set(), set()
     for engine in engines:
-        requests |= {(await engine.generate(CACHED, PARAMS)).request_id for _ in range(2)}
+        requests |= {(await engine.generate(Request(CACHED, PARAMS))).request_id for _ in range(2)}
         nodes |= {node.id for node in (await engine.cache.nodes()).nodes}
         assert set(await engine.cache.path(CACHED)) <= nodes
         assert (await engine.cache.pin(CACHED)).node in nodes

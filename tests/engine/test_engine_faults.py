@@ -29,7 +29,7 @@ def prompt(seed: int, length: int) -> list[int]:
 def assert_nothing_held(engine) -> None:
     engine.check()
     assert engine.cache.stats.held_blocks == 0
-    assert not engine.groups
+    assert not engine.requests
 
 
 class FailOnce:
@@ -309,7 +309,7 @@ def test_a_request_whose_sampling_state_breaks_ends_alone(monkeypatch, method, e
     others = [prompt(i, 20) for i in range(2, 5)]
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, presence_penalty=0.5)
     bad = engine.add_request(prompt(1, 20), params)
-    sick = engine.groups[0].samples[0]
+    sick = engine.requests[0].samples[0]
     good = [engine.add_request(p, GREEDY) for p in others]
     outputs = run_all(engine)
     assert outputs[bad].outputs[0].finish_reason == "error"

@@ -20,6 +20,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import EngineStoppedError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPT = [5, 6, 7, 8, 9]
@@ -84,7 +85,7 @@ async def serving(factory: Factory, restart: RestartPolicy | None = SOON) -> Asy
 
 async def kill(engine: AsyncEngine, factory: Factory) -> None:
     """Make the thread fail with a request in flight; returns when that has heard of it."""
-    stream = engine.stream(PROMPT, SamplingParams(max_tokens=300, ignore_eos=True))
+    stream = engine.stream(Request(PROMPT, SamplingParams(max_tokens=300, ignore_eos=True)))
     await anext(stream)
     factory.deadly.set()
     with pytest.raises(EngineStoppedError, match="memory is broken"):
@@ -106,7 +107,7 @@ async def test_a_failed_engine_is_made_anew_and_the_old_one_is_gone_by_then(fact
         await kill(engine, factory)
         assert not engine.is_healthy
         with pytest.raises(EngineStoppedError, match="being restarted") as caught:
-            await engine.generate(PROMPT, GREEDY)
+            await engine.generate(Request(PROMPT, GREEDY))
         assert caught.value.retry_after_s is not None
         assert engine.stats().finished_requests == 0, "figures can be read meanwhile"
         del caught
@@ -114,7 +115,7 @@ async def test_a_failed_engine_is_made_anew_and_the_old_one_is_gone_by_then(fact
         await until(lambda: gc.collect() >= 0 and factory.made[0]() is None)
         factory.may_restart.set()
         await until(lambda: engine.is_healthy)
-        output = await engine.generate(PROMPT, GREEDY)
+        output = await engine.generate(Request(PROMPT, GREEDY))
         assert output.outputs[0].token_ids == greedy_reference(PROMPT, 8)
         assert output.num_cached_tokens == 0
         assert factory.alive_at_restart == [0], "two models may not fit into memory"
@@ -128,8 +129,8 @@ async def test_quotas_and_public_prefixes_outlive_a_restart(factory: Factory) ->
         await kill(engine, factory)
         await until(lambda: engine.is_healthy)
         assert [(q.namespace, q.floor, q.ceiling) for q in await engine.cache.quotas()] == [(("ada",), 5, 20)]
-        await engine.generate([*public, 1], GREEDY, tenant="ada")
-        other = await engine.generate([*public, 2], GREEDY, tenant="ben")
+        await engine.generate(Request([*public, 1], GREEDY, tenant="ada"))
+        other = await engine.generate(Request([*public, 2], GREEDY, tenant="ben"))
         assert other.num_cached_tokens == 16
 
 
@@ -140,7 +141,7 @@ async def test_restarts_are_few(factory: Factory) -> None:
             await until(lambda: engine.is_healthy)
         await kill(engine, factory)
         with pytest.raises(EngineStoppedError) as caught:
-            await engine.generate(PROMPT, GREEDY)
+            await engine.generate(Request(PROMPT, GREEDY))
         assert caught.value.retry_after_s is None
         assert len(factory.made) == 1 + SOON.max_restarts
 
@@ -152,7 +153,7 @@ async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory:
 
         async def is_given_up() -> bool:
             try:
-                await engine.generate(PROMPT, GREEDY)
+                await engine.generate(Request(PROMPT, GREEDY))
             except EngineStoppedError as error:
                 return error.retry_after_s is None
             return False
@@ -162,7 +163,7 @@ async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory:
                 break
             await asyncio.sleep(0.001)
         with pytest.raises(EngineStoppedError, match="none left"):
-            await engine.generate(PROMPT, GREEDY)
+            await engine.generate(Request(PROMPT, GREEDY))
         assert len(factory.alive_at_restart) == SOON.max_restarts
 
 
@@ -171,7 +172,7 @@ async def test_closing_ends_the_wait_for_a_restart(factory: Factory) -> None:
         await kill(engine, factory)
         await engine.close()
         with pytest.raises(EngineStoppedError, match="closed"):
-            await engine.generate(PROMPT, GREEDY)
+            await engine.generate(Request(PROMPT, GREEDY))
     assert len(factory.made) == 1
 
 
@@ -179,6 +180,6 @@ async def test_without_the_setting_the_end_is_the_end(factory: Factory) -> None:
     async with serving(factory, None) as engine:
         await kill(engine, factory)
         with pytest.raises(EngineStoppedError) as caught:
-            await engine.generate(PROMPT, GREEDY)
+            await engine.generate(Request(PROMPT, GREEDY))
         assert caught.value.retry_after_s is None
         assert not engine.is_healthy

@@ -26,6 +26,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import RadixKVError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("RADIXKV_FAULT_SEEDS", "4"))
@@ -89,10 +90,10 @@ async def ask(engine: AsyncEngine, number: int, chance: random.Random) -> str:
     ended: Counter[int] = Counter()
     try:
         if chance.random() < 0.3:
-            output = await engine.generate(text, params)
+            output = await engine.generate(Request(text, params))
             assert all(sample.finish_reason in ("stop", "length") for sample in output.outputs)
             return "finished"
-        async with contextlib.aclosing(engine.stream(text, params)) as deltas:
+        async with contextlib.aclosing(engine.stream(Request(text, params))) as deltas:
             count = 0
             async for delta in deltas:
                 assert not ended[delta.index], "nothing follows the end of a sample"
@@ -135,13 +136,13 @@ async def one_run(monkeypatch: pytest.MonkeyPatch, point: str, seed: int) -> tup
 
             def look(inner: Engine) -> tuple[int, int, int]:
                 inner.check()
-                return len(inner.groups), inner.cache.stats.held_blocks, inner.scheduler.num_waiting
+                return len(inner.requests), inner.cache.stats.held_blocks, inner.scheduler.num_waiting
 
             for _ in range(100):  # what nobody waits for any more may have a step to go
                 if await engine.call(look) == (0, 0, 0):
                     break
             assert await engine.call(look) == (0, 0, 0), "nothing is held when all have ended"
-            good = await engine.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=5))
+            good = await engine.generate(Request([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=5)))
             assert good.outputs[0].token_ids == greedy_reference([5, 6, 7], 5)
         return Counter(endings), engine.is_healthy
     finally:

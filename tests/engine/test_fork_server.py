@@ -21,6 +21,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be copied here")
 
@@ -30,7 +31,7 @@ DRAWN = SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True)
 
 
 async def answers(engine: AsyncEngine, params: SamplingParams) -> list[list[int]]:
-    return [(await engine.generate(prompt, params)).outputs[0].token_ids for prompt in PROMPTS]
+    return [(await engine.generate(Request(prompt, params))).outputs[0].token_ids for prompt in PROMPTS]
 
 
 def serve(config: EngineConfig, loaded: LoadedModel, connection: Connection) -> None:

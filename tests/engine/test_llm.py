@@ -27,7 +27,7 @@ def assert_idle(llm: LLM) -> None:
     engine = llm.engine
     engine.check()
     assert not engine.has_work
-    assert not engine.groups
+    assert not engine.requests
     assert engine.scheduler.num_waiting == 0
     assert engine.cache.stats.held_blocks == 0
 
@@ -143,7 +143,7 @@ def test_an_interrupt_leaves_nothing_behind():
     next(other)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1, 2], [3]], GREEDY)
-    assert len(llm.engine.groups) == 1, "the other stream's request goes on"
+    assert len(llm.engine.requests) == 1, "the other stream's request goes on"
     assert 1 + len(list(other)) == 8
     assert_idle(llm)
 

@@ -13,7 +13,7 @@ from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_e
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin, Request
 
 PREWARM = SamplingParams(max_tokens=0)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -155,9 +155,9 @@ def test_it_goes_through_every_client(make: Any) -> None:
         engine = make(num_blocks=40, block_size=8)
         try:
             tokens = prompt(10, 30)
-            output = await engine.generate(tokens, PREWARM, tenant="ada")
+            output = await engine.generate(Request(tokens, PREWARM, tenant="ada"))
             assert output.outputs[0].finish_reason == "length"
-            deltas = [delta async for delta in engine.stream(tokens, PREWARM, tenant="ada")]
+            deltas = [delta async for delta in engine.stream(Request(tokens, PREWARM, tenant="ada"))]
             assert [(delta.token_ids, delta.is_last) for delta in deltas] == [([], True)]
             assert deltas[0].prompt.num_cached_tokens == 29
             assert await engine.cache.match(tokens, tenant="bob") == 0

@@ -31,6 +31,7 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
@@ -58,7 +59,7 @@ async def test_answers_are_the_same_as_here():
             SamplingParams(max_tokens=12, structured={"regex": "[a-d]{4}"}, seed=1),
             SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=1),
         ):
-            one, other = [await engine.generate([5, 6, 7], params) for engine in (here, there)]
+            one, other = [await engine.generate(Request([5, 6, 7], params)) for engine in (here, there)]
             assert one.outputs == other.outputs
             assert one.prompt_logprobs == other.prompt_logprobs
     await here.close()
@@ -66,12 +67,16 @@ async def test_answers_are_the_same_as_here():
 
 async def test_a_burst_of_streams_is_not_mixed_up():
     here = paged_engine(num_blocks=256, block_size=16)
-    expected = [(await here.generate([1 + i, 2], GREEDY)).outputs[0].token_ids for i in range(30)]
+    expected = [(await here.generate(Request([1 + i, 2], GREEDY))).outputs[0].token_ids for i in range(30)]
     await here.close()
     async with elsewhere() as engine:
 
         async def ask(i: int) -> list[int]:
-            return [token async for delta in engine.stream([1 + i, 2], GREEDY) for token in delta.token_ids]
+            return [
+                token
+                async for delta in engine.stream(Request([1 + i, 2], GREEDY))
+                for token in delta.token_ids
+            ]
 
         assert await asyncio.gather(*map(ask, range(30))) == expected
         assert engine.stats().finished_requests == 30
@@ -80,14 +85,14 @@ async def test_a_burst_of_streams_is_not_mixed_up():
 async def test_errors_come_with_their_fields():
     async with elsewhere(max_queue=1, max_num_seqs=1) as engine:
         with pytest.raises(InvalidRequestError, match="out of range") as caught:
-            await engine.generate([10**6], GREEDY)
+            await engine.generate(Request([10**6], GREEDY))
         assert caught.value.param == "prompt"
         with pytest.raises(ContextLengthExceededError) as too_long:
-            await engine.generate([1] * engine.limits.max_model_len, GREEDY)
+            await engine.generate(Request([1] * engine.limits.max_model_len, GREEDY))
         assert too_long.value.code == "context_length_exceeded"
         with pytest.raises(InvalidRequestError, match="sent to another process"):
-            await engine.generate((token for token in [1, 2]), GREEDY)  # type: ignore[arg-type]
-        waiting = [asyncio.ensure_future(engine.generate([1 + i], LONG)) for i in range(6)]
+            await engine.generate(Request((token for token in [1, 2]), GREEDY))  # type: ignore[arg-type]
+        waiting = [asyncio.ensure_future(engine.generate(Request([1 + i], LONG))) for i in range(6)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert isinstance(done.pop().exception(), EngineOverloadedError)
         for task in waiting:
@@ -110,10 +115,10 @@ async def test_every_error_survives_the_way():
 
 async def test_whoever_leaves_ends_the_request_there():
     async with elsewhere() as engine:
-        stream = engine.stream([5, 6], LONG)
+        stream = engine.stream(Request([5, 6], LONG))
         await anext(stream)
         await stream.aclose()
-        task = asyncio.ensure_future(engine.generate([7, 8], LONG))
+        task = asyncio.ensure_future(engine.generate(Request([7, 8], LONG)))
         while not engine.stats().num_running:
             await engine.cache.match([1])
         task.cancel()
@@ -127,13 +132,13 @@ async def test_whoever_leaves_ends_the_request_there():
 def test_several_event_loops_share_it_and_a_closed_one_ends_its_requests():
     engine = paged_engine_elsewhere(num_blocks=256, block_size=16)
     other = asyncio.new_event_loop()
-    stream = engine.stream([5, 6], LONG)
+    stream = engine.stream(Request([5, 6], LONG))
     other.run_until_complete(anext(stream))
     other.close()
     answers: dict[int, list[int]] = {}
 
     async def ask(number: int) -> None:
-        answers[number] = (await engine.generate([9, 9], GREEDY)).outputs[0].token_ids
+        answers[number] = (await engine.generate(Request([9, 9], GREEDY))).outputs[0].token_ids
 
     threads = [threading.Thread(target=lambda n=n: asyncio.run(ask(n))) for n in range(3)]
     for thread in threads:
@@ -156,9 +161,9 @@ async def test_when_the_process_dies_everybody_hears_of_it():
     before = {process.pid for process in processes()}
     engine = paged_engine_elsewhere(num_blocks=256, block_size=16)
     (process,) = [one for one in processes() if one.pid not in before]
-    stream = engine.stream([5, 6], LONG)
+    stream = engine.stream(Request([5, 6], LONG))
     await anext(stream)
-    waiting = asyncio.ensure_future(engine.generate([7, 8], LONG))
+    waiting = asyncio.ensure_future(engine.generate(Request([7, 8], LONG)))
     events = asyncio.ensure_future(anext(engine.cache.events(replay=False)))
     await asyncio.sleep(0)
     assert process.pid is not None
@@ -171,7 +176,7 @@ async def test_when_the_process_dies_everybody_hears_of_it():
             await task
     assert not engine.is_healthy
     with pytest.raises(EngineStoppedError):
-        await engine.generate([1], GREEDY)
+        await engine.generate(Request([1], GREEDY))
     await engine.abort("nobody")
     assert isinstance(engine.stats(), EngineStats)
     await engine.close()
@@ -241,8 +246,8 @@ async def test_an_error_that_can_not_be_read_here_fails_its_own_call_alone(error
 
     async with served_in_a_thread(ScriptedEngine(max_model_len=1000, fail=fail)) as engine:
         with pytest.raises(RequestFailedError, match=f"{type(error).__name__}: full: 7"):
-            await asyncio.wait_for(engine.generate("say:abcdef", SamplingParams()), 20)
-        answer = await asyncio.wait_for(engine.generate("say:a", SamplingParams()), 20)
+            await asyncio.wait_for(engine.generate(Request("say:abcdef", SamplingParams())), 20)
+        answer = await asyncio.wait_for(engine.generate(Request("say:a", SamplingParams())), 20)
         assert answer.outputs[0].text == "a"
 
 
@@ -289,7 +294,7 @@ async def test_nothing_runs_further_ahead_than_it_is_read():
     host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
     host.start()
     engine = await asyncio.to_thread(RemoteEngine, ours)
-    stream = engine.stream("say:" + "x" * 5000, SamplingParams(max_tokens=5000))
+    stream = engine.stream(Request("say:" + "x" * 5000, SamplingParams(max_tokens=5000)))
     for _ in range(10):
         await anext(stream)
     for _ in range(20):
@@ -307,7 +312,7 @@ def test_a_process_may_be_a_new_one(method):
     engine = start_engine(partial(ScriptedEngine, max_model_len=64), method=method)
 
     async def ask() -> str:
-        text = (await engine.generate("say:hi", SamplingParams())).outputs[0].text
+        text = (await engine.generate(Request("say:hi", SamplingParams()))).outputs[0].text
         await engine.close()
         return text
 

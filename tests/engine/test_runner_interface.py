@@ -21,6 +21,7 @@ from radixkv.engine.startup import StartupPhases
 from radixkv.entrypoints.builder import engine_for_model, engine_on_runner, summarize
 from radixkv.model.loading.loader import load_model
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -61,7 +62,7 @@ class Steps:
         """Logits [V] after each prompt, or [len, V] at all its positions; all prompts in the same steps."""
         requests = []
         for i, prompt in enumerate(prompts):
-            request = SequenceState(str(i), prompt, SamplingParams(max_tokens=1))
+            request = SequenceState(Request(prompt, SamplingParams(max_tokens=1), request_id=str(i)))
             request.prompt_logprobs = [None] if all_logits else None
             requests.append(request)
             self.scheduler.add(request)

@@ -39,7 +39,7 @@ def one_by_one(p: list[int], params: SamplingParams) -> list[list[int]]:
 def assert_nothing_held(engine) -> None:
     engine.check()
     assert engine.cache.stats.held_blocks == 0
-    assert not engine.groups
+    assert not engine.requests
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 64])

@@ -17,6 +17,7 @@ from radixkv.entrypoints.llm import LLM
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -51,11 +52,11 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
     """
     cache = PrefixCache(num_blocks := 20, 8)
     model = Parrot(num_blocks, 8)
-    guessing = SequenceState("guessing", prompt(2, 6), SamplingParams())
+    guessing = SequenceState(Request(prompt(2, 6), SamplingParams(), request_id="guessing"))
     shared = prompt(1, 12)
     texts = [*(prompt(50 + i, 8) for i in range(num_older)), shared, *(prompt(90 + i, 8) for i in range(30))]
     requests = [
-        SequenceState(f"r{i}", tokens, SamplingParams(), namespace=namespace)
+        SequenceState(Request(tokens, SamplingParams(), request_id=f"r{i}", namespace=namespace))
         for i, tokens in enumerate(texts)
     ]
     scheduler = Scheduler(cache, max_num_batched_tokens=64, drafter=WrongGuesses(guessing))
@@ -81,7 +82,9 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
             scheduler.finish(request)
     scheduler.add(guessing)
     step()
-    copying = SequenceState("copying", [*shared[:11], *prompt(4, 3)], SamplingParams(), namespace=namespace)
+    copying = SequenceState(
+        Request([*shared[:11], *prompt(4, 3)], SamplingParams(), request_id="copying", namespace=namespace)
+    )
     scheduler.add(copying)
     batch = step()
     entries = {entry.request: entry for entry in batch.entries}

@@ -25,6 +25,7 @@ from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
+from radixkv.scheduling.request import Request
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -208,16 +209,16 @@ def test_without_a_tokenizer_a_grammar_is_refused():
 async def test_through_asyncio():
     engine = AsyncEngine(make_engine(tokenizer=LetterTokenizer())[0])
     try:
-        output = await engine.generate(PROMPTS[0], params(n=2))
+        output = await engine.generate(Request(PROMPTS[0], params(n=2)))
         check_all([output])
         pieces = ["", ""]
-        async for delta in engine.stream(PROMPTS[0], params(n=2)):
+        async for delta in engine.stream(Request(PROMPTS[0], params(n=2))):
             pieces[delta.index] += delta.text
         assert [pieces] == texts([output])
         with pytest.raises(InvalidRequestError, match="multipleOf"):
-            await engine.generate(PROMPTS[0], params(structured={"json": {"multipleOf": 1000003}}))
+            await engine.generate(Request(PROMPTS[0], params(structured={"json": {"multipleOf": 1000003}})))
         with pytest.raises(RequestFailedError, match="grammar") as caught:
-            await engine.generate(PROMPTS[0], params(structured=TOO_COMPLEX, min_tokens=100))
+            await engine.generate(Request(PROMPTS[0], params(structured=TOO_COMPLEX, min_tokens=100)))
         assert caught.value.code == "grammar_failed"
     finally:
         await engine.close()
@@ -243,13 +244,13 @@ async def test_others_go_on_while_a_grammar_is_compiled():
 
     engine = AsyncEngine(make_engine(tokenizer=SlowToCompile())[0])
     try:
-        waiting = asyncio.create_task(engine.generate(PROMPTS[0], params()))
+        waiting = asyncio.create_task(engine.generate(Request(PROMPTS[0], params())))
         while not compiling.is_set():
             await asyncio.sleep(0)
-        other = await engine.generate(PROMPTS[1], SamplingParams(max_tokens=20, ignore_eos=True))
+        other = await engine.generate(Request(PROMPTS[1], SamplingParams(max_tokens=20, ignore_eos=True)))
         assert len(other.outputs[0].token_ids) == 20
         assert not waiting.done()
-        left = asyncio.create_task(engine.generate(PROMPTS[2], params()))
+        left = asyncio.create_task(engine.generate(Request(PROMPTS[2], params())))
         await asyncio.sleep(0)
         left.cancel()  # the grammar is still compiled for the one that waits
         release.set()

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Entry, build_batch
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.sequence_state import SequenceState
 
 
 def entry(cache: PrefixCache, seed: int, start: int, count: int, num_logits: int) -> Entry:
     tokens = np.random.default_rng(seed).integers(1, 1000, start + count)
-    request = SequenceState(f"r{seed}", tokens, SamplingParams())
+    request = SequenceState(Request(tokens, SamplingParams(), request_id=f"r{seed}"))
     request.lease = cache.acquire(request.tokens.view())
     return Entry(request, start, count, num_logits=num_logits)
 

@@ -340,7 +340,7 @@ def test_an_urgent_request_displaces_less_urgent_ones_but_never_the_other_way_ro
     for _ in range(4):
         engine.step()
     engine.add_request(prompt(5, 40), LONG, request_id="urgent", stream=True, priority=0)
-    (urgent,) = engine.groups[-1].samples
+    (urgent,) = engine.requests[-1].samples
     assert steps_until(engine, "urgent") <= 2
     engine.add_request(prompt(6, 40), LONG, request_id="middle", priority=5)
     outputs = run_all(engine)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import FairPolicy, PriorityPolicy, tenant_of
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -19,7 +20,9 @@ REQUESTS = st.tuples(
 
 def arrivals(plan):
     for i, (namespace, length, priority) in enumerate(plan):
-        request = SequenceState(str(i), [1] * length, PARAMS, namespace=namespace, priority=priority)
+        request = SequenceState(
+            Request([1] * length, PARAMS, request_id=str(i), namespace=namespace, priority=priority)
+        )
         request.arrival_order = i
         yield request
 

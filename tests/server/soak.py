@@ -160,7 +160,7 @@ def _held_when_drained(client: AsyncEngine) -> int:
 
     async def look() -> int:
         for _ in range(1000):
-            held, left = await client.call(lambda e: (e.cache.stats.held_blocks, len(e.groups)))
+            held, left = await client.call(lambda e: (e.cache.stats.held_blocks, len(e.requests)))
             if not left:
                 break
         await client.call(lambda e: e.check())

@@ -28,6 +28,7 @@ from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import Request
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier
@@ -185,7 +186,7 @@ class _Run:
         length, is_cancelled = source.choice((1, 4, 30)), source.random() < 0.15
         replica, patience = source.choice(self.replicas), source.random() * 0.02
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-        asked = asyncio.create_task(replica.generate(prompt, params, tenant=tenant))
+        asked = asyncio.create_task(replica.generate(Request(prompt, params, tenant=tenant)))
         if is_cancelled:
             await asyncio.wait([asked], timeout=patience)
             asked.cancel()

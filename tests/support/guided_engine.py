@@ -10,13 +10,11 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any, Unpack
 
-from radixkv.engine.client import RequestOptions
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.async_engine import AsyncEngine
-from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
+from radixkv.scheduling.request import Request
 
 #: The last thing in a prompt that is to be said.
 _TOLD = re.compile(r"say\{\{(.*?)\}\}say", re.DOTALL)
@@ -28,27 +26,24 @@ _TAIL_TOKENS = 4000
 class GuidedEngine(AsyncEngine):
     """As its base; what no prompt tells is noise."""
 
-    def _guided(self, prompt: Any, params: SamplingParams) -> SamplingParams:
+    def _guided(self, request: Request) -> Request:
+        prompt = request.prompt
         ids = prompt.token_ids.tolist() if hasattr(prompt, "token_ids") else list(prompt)
         told = _TOLD.findall(self.tokenizer.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
         if not told:
-            return params
+            return request
         parts = [self._part(part) for part in _MARKS.split(told[-1]) if part]
         grammar = StructuredOutputs(grammar=f"start: {' '.join(parts)}")
-        return replace(params, structured=grammar, max_tokens=1000)
+        return replace(request, params=replace(request.params, structured=grammar, max_tokens=1000))
 
     def _part(self, text: str) -> str:
         if _MARKS.fullmatch(text):
             return f"<[{self.tokenizer.encode(text, add_special_tokens=False)[0]}]>"
         return json.dumps(text)
 
-    async def stream(
-        self, prompt: Any, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
-        async for delta in super().stream(prompt, self._guided(prompt, params), **options):
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        async for delta in super().stream(self._guided(request)):
             yield delta
 
-    async def generate(
-        self, prompt: Any, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
-        return await super().generate(prompt, self._guided(prompt, params), **options)
+    async def generate(self, request: Request) -> RequestOutput:
+        return await super().generate(self._guided(request))

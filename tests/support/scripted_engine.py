@@ -17,20 +17,19 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from told_deltas import collect_outputs
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.engine.client import RequestOptions
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.counts import TierCounts
 from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
-from radixkv.engine.prompt_limits import Prompt, PromptLimits
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.grammar.compiler import GrammarCompiler
@@ -41,7 +40,7 @@ from radixkv.observe.advisor import Advisor
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv.scheduling.request import FinishReason, PrefixPin, RequestTimes
+from radixkv.scheduling.request import FinishReason, PrefixPin, Request, RequestTimes
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
@@ -291,36 +290,32 @@ class ScriptedEngine:
         most = self.prefix_cache.max_blocks(tokens, namespace)
         return self.limits.max_model_len if most == self.prefix_cache.num_blocks else most
 
-    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
-        for prompt in prompts:
-            encoded = self._input_processor.encode(prompt)
-            self._input_processor.check_quota(encoded.tokens, self.cache.namespace(tenant, salt))
+    def _prepare(self, request: Request) -> None:
+        request.namespace = self.cache.namespace(request.tenant, request.salt)
+        self._input_processor.prepare(request)
+        self._input_processor.check_quota(request)
 
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
-        tenant, salt = options.get("tenant", ""), options.get("salt", "")
-        pins, request_id = options.get("pins", ()), options.get("request_id")
-        checks, namespace = self._input_processor, self.cache.namespace(tenant, salt)
-        encoded = checks.encode(prompt)
-        checks.check(encoded, checks.encode_words(params), pins)
-        checks.check_quota(encoded.tokens, namespace)
-        checks.compile(params, namespace)  # refuses what the engine refuses
+    async def check_quota(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._prepare(request)
+
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        self._prepare(request)
+        self._input_processor.compile(request.params, request.namespace)  # refuses what the engine refuses
         self._raise_if_closed()
-        request_id = request_id or f"req-{uuid.uuid4().hex}"
+        request_id = request.request_id or f"req-{uuid.uuid4().hex}"
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
-        ids = encoded.token_ids.tolist()
         asked = Asked(
             request_id,
-            ids,
-            params,
-            tenant,
-            salt,
-            options.get("priority", 0),
-            pins,
-            cache_key_hint=options.get("cache_key_hint", ""),
-            keep_tokens=options.get("keep_tokens"),
+            request.prompt.token_ids.tolist(),
+            request.params,
+            request.tenant,
+            request.salt,
+            request.priority,
+            request.pins,
+            cache_key_hint=request.cache_key_hint,
+            keep_tokens=request.keep_tokens,
         )
         asked.outcome = self._look_up(asked)
         self.requests.append(asked)
@@ -437,14 +432,11 @@ class ScriptedEngine:
             await self._at_gate(given)
             await asyncio.sleep(0)
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
-        outputs = collect_outputs([delta async for delta in self.stream(prompt, params, **options)])
+    async def generate(self, request: Request) -> RequestOutput:
+        outputs = collect_outputs([delta async for delta in self.stream(request)])
         (output,) = outputs.values()
-        encoded = self._input_processor.encode(prompt)
-        output.prompt, output.prompt_token_ids = encoded.text, encoded.token_ids.tolist()
-        del output.outputs[params.n :]
+        output.prompt, output.prompt_token_ids = request.text, request.prompt.token_ids.tolist()
+        del output.outputs[request.params.n :]
         return output
 
     async def abort(self, request_id: str) -> None:

@@ -16,6 +16,7 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cli.terminal_chat.partners import LocalPartner
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.llm import LLM
+from radixkv.scheduling.request import Request
 from radixkv.tiers.tier import TierState
 from radixkv.tiers.tier_use import ASK_TIERS_S
 
@@ -31,7 +32,7 @@ def explained(tier: ScriptedTier, *before: list[int], asked: list[int] = PROMPT,
         serving = AsyncEngine(lambda: engine)
         try:
             for prompt in before:
-                await serving.generate(prompt, GREEDY)
+                await serving.generate(Request(prompt, GREEDY))
             while await serving.call(lambda engine: engine.has_work):
                 pass  # what they leave behind is being saved
             report = await serving.cache.explain(asked)

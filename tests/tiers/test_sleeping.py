@@ -23,6 +23,7 @@ from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.tiers.tier import TierState
 
 LONG_S = 1000.0  # nobody waits as long
@@ -88,10 +89,12 @@ async def test_the_thread_sleeps_until_the_tier_has_loaded_the_blocks(tier):
     steps = CountedSteps(engine)
     serving = AsyncEngine(engine)
     try:
-        answer = asyncio.create_task(serving.generate(PROMPT, SAMPLING))
+        answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
         assert await happens(tier.has_load)
         assert not await asyncio.to_thread(steps.too_many.wait, 0.3), "the thread spins"
-        other = await serving.generate([60, 61, 62], SAMPLING)  # it can be reached, and held up nobody
+        other = await serving.generate(
+            Request([60, 61, 62], SAMPLING)
+        )  # it can be reached, and held up nobody
         assert_right(other)
         assert not answer.done()
         await asyncio.to_thread(tier.finish)
@@ -105,7 +108,7 @@ async def test_the_thread_asks_a_tier_again_that_does_not_know(tier):
     tier.answer = lambda run, count: TierState.HIT if tier.was_asked_often.is_set() else TierState.RETRY
     serving = AsyncEngine(make_engine(tier=tier, load_deadline_s=LONG_S)[0])
     try:
-        answer = asyncio.create_task(serving.generate(PROMPT, SAMPLING))
+        answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
         assert await happens(tier.has_load)
         tier.finish()
         assert_right(await asyncio.wait_for(answer, 60.0), num_cached_tokens=40)
@@ -116,7 +119,7 @@ async def test_the_thread_asks_a_tier_again_that_does_not_know(tier):
 async def test_the_thread_gives_up_a_load_that_hangs(tier):
     serving = AsyncEngine(make_engine(tier=tier, load_deadline_s=0.02)[0])
     try:
-        assert_right(await serving.generate(PROMPT, SAMPLING), num_cached_tokens=0)
+        assert_right(await serving.generate(Request(PROMPT, SAMPLING)), num_cached_tokens=0)
         assert tier.has_load.is_set()
         stats = await serving.call(lambda engine: engine.stats())
         assert stats.transfers is not None
@@ -127,7 +130,7 @@ async def test_the_thread_gives_up_a_load_that_hangs(tier):
 
 async def test_an_engine_is_closed_while_blocks_are_loaded(tier):
     serving = AsyncEngine(make_engine(tier=tier, load_deadline_s=LONG_S)[0])
-    answer = asyncio.create_task(serving.generate(PROMPT, SAMPLING))
+    answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
     assert await happens(tier.has_load)
     await serving.close()
     with pytest.raises(EngineStoppedError):
@@ -143,7 +146,7 @@ async def test_what_is_saved_after_the_last_request_reaches_the_tier():
     tier.save = lambda run, data: (save(run, data), saved.set())  # type: ignore[method-assign]
     serving = AsyncEngine(make_engine(tier=tier)[0])
     try:
-        await serving.generate(PROMPT, SAMPLING)
+        await serving.generate(Request(PROMPT, SAMPLING))
         assert await happens(saved)
         assert len(tier.kept) >= 5
     finally:
@@ -168,14 +171,14 @@ async def test_an_engine_that_is_made_anew_goes_on_with_the_tier_and_the_old_one
 
     serving = AsyncEngine(source, restart=RestartPolicy(pause_s=0.001))
     try:
-        answer = asyncio.create_task(serving.generate(PROMPT, SAMPLING))
+        answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
         assert await happens(tier.has_load)
         tier.has_load.clear()
-        for request in (serving.generate([60, 61, 62], SAMPLING), answer):
+        for request in (serving.generate(Request([60, 61, 62], SAMPLING)), answer):
             with pytest.raises(EngineStoppedError):
                 await request
         await until(lambda: serving.is_healthy)
-        answer = asyncio.create_task(serving.generate(PROMPT, SAMPLING))
+        answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
         assert await happens(tier.has_load)
         (_, late), _ = tier.loads
         assert late.cancelled()

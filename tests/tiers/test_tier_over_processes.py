@@ -22,6 +22,7 @@ from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineStoppedError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.stack import TierStack
@@ -39,7 +40,7 @@ def test_an_engine_in_another_process_leaves_its_blocks(tmp_path):
         make = partial(AsyncEngine.from_config, EngineConfig(model=model, kv_tier=(tier,), **options))
         engine = await asyncio.to_thread(start_engine, make)
         try:
-            return (await engine.generate(PROMPT, GREEDY)).outputs[0].token_ids
+            return (await engine.generate(Request(PROMPT, GREEDY))).outputs[0].token_ids
         finally:
             await engine.close()
 
@@ -71,17 +72,17 @@ def test_an_engine_that_is_made_anew_opens_the_folder_again(tmp_path, monkeypatc
     async def life() -> None:
         serving = AsyncEngine(source, restart=RestartPolicy(pause_s=0.001))
         try:
-            assert_right(await serving.generate(TOKENS, SAMPLING), num_cached_tokens=0)
+            assert_right(await serving.generate(Request(TOKENS, SAMPLING)), num_cached_tokens=0)
             with pytest.raises(EngineStoppedError):
-                await serving.generate([60, 61, 62], SAMPLING)
+                await serving.generate(Request([60, 61, 62], SAMPLING))
             while not serving.is_healthy:
                 await asyncio.sleep(0)
-            assert_right(await serving.generate(TOKENS, SAMPLING))
+            assert_right(await serving.generate(Request(TOKENS, SAMPLING)))
         finally:
             await serving.close()
         serving = AsyncEngine(source)
         try:
-            assert_right(await serving.generate(TOKENS, SAMPLING), num_cached_tokens=40)
+            assert_right(await serving.generate(Request(TOKENS, SAMPLING)), num_cached_tokens=40)
         finally:
             await serving.close()
 

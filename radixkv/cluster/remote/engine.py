@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.reporting.divergence import BreakPoint
@@ -36,12 +36,10 @@ from radixkv.cluster.remote.channel import (
     Took,
 )
 from radixkv.engine.cache_client import CacheClient
-from radixkv.engine.client import RequestOptions
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.engine.prompt_limits import Prompt
 from radixkv.errors import EngineStoppedError, InvalidRequestError
-from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 Event = Reply | Item | End | Failed
 
@@ -305,18 +303,14 @@ class RemoteEngine:
         options |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
         return cast(list[int], await self._link.call("render_chat", (messages,), options))
 
-    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
-        await self._link.call("check_quota", (prompts,), {"tenant": tenant, "salt": salt})
+    async def check_quota(self, requests: Sequence[Request]) -> None:
+        await self._link.call("check_quota", (requests,), {})
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
-        return self._link.iterate("stream", (prompt, params), dict(options))
+    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        return self._link.iterate("stream", (request,), {})
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
-        return cast(RequestOutput, await self._link.call("generate", (prompt, params), dict(options)))
+    async def generate(self, request: Request) -> RequestOutput:
+        return cast(RequestOutput, await self._link.call("generate", (request,), {}))
 
     async def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):

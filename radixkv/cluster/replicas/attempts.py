@@ -7,16 +7,17 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from radixkv.cache.keys import EncodedTokens, frame_namespace
 from radixkv.cluster.replicas.members import Members, SentRequest
 from radixkv.engine.client import EngineClient
-from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError
+from radixkv.scheduling.request import Request
 
 if TYPE_CHECKING:
     from radixkv.cluster.replicas.member import Member
-    from radixkv.engine.client import RequestOptions
 
 # Seconds between two looks for an engine where there is none.
 _LOOK_S = 0.05
@@ -29,29 +30,24 @@ class Attempts:
     """See the module's text.
 
     Args:
-        namespace: where its prompt is cached.
+        request: with its prompt as encoded token ids, and its namespace.
         patience_s: seconds that it waits for an engine where there is none.
-
-    Attributes:
-        prompt, options: for the engine.
     """
 
     def __init__(
         self,
         members: Members,
         running: Running,
-        prompt: EncodedPrompt,
-        namespace: tuple[str, ...],
-        options: RequestOptions,
+        request: Request,
         patience_s: float,
     ) -> None:
-        self.options: RequestOptions = {**options, "request_id": options.get("request_id") or _new_id()}
+        request.request_id = request.request_id or f"req-{uuid.uuid4().hex}"
+        self._request = request
         self._members = members
         self._running = running
-        self.prompt = prompt
-        self._namespace = namespace
-        hint = options.get("cache_key_hint")
-        self._session = "\0".join((*namespace, hint)) if hint else None
+        self._namespace = frame_namespace(request.namespace)
+        hint = request.cache_key_hint
+        self._session = "\0".join((*self._namespace, hint)) if hint else None
         self._tried: set[str] = set()
         self._error: Exception | None = None
         self._sent: SentRequest | None = None
@@ -65,8 +61,7 @@ class Attempts:
         Raises:
             InvalidRequestError: it was before.
         """
-        request_id = self.options["request_id"]
-        assert request_id is not None
+        request_id = self._request.request_id
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is running already")
         self._running[request_id] = None
@@ -84,9 +79,9 @@ class Attempts:
         """
         while True:
             try:
-                return self._members.send(
-                    self.prompt.tokens, self._namespace, self._session, excluded=self._tried
-                )
+                prompt = self._request.prompt
+                assert isinstance(prompt, EncodedTokens)
+                return self._members.send(prompt, self._namespace, self._session, excluded=self._tried)
             except EngineOverloadedError:
                 if isinstance(self._error, EngineOverloadedError):
                     raise self._error from None
@@ -98,15 +93,14 @@ class Attempts:
             await asyncio.sleep(_LOOK_S)
 
     @contextlib.contextmanager
-    def sent(self, sent: SentRequest) -> Iterator[EngineClient]:
-        """While an engine has it."""
-        request_id = self.options["request_id"]
-        assert request_id is not None
+    def sent(self, sent: SentRequest) -> Iterator[tuple[EngineClient, Request]]:
+        """While an engine has it: that engine, and the request for it alone."""
+        request_id = self._request.request_id
         self._sent = sent
         self._started = time.monotonic()
         self._running[request_id] = sent.member
         try:
-            yield sent.member.engine
+            yield sent.member.engine, replace(self._request)
         finally:
             self._running[request_id] = None
             self._members.ended(sent)
@@ -126,7 +120,3 @@ class Attempts:
         member.num_retries += 1
         if isinstance(error, EngineStoppedError):  # nothing goes there until its health is seen to be good
             self._members.open(member, False)
-
-
-def _new_id() -> str:
-    return f"req-{uuid.uuid4().hex}"

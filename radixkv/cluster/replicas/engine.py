@@ -19,8 +19,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.replicas.attempts import Attempts, Running
@@ -31,14 +30,13 @@ from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.engine.prompt_limits import EncodedPrompt, Prompt, PromptLimits
+from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
-from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.text.encoding import encode_prompt
 from radixkv.text.prompt_texts import RendersChats
 
 if TYPE_CHECKING:
-    from radixkv.engine.client import RequestOptions
     from radixkv.text.text_tokenizer import TextTokenizer
 
 logger = logging.getLogger("radixkv")
@@ -174,37 +172,36 @@ class ReplicatedEngine(RendersChats):
             ),
         )
 
-    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        if isinstance(prompt, EncodedPrompt):
-            return prompt
-        if isinstance(prompt, str):
-            return replace(self.limits.encode(await self.tokenize(prompt)), text=prompt)
+    async def _encode(self, request: Request) -> Request:
+        """The request with its prompt as encoded token ids, and its namespace."""
+        request.namespace = self.cache.namespace(request.tenant, request.salt)
+        if isinstance(request.prompt, str):
+            request.text, request.prompt = request.prompt, await self.tokenize(request.prompt)
+        prompt = request.prompt
         size = len(prompt) if hasattr(prompt, "__len__") else 0
-        return await self._texts.off_loop(size, lambda: self.limits.encode(prompt))
+        request.prompt = await self._texts.off_loop(size, lambda: self.limits.encode(prompt))
+        return request
 
     # ------------------------------------------------------------------ requests
 
-    async def check_quota(self, prompts: Sequence[Prompt], *, tenant: str = "", salt: str = "") -> None:
-        encoded = [await self._encode(prompt) for prompt in prompts]
+    async def check_quota(self, requests: Sequence[Request]) -> None:
+        encoded = [await self._encode(request) for request in requests]
         error = EngineStoppedError("no replica is there", retry_after_s=1.0)
         for member in self._members.present():  # all have the same quotas
             try:
-                return await member.engine.check_quota(encoded, tenant=tenant, salt=salt)
+                return await member.engine.check_quota(encoded)
             except EngineStoppedError as stopped:
                 error = stopped
         raise error
 
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> AsyncGenerator[OutputDelta]:
-        attempts = await self._attempts(prompt, options)
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        attempts = await self._attempts(request)
         with attempts.run():
             while True:
                 has_begun = False
-                with attempts.sent(await attempts.route()) as engine:
+                with attempts.sent(await attempts.route()) as (engine, own):
                     try:
-                        deltas = engine.stream(attempts.prompt, params, **attempts.options)
-                        async with aclosing(deltas):
+                        async with aclosing(engine.stream(own)) as deltas:
                             async for delta in deltas:
                                 if not has_begun:
                                     has_begun = True
@@ -216,26 +213,23 @@ class ReplicatedEngine(RendersChats):
                             raise
                         attempts.failed(error)
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, **options: Unpack[RequestOptions]
-    ) -> RequestOutput:
-        attempts = await self._attempts(prompt, options)
+    async def generate(self, request: Request) -> RequestOutput:
+        attempts = await self._attempts(request)
         with attempts.run():
             while True:
-                with attempts.sent(await attempts.route()) as engine:
+                with attempts.sent(await attempts.route()) as (engine, own):
                     try:
-                        output = await engine.generate(attempts.prompt, params, **attempts.options)
+                        output = await engine.generate(own)
                     except (EngineStoppedError, EngineOverloadedError) as error:
                         attempts.failed(error)  # nobody has seen any of it
                     else:
                         attempts.begun(None if output.times is None else output.times.first_token)
                         return output
 
-    async def _attempts(self, prompt: Prompt, options: RequestOptions) -> Attempts:
-        encoded = await self._encode(prompt)
-        self.limits.check_length(len(encoded))
-        namespace = self.cache.namespace(options.get("tenant", ""), options.get("salt", ""))
-        return Attempts(self._members, self._running, encoded, namespace, options, self._patience_s)
+    async def _attempts(self, request: Request) -> Attempts:
+        await self._encode(request)
+        self.limits.check_length(len(request.prompt))
+        return Attempts(self._members, self._running, request, self._patience_s)
 
     async def abort(self, request_id: str) -> None:
         member = self._running.get(request_id)

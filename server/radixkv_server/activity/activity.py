@@ -132,7 +132,7 @@ class SeenRequest:
         """What the cache gave is known: note what of its prompt explains that."""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
-        self.prompt = array("i", prompt_request.prompt.tokens.data)
+        self.prompt = array("i", prompt_request.prompt.data)
         self.parts = prompt_request.parts
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
-from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.scheduling.request import PrefixPin
 from radixkv.text.json_text import JsonText
 from radixkv_server.chats.chat import Chat, Message, chat_prompt
@@ -87,7 +86,7 @@ class Breakpoint:
 
 
 async def prefix_pins(
-    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], prompt: EncodedPrompt
+    context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], prompt: EncodedTokens
 ) -> tuple[PrefixPin, ...]:
     """The prefixes that the breakpoints of a chat mean, shortest first.
 
@@ -101,7 +100,7 @@ async def prefix_pins(
     lengths: dict[int, float] = {}
     for breakpoint in breakpoints:
         other = await chat_prompt(context, _changed_after(breakpoint, chat))
-        length = shared_bytes(prompt.tokens.data, encode_tokens(other.ids)) // TOKEN_BYTES
+        length = shared_bytes(prompt.data, encode_tokens(other.ids)) // TOKEN_BYTES
         if 0 < length < len(prompt):
             lengths[length] = max(breakpoint.ttl, lengths.get(length, 0.0))
     return tuple(PrefixPin(length, ttl) for length, ttl in sorted(lengths.items()))

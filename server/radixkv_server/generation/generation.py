@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
+from radixkv.scheduling.request import Request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
@@ -63,8 +63,21 @@ class Generation:
     def __init__(self, context: ServerContext, record: RequestRecord, request: GenerationRequest) -> None:
         self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, request)
         self._engine = context.engine
-        self._tenant = record.tenant
         self._request = request
+        self._requests = [
+            Request(
+                one.prompt,
+                one.params,
+                request_id=f"{request.id}-{index}",
+                tenant=record.tenant,
+                salt=request.cache_salt or "",
+                cache_key_hint=request.cache_key_hint,
+                priority=request.priority,
+                pins=one.pins,
+                keep_tokens=one.keep_tokens,
+            )
+            for index, one in enumerate(request.prompt_requests)
+        ]
         self.usage = self._meter.usage
         record.operation = request.operation
 
@@ -74,10 +87,8 @@ class Generation:
         Raises:
             ContextLengthExceededError: one of them never can.
         """
-        prompts = [prompt_request.prompt for prompt_request in self._request.prompt_requests]
-        salt = self._request.cache_salt or ""
         with self._naming_fields():
-            await self._engine.check_quota(prompts, tenant=self._tenant, salt=salt)
+            await self._engine.check_quota(self._requests)
 
     async def run(self) -> list[RequestOutput]:
         """Generate all of it, to the end, at once.
@@ -86,14 +97,7 @@ class Generation:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
         with self._meter as meter, self._naming_fields():
-            outputs = await gather_or_cancel(
-                [
-                    self._engine.generate(
-                        prompt_request.prompt, prompt_request.params, **self._options(index)
-                    )
-                    for index, prompt_request in enumerate(self._request.prompt_requests)
-                ]
-            )
+            outputs = await gather_or_cancel([self._engine.generate(request) for request in self._requests])
             meter.take_outputs(outputs)
             for output in outputs:
                 for sample in output.outputs:
@@ -109,10 +113,7 @@ class Generation:
         prompt_requests, usage = self._request.prompt_requests, self.usage
         begun: set[tuple[int, int]] = set()
         with self._meter as meter, self._naming_fields():
-            streams = [
-                self._engine.stream(prompt_request.prompt, prompt_request.params, **self._options(index))
-                for index, prompt_request in enumerate(prompt_requests)
-            ]
+            streams = [self._engine.stream(request) for request in self._requests]
             async with aclosing(Merged(streams)) as deltas:
                 async for index, delta in deltas:
                     meter.take_delta(index, delta)
@@ -127,17 +128,6 @@ class Generation:
                         yield frames
             await renderer.keep(usage)
             yield renderer.ending(usage)
-
-    def _options(self, index: int) -> dict[str, Any]:
-        return {
-            "request_id": f"{self._request.id}-{index}",
-            "tenant": self._tenant,
-            "salt": self._request.cache_salt or "",
-            "cache_key_hint": self._request.cache_key_hint,
-            "priority": self._request.priority,
-            "pins": self._request.prompt_requests[index].pins,
-            "keep_tokens": self._request.prompt_requests[index].keep_tokens,
-        }
 
     @contextlib.contextmanager
     def _naming_fields(self) -> Iterator[None]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.client import EngineClient
-from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.errors import InvalidRequestError
 from radixkv.text.text_size import text_size
 from radixkv_server.errors import bad_request
@@ -23,7 +23,7 @@ class PromptEncoder:
         self._engine = engine
         self._max_chars: int | None = None
 
-    async def encode(self, text: str, *, param: str) -> EncodedPrompt:
+    async def encode(self, text: str, *, param: str) -> EncodedTokens:
         """A prompt's tokens, checked.
 
         Raises:
@@ -82,7 +82,7 @@ class PromptEncoder:
         except RecursionError:
             raise InvalidRequestError("the chat template can't render messages nested this deep") from None
 
-    async def accept(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> EncodedPrompt:
+    async def accept(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> EncodedTokens:
         """The given ids, checked against the engine's limits.
 
         Raises:

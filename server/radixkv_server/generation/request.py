@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ class PromptRequest:
         ignored: fields of the body that turned out to change nothing, for the header `warning`.
     """
 
-    prompt: EncodedPrompt
+    prompt: EncodedTokens
     params: SamplingParams
     pins: tuple[PrefixPin, ...] = ()
     keep_tokens: int | None = None

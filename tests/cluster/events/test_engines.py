@@ -34,6 +34,7 @@ from radixkv.entrypoints.engine_thread import RestartPolicy
 from radixkv.errors import ConfigError, EngineStoppedError
 from radixkv.observe.residency import Residency
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 KEYS = BlockKeys(SECRET)
@@ -122,14 +123,14 @@ def test_an_engine_that_is_made_anew_is_another_incarnation(address: str) -> Non
 
     async def use(follower: Follower) -> None:
         engine = AsyncEngine(make, restart=RestartPolicy(pause_s=0.001))
-        await engine.generate(list(range(1, 41)), GREEDY)
+        await engine.generate(Request(list(range(1, 41)), GREEDY))
         await asyncio.to_thread(until, lambda: len(follower) == 5)
         first = follower.incarnation
         deadly[0] = True
         with pytest.raises(EngineStoppedError):
-            await engine.generate(list(range(1, 41)), GREEDY)
+            await engine.generate(Request(list(range(1, 41)), GREEDY))
         await asyncio.to_thread(until, lambda: engine.is_healthy)
-        await engine.generate(list(range(50, 75)), GREEDY)
+        await engine.generate(Request(list(range(50, 75)), GREEDY))
         await asyncio.to_thread(until, lambda: follower.is_exact and len(follower) == 4)
         assert follower.incarnation != first
         await engine.close()
@@ -147,7 +148,7 @@ def test_an_engine_in_another_process(address: str) -> None:
         engine = paged_engine_elsewhere(kv_events=address)
         try:
             for tenant in ("", "ada"):
-                await engine.generate(prompt, GREEDY, tenant=tenant)
+                await engine.generate(Request(prompt, GREEDY, tenant=tenant))
                 wanted = {
                     block_key(KEYS.owner((tenant,)), bytes(chain[i : i + 16]))
                     for i in range(0, len(chain), 16)
@@ -179,7 +180,7 @@ def test_a_second_engine_on_the_same_port_is_told(address: str) -> None:
 def test_metrics(address: str) -> None:
     engine = paged_engine(kv_events=address)
     with live_server(engine) as server:
-        asyncio.run(engine.generate(list(range(1, 41)), GREEDY))
+        asyncio.run(engine.generate(Request(list(range(1, 41)), GREEDY)))
         text = httpx.get(f"{server.url}/metrics").text
     for name in ("batches", "blocks", "dropped_blocks", "replays"):
         assert f"radixkv_kv_events_{name}_total " in text

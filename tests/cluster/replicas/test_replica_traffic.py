@@ -21,7 +21,7 @@ from radixkv.cache.retention.quota import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin, Request
 
 SEEDS = int(os.environ.get("RADIXKV_FUZZ", "3"))
 BLOCK_SIZE = 8
@@ -113,11 +113,11 @@ async def ask_for(
     options = {"tenant": tenant, "salt": salt, "priority": ask.priority, "request_id": name, "pins": pins}
     try:
         if ask.aborted_after is None and numbers.random() < 0.5:
-            output = await engine.generate(ask.prompt, ask.params, **options)
+            output = await engine.generate(Request(ask.prompt, ask.params, **options))
             return "whole", [sample.token_ids for sample in output.outputs]
         left = ask.aborted_after
         leaves = numbers.random() < 0.5
-        async with aclosing(engine.stream(ask.prompt, ask.params, **options)) as deltas:
+        async with aclosing(engine.stream(Request(ask.prompt, ask.params, **options))) as deltas:
             async for delta in deltas:
                 samples[delta.index] += delta.token_ids
                 if left is not None:

@@ -24,7 +24,7 @@ from radixkv.errors import (
     RequestFailedError,
 )
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin, Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 MEDIUM = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -71,9 +71,9 @@ async def test_what_fails_before_the_first_token_is_answered_by_another(error, s
     async with several(bad=bad, good=good) as engine:
         for _ in range(8):
             if streamed:
-                text = "".join([delta.text async for delta in engine.stream(TEXT, SamplingParams())])
+                text = "".join([delta.text async for delta in engine.stream(Request(TEXT, SamplingParams()))])
             else:
-                text = (await engine.generate(TEXT, SamplingParams())).outputs[0].text
+                text = (await engine.generate(Request(TEXT, SamplingParams()))).outputs[0].text
             assert text == "an answer"
         assert len(good.requests) == 8
         assert counts(engine, "bad").retries == len(bad.requests)
@@ -83,7 +83,7 @@ async def test_what_fails_before_the_first_token_is_answered_by_another(error, s
 async def test_what_fails_after_the_first_token_ends_with_its_error():
     engines = {name: ScriptedEngine(fail=failing_at(3, EngineStoppedError("gone"))) for name in "ab"}
     async with several(**engines) as engine:
-        stream = engine.stream(TEXT, SamplingParams())
+        stream = engine.stream(Request(TEXT, SamplingParams()))
         assert "".join([(await anext(stream)).text for _ in range(3)]) == "an "
         with pytest.raises(EngineStoppedError, match="gone"):
             await anext(stream)
@@ -95,14 +95,14 @@ async def test_a_whole_answer_is_begun_anew_wherever_it_failed():
     bad = ScriptedEngine(fail=failing_at(3, EngineStoppedError("gone")))
     async with several(bad=bad, good=ScriptedEngine()) as engine:
         for _ in range(4):
-            assert (await engine.generate(TEXT, SamplingParams())).outputs[0].text == "an answer"
+            assert (await engine.generate(Request(TEXT, SamplingParams()))).outputs[0].text == "an answer"
 
 
 async def test_a_request_that_is_at_fault_itself_is_not_tried_elsewhere():
     engines = {name: ScriptedEngine(fail=failing_at(0, RequestFailedError("nan"))) for name in "ab"}
     async with several(**engines) as engine:
         with pytest.raises(RequestFailedError, match="nan"):
-            await engine.generate(TEXT, SamplingParams())
+            await engine.generate(Request(TEXT, SamplingParams()))
         assert sum(len(one.requests) for one in engines.values()) == 1
 
 
@@ -110,11 +110,11 @@ async def test_where_all_are_full_or_gone_the_error_says_when_to_come_again():
     full = {name: ScriptedEngine(fail=failing_at(0, EngineOverloadedError("full"))) for name in "ab"}
     async with several(**full) as engine:
         with pytest.raises(EngineOverloadedError, match="full"):
-            await engine.generate(TEXT, SamplingParams())
+            await engine.generate(Request(TEXT, SamplingParams()))
     gone = ScriptedEngine(fail=failing_at(0, EngineStoppedError("gone")))
     async with several(patience_s=0.3, gone=gone) as engine:
         with pytest.raises(EngineStoppedError, match="no replica takes requests now") as caught:
-            await engine.generate(TEXT, SamplingParams())
+            await engine.generate(Request(TEXT, SamplingParams()))
         assert caught.value.retry_after_s
 
 
@@ -123,7 +123,7 @@ async def test_a_request_waits_for_an_engine_where_there_is_none():
     async with several(first=first) as engine:
         engine.remove("first")
         assert not engine.is_healthy
-        asked = asyncio.ensure_future(engine.generate(TEXT, SamplingParams()))
+        asked = asyncio.ensure_future(engine.generate(Request(TEXT, SamplingParams())))
         await asyncio.sleep(0.1)
         assert not asked.done()
         engine.add("second", second)
@@ -139,9 +139,9 @@ async def test_a_killed_process_costs_no_request_without_a_token_and_is_forgotte
     async with several(dies=dies, lives=lives) as engine:
         prompts = [ids(seed, 100) for seed in range(12)]
         for prompt in prompts:
-            await engine.generate(prompt, GREEDY)
+            await engine.generate(Request(prompt, GREEDY))
         await until(lambda: counts(engine, "dies").blocks > 0)
-        streams = [engine.stream(ids(100 + i, 50), MEDIUM) for i in range(12)]
+        streams = [engine.stream(Request(ids(100 + i, 50), MEDIUM)) for i in range(12)]
         # With one request at a time most of those that wait there have no token yet.
         ends = [asyncio.ensure_future(_collect(stream)) for stream in streams]
         await until(lambda: counts(engine, "dies").running > 2)
@@ -158,7 +158,7 @@ async def test_a_killed_process_costs_no_request_without_a_token_and_is_forgotte
             )
         assert counts(engine, "dies").retries > 0
         for prompt in prompts:
-            await engine.generate(prompt, GREEDY)
+            await engine.generate(Request(prompt, GREEDY))
 
 
 async def _collect(stream) -> tuple[list[int], Exception | None]:
@@ -188,7 +188,7 @@ async def test_prompts_go_where_their_prefix_is_and_nothing_is_computed_twice():
         for turn in range(4):
             for i, family in enumerate(families):
                 output = await engine.generate(
-                    [*family, *ids(1000 * turn + i, 20)], GREEDY, tenant=f"t{i % 2}"
+                    Request([*family, *ids(1000 * turn + i, 20)], GREEDY, tenant=f"t{i % 2}")
                 )
                 if turn:
                     assert output.num_cached_tokens >= 160
@@ -202,7 +202,7 @@ async def test_prompts_go_where_their_prefix_is_and_nothing_is_computed_twice():
 async def test_new_prompts_are_spread_though_some_replica_always_measures_as_the_quickest():
     async with several(**{name: paged_engine(block_size=16, num_blocks=2048) for name in "ab"}) as engine:
         for seed in range(40):  # one after the other: there is never a queue
-            await engine.generate(ids(seed, 200), GREEDY)
+            await engine.generate(Request(ids(seed, 200), GREEDY))
         used = [one.requests for one in engine.stats().replicas]
         assert min(used) >= 8, used
 
@@ -211,7 +211,7 @@ async def test_tenants_and_salts_find_only_their_own_on_every_replica():
     async with several(**{name: paged_engine(block_size=16, num_blocks=256) for name in "ab"}) as engine:
         prompt = ids(1, 64)
         for owner in ({"tenant": "x"}, {"tenant": "y"}, {"tenant": "x", "salt": "s"}):
-            assert (await engine.generate(prompt, GREEDY, **owner)).num_cached_tokens == 0
+            assert (await engine.generate(Request(prompt, GREEDY, **owner))).num_cached_tokens == 0
             assert await engine.cache.match(prompt, **owner) == 64
         assert await engine.cache.match(prompt, tenant="z") == 0
         assert (await engine.cache.explain(prompt, tenant="x")).reason == "hit"
@@ -221,7 +221,7 @@ async def test_requests_of_one_session_stay_together_where_nothing_else_decides(
     engines = {name: ScriptedEngine() for name in "abcd"}
     async with several(**engines) as engine:
         for i in range(12):
-            await engine.generate(f"{i} say:x", SamplingParams(), cache_key_hint="conversation")
+            await engine.generate(Request(f"{i} say:x", SamplingParams(), cache_key_hint="conversation"))
         assert sorted(len(one.requests) for one in engines.values()) == [0, 0, 0, 12]
 
 
@@ -231,13 +231,13 @@ async def test_requests_of_one_session_stay_together_where_nothing_else_decides(
 async def test_a_drained_engine_ends_what_it_has_and_leaves_with_its_counts():
     engines = {name: paged_engine(block_size=16, num_blocks=256) for name in "ab"}
     async with several(**engines) as engine:
-        streams = [engine.stream(ids(seed, 40), LONG) for seed in range(4)]
+        streams = [engine.stream(Request(ids(seed, 40), LONG)) for seed in range(4)]
         first = [await anext(stream) for stream in streams]
         assert all(one.running == 2 for one in engine.stats().replicas)
         engine.drain("a")
         before = counts(engine, "a").requests
         for seed in range(6):
-            await engine.generate(ids(50 + seed, 40), GREEDY)
+            await engine.generate(Request(ids(50 + seed, 40), GREEDY))
         assert counts(engine, "a").requests == before
         results = await asyncio.gather(*map(_collect, streams))
         for delta, (tokens, error) in zip(first, results, strict=True):
@@ -256,8 +256,8 @@ async def test_who_comes_later_gets_quotas_and_public_text_before_any_request():
         engine.add("b", paged_engine(block_size=16, num_blocks=128))
         engine.remove("a")
         with pytest.raises(ContextLengthExceededError):
-            await engine.generate(ids(2, 64), GREEDY, tenant="small")
-        await engine.generate([*public, 5, 6], GREEDY, tenant="x")
+            await engine.generate(Request(ids(2, 64), GREEDY, tenant="small"))
+        await engine.generate(Request([*public, 5, 6], GREEDY, tenant="x"))
         assert await engine.cache.match([*public, 7], tenant="y") == 32
         assert [quota.ceiling for quota in await engine.cache.quotas()] == [2]
 
@@ -266,7 +266,7 @@ async def test_quotas_that_one_engine_refuses_hold_nowhere():
     engines = {name: paged_engine(block_size=16, num_blocks=128) for name in "ab"}
     async with several(**engines) as engine:
         await engine.cache.set_quotas({"early": Quota(0, 8)})
-        await engines["b"].generate(ids(1, 40), GREEDY, tenant="late")
+        await engines["b"].generate(Request(ids(1, 40), GREEDY, tenant="late"))
         with pytest.raises(ConfigError, match="'late' has blocks"):
             await engine.cache.set_quotas({"early": Quota(0, 4), "late": Quota(0, 4)})
         for one in engines.values():
@@ -293,7 +293,7 @@ async def test_pins_reset_and_what_is_told_are_over_all():
     async with several(**engines) as engine:
         prompt = ids(3, 48)
         for one in engines.values():
-            await one.generate(prompt, GREEDY, tenant="t")
+            await one.generate(Request(prompt, GREEDY, tenant="t"))
         pin = await engine.cache.pin(prompt, tenant="t", ttl=60)
         assert pin.num_tokens == 48
         assert [len(await one.cache.pins()) for one in engines.values()] == [1, 1]
@@ -306,7 +306,7 @@ async def test_pins_reset_and_what_is_told_are_over_all():
         assert engine.stats().cache.total_blocks == 256
         await engine.cache.reset()
         assert [await one.cache.match(prompt, tenant="t") for one in engines.values()] == [0, 0]
-        output = await engine.generate(prompt, GREEDY, tenant="t", pins=(PrefixPin(32, 60.0),))
+        output = await engine.generate(Request(prompt, GREEDY, tenant="t", pins=(PrefixPin(32, 60.0),)))
         assert output.num_pinned_tokens == 32
         assert len(await engine.cache.pins(tenant="t")) == 1
 
@@ -323,21 +323,21 @@ async def test_events_of_all_and_removals_when_an_engine_leaves():
 
         following = asyncio.ensure_future(follow())
         for i, one in enumerate(engines.values()):
-            await one.generate(ids(i, 64), GREEDY)
+            await one.generate(Request(ids(i, 64), GREEDY))
         await until(lambda: len(present) == 8)
         await engines["a"].cache.reset()
         await until(lambda: len(present) == 4)
         engine.add("c", paged_engine(block_size=16, num_blocks=128))
         engine.remove("b")
         await until(lambda: not present)
-        await engine.generate(ids(9, 64), GREEDY)
+        await engine.generate(Request(ids(9, 64), GREEDY))
         await until(lambda: len(present) == 4)
         following.cancel()
 
 
 async def test_an_abort_finds_the_engine():
     async with several(**{name: paged_engine(block_size=16, num_blocks=256) for name in "ab"}) as engine:
-        streams = [engine.stream(ids(seed, 30), LONG, request_id=f"r{seed}") for seed in range(4)]
+        streams = [engine.stream(Request(ids(seed, 30), LONG, request_id=f"r{seed}")) for seed in range(4)]
         for stream in streams:
             await anext(stream)
         for seed, stream in enumerate(streams):
@@ -356,7 +356,7 @@ async def test_any_traffic_while_engines_come_fail_and_leave(seed):
     async def one_request() -> None:
         prompt = [*numbers.choice(families), *ids(numbers.randrange(50), numbers.randrange(1, 30))]
         params = SamplingParams(temperature=0.0, max_tokens=numbers.randrange(1, 40), ignore_eos=True)
-        stream = engine.stream(prompt, params, tenant=numbers.choice(["", "a", "b"]))
+        stream = engine.stream(Request(prompt, params, tenant=numbers.choice(["", "a", "b"])))
         tokens: list[int] = []
         leaves_at = numbers.choice([None, None, 1, 5])
         try:

@@ -27,6 +27,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError, EngineStoppedError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv_server.ray_serve.autoscaling import QUEUE_S, Decision, decide, queue_policy
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.ray_serve.slots import Slot, private_folder
@@ -167,16 +168,16 @@ async def test_an_engine_is_served_to_who_has_the_key_and_stays_when_they_leave(
     with pytest.raises(EngineStoppedError, match="can't be reached"):
         await asyncio.to_thread(connect_to, wrong)
     clients = [await asyncio.to_thread(connect_to, listener.address) for _ in range(2)]
-    outputs = [await client.generate([5, 6, 7], GREEDY) for client in clients]
+    outputs = [await client.generate(Request([5, 6, 7], GREEDY)) for client in clients]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
     assert listener.num_clients == 2
     await clients[0].close()
-    assert (await clients[1].generate([5, 6], GREEDY)).outputs
+    assert (await clients[1].generate(Request([5, 6], GREEDY))).outputs
     assert not clients[0].is_healthy
     await asyncio.to_thread(listener.close)
     with pytest.raises(EngineStoppedError):
-        await clients[1].generate([5, 6], GREEDY)
-    assert (await engine.generate([5, 6], GREEDY)).outputs, "who made it closes it"
+        await clients[1].generate(Request([5, 6], GREEDY))
+    assert (await engine.generate(Request([5, 6], GREEDY))).outputs, "who made it closes it"
     await clients[1].close()
     await engine.close()
     silent.close()
@@ -246,7 +247,7 @@ async def test_an_engine_that_falls_silent_is_lost_though_its_machine_answers(mo
     process.start()
     try:
         client = await asyncio.to_thread(connect_to, ours.recv())
-        stream = client.stream([5, 6, 7], replace(GREEDY, max_tokens=100_000))
+        stream = client.stream(Request([5, 6, 7], replace(GREEDY, max_tokens=100_000)))
         await anext(stream)
         os.kill(process.pid, signal.SIGSTOP)
         async with asyncio.timeout(30):

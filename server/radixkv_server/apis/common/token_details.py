@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import model_validator
 
-from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.cache.keys import EncodedTokens
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv_server.apis.common.fields import check_logprobs
 from radixkv_server.apis.common.logprobs import finite
@@ -34,7 +34,7 @@ class TokenDetails:
         self._with_ids = bool(body.return_token_ids)
         self._num_top = body.prompt_logprobs
 
-    def of_prompt(self, prompt: EncodedPrompt, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
+    def of_prompt(self, prompt: EncodedTokens, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
         """`prompt_token_ids`, and `prompt_logprobs`: for each token `{id: {logprob, rank, decoded_token}}`.
 
         Nothing precedes the first token: null. The others have the token itself, then the likeliest.

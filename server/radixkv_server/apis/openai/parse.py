@@ -7,7 +7,7 @@ import functools
 import time
 from dataclasses import astuple
 
-from radixkv.engine.prompt_limits import EncodedPrompt
+from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.text.chat_formats.thinking import Thinking
@@ -109,7 +109,7 @@ def _logprobs(context: ServerContext, body: CommonFields) -> LogprobsFormat:
     return LogprobsFormat(context.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
 
 
-async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[EncodedPrompt]:
+async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[EncodedTokens]:
     for name, samples in (("n", body.n), ("best_of", body.best_of)):
         # What SamplingParams would refuse, before it is multiplied by the prompts.
         if samples is not None and samples > MAX_N:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import radixkv
+from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
-from radixkv.engine.prompt_limits import EncodedPrompt
 from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import (
@@ -116,7 +116,7 @@ class ChatRenderer(Renderer):
     envelope: Envelope
     logprobs: LogprobsFormat
     readers: AnswerReaders
-    prompt: EncodedPrompt
+    prompt: EncodedTokens
     params: SamplingParams
     diagnosed: Diagnosed
     remember: Remember
@@ -268,7 +268,7 @@ class TextRenderer(Renderer):
     envelope: Envelope
     logprobs: LogprobsFormat
     echoes: Sequence[str]
-    prompts: Sequence[EncodedPrompt]
+    prompts: Sequence[EncodedTokens]
 
     def __post_init__(self) -> None:
         self._details = TokenDetails(self.body)
@@ -331,7 +331,7 @@ class TextRenderer(Renderer):
         self,
         index: int,
         part: CompletionOutput | OutputDelta,
-        echoed: tuple[EncodedPrompt, Sequence[TokenLogprobs | None]] | None,
+        echoed: tuple[EncodedTokens, Sequence[TokenLogprobs | None]] | None,
     ) -> Json | None:
         num_top = self.body.logprobs
         if num_top is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from radixkv.errors import ContextLengthExceededError
+from radixkv.scheduling.request import Request
 from radixkv_server.chats.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -40,7 +41,7 @@ async def fit(
         try:
             ids = (await chat_prompt(context, make_chat(kept))).ids
             whole = [*ids, *ids[-1:] * (answer - 1)]
-            await context.engine.check_quota([whole], tenant=caller.name, salt=salt)
+            await context.engine.check_quota([Request(whole, tenant=caller.name, salt=salt)])
         except ContextLengthExceededError:
             return False
         return len(ids) <= limit - answer

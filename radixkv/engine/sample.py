@@ -1,4 +1,4 @@
-"""The output side of one sample: from its tokens to text, stop strings, finish reasons, logprob records.
+"""Sample: one answer to a request, as the engine has it: its tokens, text and end, its random stream.
 
 Text is held back in two cases only: while it ends in half a character (the decoder waits for the rest), and
 while its end could be the beginning of a stop string.
@@ -12,7 +12,9 @@ from typing import Protocol
 
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import FinishReason
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.text.text_tokenizer import TextDecoder
 
 
@@ -158,3 +160,26 @@ def name_logprobs(
         chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
         top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
     )
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sample(SequenceState):
+    """A sequence with its text and stop conditions, its random stream, and counts of its guesses.
+
+    Its maker sets the first two.
+
+    Attributes:
+        accepted_draft_tokens: of its tokens, those that were guessed; of a stream, since its last delta.
+        rejected_draft_tokens: guesses that were wrong, likewise.
+    """
+
+    output: SampleOutput = field(init=False)
+    sampling_state: SamplingState = field(init=False)
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
+
+
+def sample_of(request: SequenceState) -> Sample:
+    """The scheduler gives back what it was given: all its requests are samples."""
+    assert isinstance(request, Sample)
+    return request
