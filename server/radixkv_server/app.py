@@ -33,6 +33,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
+from radixkv_server.apis.ollama.routes import API as OLLAMA_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
@@ -53,7 +54,16 @@ from radixkv_server.tenants.registry import TenantRegistry
 
 OnReady = Callable[[str, int], None]
 
-APIS = (OPENAI_API, RESPONSES_API, CONVERSATIONS_API, ANTHROPIC_API, SERVICE_API, LLAMA_CPP_API, CACHE_API)
+APIS = (
+    OPENAI_API,
+    RESPONSES_API,
+    CONVERSATIONS_API,
+    ANTHROPIC_API,
+    SERVICE_API,
+    LLAMA_CPP_API,
+    OLLAMA_API,
+    CACHE_API,
+)
 
 
 def create_app(

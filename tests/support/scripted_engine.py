@@ -407,7 +407,7 @@ class ScriptedEngine:
                 reason = "stop"
             elif token == 257 or (stop := _stop_string(text, params)):
                 reason, piece = "stop", b""
-            elif params.max_tokens is not None and given >= params.max_tokens:
+            elif given >= min(params.max_tokens or given + 1, self.limits.max_model_len - len(asked.prompt)):
                 reason = "length"
             now = time.monotonic() - arrival
             times = replace(times, first_token=times.first_token or now, finished=now if reason else None)

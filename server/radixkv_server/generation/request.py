@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,10 @@ class PromptRequest:
     def has_long_logprobs(self) -> bool:
         """Whether an answer begins with logprobs of a long prompt."""
         return self.params.prompt_logprobs is not None and len(self.prompt) > INLINE_TOKENS
+
+    def ignoring(self, words: Iterable[str]) -> PromptRequest:
+        """Return the same request with further words for the header `warning`."""
+        return replace(self, ignored=(*words, *self.ignored))
 
     def pinning(self, ttl: float | None) -> PromptRequest:
         """The same, with the whole prompt to be pinned for `ttl` seconds; None: as it is."""

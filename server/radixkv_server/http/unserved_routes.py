@@ -23,7 +23,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"/v1/fine_tuning.*", "this server trains no models"),
     (r"/v1/(assistants|threads).*", _NO_STATE),
     (r"/v1/realtime.*", "this server takes HTTP requests; with `stream` they answer token by token"),
-    (r"/api/(pull|push|create|copy|delete|blobs.*|ps)", _ONE_MODEL),
+    (r"/api/(pull|push|create|copy|delete|blobs.*)", _ONE_MODEL),
     (
         r"/v1/(un)?load_lora_adapter|/lora-adapters|/(un)?load_lora_adapter",
         "adapters are named when it starts",

@@ -1,0 +1,1 @@
+"""Ollama's dialect: chats and completions as lines of JSON, and the routes that list models."""

@@ -1,0 +1,137 @@
+"""Ollama's routes: chat, generate, and those by which its clients find models."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request, Response
+
+import radixkv
+from radixkv_server.apis.ollama.parse import model_name, parse_ollama
+from radixkv_server.apis.ollama.render import OLLAMA, timestamp
+from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
+from radixkv_server.context import ServerContext, context_of
+from radixkv_server.dialect import Api, Json
+from radixkv_server.errors import bad_request
+from radixkv_server.generation.serve_generation import answer, begin, json_response
+from radixkv_server.http.request_record import record_of
+from radixkv_server.http.streaming import EventStream
+
+#: Version of Ollama's API that these routes follow: clients ask for a least one.
+SPOKEN = "0.12.6"
+
+router = APIRouter()
+
+
+@router.post("/api/chat")
+async def ollama_chat(request: Request) -> Response:
+    """Answer a chat, as lines of JSON or, with `stream` false, as a whole."""
+    return await _respond(request, OllamaChatRequest)
+
+
+@router.post("/api/generate")
+async def ollama_generate(request: Request) -> Response:
+    """Answer a prompt, through the chat template unless `raw` is true."""
+    return await _respond(request, OllamaGenerateRequest)
+
+
+async def _respond(request: Request, kind: type[OllamaChatRequest | OllamaGenerateRequest]) -> Response:
+    context, record = context_of(request), record_of(request.scope)
+    body = await context.bodies.read(request, kind, context.max_body_bytes())
+    if body.is_empty:
+        is_chat = isinstance(body, OllamaChatRequest)
+        said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+        reason = "unload" if str(body.keep_alive) in ("0", "0s", "0.0") else "load"
+        loaded = {"model": model_name(context, body.model), "created_at": timestamp(), **said}
+        return json_response({**loaded, "done": True, "done_reason": reason})
+
+    async def read() -> OllamaChatRequest | OllamaGenerateRequest:
+        return body
+
+    response = await answer(request, OLLAMA, await begin(context, record, read(), parse_ollama))
+    if isinstance(response, EventStream):
+        response.headers["content-type"] = "application/x-ndjson"
+    return response
+
+
+@router.post("/api/show")
+async def ollama_show(request: Request) -> Response:
+    """Tell what is known of a model: its template, its context, and what it can do."""
+    context = context_of(request)
+    body = await context.bodies.read(request, OllamaModelRequest, context.max_body_bytes())
+    name = body.model or body.name
+    if name is None:
+        raise bad_request("model is missing: the name of a model, as /api/tags lists them.", param="model")
+    card = _card(context, model_name(context, name))
+    known = await context.templates.find(None) if context.engine.tokenizer.has_chat_template else None
+    can = ["completion"]
+    if known is not None and known.format.forms:
+        can.append("tools")
+    if known is not None and known.thinking.can_think:
+        can.append("thinking")
+    limits, defaults = context.engine.limits, context.engine.default_sampling.items()
+    return json_response(
+        {
+            "modelfile": f"FROM {card['model']}\n",
+            "parameters": "\n".join(f"{key} {value}" for key, value in defaults),
+            "template": context.engine.tokenizer.chat_template or "",
+            "details": card["details"],
+            "model_info": {
+                "general.architecture": "radixkv",
+                "general.basename": context.engine.model_name,
+                "radixkv.context_length": limits.max_model_len,
+                "radixkv.vocab_size": context.engine.tokenizer.vocab_size,
+            },
+            "capabilities": can,
+            "modified_at": card["modified_at"],
+        }
+    )
+
+
+@router.get("/api/tags")
+async def ollama_tags(request: Request) -> Response:
+    """List the names of the model that is served."""
+    context = context_of(request)
+    return json_response({"models": [_card(context, name) for name in context.model_names]})
+
+
+@router.get("/api/ps")
+async def ollama_ps(request: Request) -> Response:
+    """List the model as one that is loaded and stays so."""
+    context = context_of(request)
+    length = context.engine.limits.max_model_len
+    more = {"size_vram": 0, "expires_at": "2318-01-01T00:00:00Z", "context_length": length}
+    return json_response({"models": [{**_card(context, name), **more} for name in context.model_names]})
+
+
+@router.get("/api/version")
+async def ollama_version() -> Response:
+    """The version of Ollama's API that is spoken here, and the server's own."""
+    return json_response({"version": SPOKEN, "server": f"radixkv {radixkv.__version__}"})
+
+
+def _card(context: ServerContext, name: str) -> Json:
+    engine = context.engine
+    digest = hashlib.sha256(engine.model_fingerprint.encode()).hexdigest()
+    details = {"parent_model": "", "format": "", "family": "radixkv", "families": ["radixkv"]}
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(context.started, UTC).isoformat(),
+        "size": 0,
+        "digest": digest,
+        "details": {**details, "parameter_size": "", "quantization_level": ""},
+    }
+
+
+API = Api(
+    router,
+    {"/api": OLLAMA},
+    {
+        "POST /api/chat": OllamaChatRequest,
+        "POST /api/generate": OllamaGenerateRequest,
+        "POST /api/show": OllamaModelRequest,
+    },
+    generating=frozenset({"/api/chat", "/api/generate"}),
+)
