@@ -265,9 +265,16 @@ class AnswerGrammar:
         return "" if self.format.thinks(opened) else opened
 
     def _thinking(self) -> str:
+        section, lead = self.format.reasoning, self.format.lead or ""
+        closes = section.closes if section is not None else ()
+        if any(mark in lead and mark in self.prompt_end for mark in closes):
+            lead = ""  # this prompt has closed the thinking itself
+        lead = self._literal(lead) if lead else ""
         if not self._thinking_rules():
-            return ""
-        return "thinking" if self.format.thinks(self.format.opened_by(self.prompt_end)) else "thinking?"
+            return lead
+        if self.format.thinks(self.format.opened_by(self.prompt_end)):
+            return "thinking"
+        return f"(thinking | {lead})" if lead else "thinking?"
 
     def _thinking_rules(self) -> list[str]:
         """Where the prompt has opened the thinking, or the model has tokens for it."""
@@ -278,13 +285,12 @@ class AnswerGrammar:
         opening, closing = section.opens[0], section.closes[0]
         if not opened and not self._is_known(opening):
             return []
-        after = (
-            f"({self._literal(self.format.after_reasoning)})? BLANKS?"
-            if self.format.after_reasoning
-            else "BLANKS?"
-        )
-        if self.format.after_thinking is not None:
-            after = self._literal(self.format.after_thinking)
+        after = "BLANKS?"
+        if self.format.after_reasoning:
+            after = f"({self._literal(self.format.after_reasoning)})? BLANKS?"
+        if self.format.thinking is not None:
+            opening, closing, follows = self.format.thinking
+            after = self._literal(follows)
         return [
             f"thinking: {'' if opened else self._literal(opening)} thought {after}",
             *self._text_until("thought", closing),

@@ -46,7 +46,9 @@ class ChatFormat:
         tools_option: argument of the chat template that some of the family take their tools by.
         frames_content: content always stands in `spoken`.
         after_reasoning: stands between reasoning and what follows it.
-        after_thinking: all that the chat template writes between reasoning and a call; None: not known.
+        thinking: what the chat template writes before reasoning, after it, and between that and a call; None:
+            not known.
+        lead: what it writes before a call where nothing is thought; None: not known.
         special_tokens: the special tokens of a vocabulary that the marks hold, which must stay in the text.
         is_known: False: the model's family is not known; the format is a guess.
     """
@@ -66,7 +68,8 @@ class ChatFormat:
     tools_option: str | None = None
     frames_content: bool = False
     after_reasoning: str = ""
-    after_thinking: str | None = None
+    thinking: tuple[str, str, str] | None = None
+    lead: str | None = None
     special_tokens: tuple[str, ...] = ()
     is_known: bool = True
 

@@ -15,13 +15,19 @@ RESERIALISED = (
     "the same text is written otherwise, as by re-serialised arguments of a tool call: send back the "
     "arguments as they came"
 )
+TEMPLATE_DROPS_CONTENT = "the chat template leaves out what a message says beside its tool calls"
 OTHER_TOKENS = "the same text comes in other tokens than the model had generated"
 OTHER_FORM = "the chat template writes tool calls in another form than the model does"
 ADDED_IDS = "the chat template adds ids to tool calls, which the model had not written"
 
 
 def divergence_hint(
-    cached: str, new: str, chat_format: ChatFormat, *, reasoning_sent: bool = False
+    cached: str,
+    new: str,
+    chat_format: ChatFormat,
+    *,
+    reasoning_sent: bool = False,
+    content_dropped: bool = False,
 ) -> str | None:
     """What a chat's template or client did to an earlier turn, judged by a few tokens; None: nothing known.
 
@@ -29,6 +35,7 @@ def divergence_hint(
         cached: the text that the cache holds after the place where the prompt parts from it.
         new: the text that the prompt has there.
         reasoning_sent: the request's messages carry the reasoning of earlier turns.
+        content_dropped: the template drops the text of a message beside its calls, and there is some.
     """
     opens = chat_format.reasoning.opens if chat_format.reasoning is not None else ()
     marks = {mark.strip() for mark in opens}
@@ -38,6 +45,8 @@ def divergence_hint(
     written = {mark for mark in calls if _begins(cached, {mark})}
     if new and written and not _begins(new, written):
         return OTHER_FORM
+    if content_dropped and cached and not written and _begins(new, calls):
+        return TEMPLATE_DROPS_CONTENT
     if not cached or not new:
         return None
     if chat_format.call_id_length is not None and new.lstrip(" ,").startswith('"id"'):

@@ -7,12 +7,15 @@ into the texts of the messages as the model's family writes them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.template_traits import REASONING_FIELDS, Message, TemplateTraits
 from radixkv.text.json_text import JsonText
+
+_NUMBERED = re.compile(r"functions\.[\w.\-]+:\d+")
 
 
 def template_tools(
@@ -39,10 +42,78 @@ def template_messages(
         messages = _with_one_system(messages)
     if not chat_format.forms:
         return list(messages)
+    if traits.calls and traits.one_call:
+        messages = _with_one_call_each(messages)
+    if traits.calls and chat_format.numbers_ids:
+        messages = _with_numbered_ids(messages)
     prepared = [_prepared(message, chat_format, traits) for message in messages]
     if tools and not traits.tools:
         prepared = _with_preamble(prepared, chat_format.write_preamble(tools))
+        if not traits.system:
+            prepared = _without_system(prepared)
     return prepared
+
+
+def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
+    """Each call in a message of its own, with its result after it.
+
+    Templates that show one call of a message refuse the others, or drop them.
+    """
+    divided: list[Message] = []
+    waiting: list[Message] = []  # messages of calls whose result has not come yet
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if message.get("role") == "tool" and waiting:
+            at = next((i for i, m in enumerate(waiting) if _calls_for(m, message)), 0)
+            divided += [waiting.pop(at), message]
+            continue
+        divided += waiting
+        waiting = []
+        if message.get("role") == "assistant" and len(calls) > 1:
+            others = {"role": "assistant", "content": ""}
+            divided.append({**message, "tool_calls": [calls[0]]})
+            waiting = [divided.pop(), *({**others, "tool_calls": [call]} for call in calls[1:])]
+        else:
+            divided.append(message)
+    return [*divided, *waiting]
+
+
+def _calls_for(message: Message, result: Message) -> bool:
+    """Return whether a message's only call is the one that a result belongs to."""
+    return message["tool_calls"][0].get("id") == result.get("tool_call_id")
+
+
+def _with_numbered_ids(messages: Iterable[Message]) -> list[Message]:
+    """Ids of calls as Kimi K2 has them, `functions.NAME:N`, counted through the conversation."""
+    known: dict[Any, str] = {}
+    numbered: list[Message] = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            given, name = call.get("id"), call["function"]["name"]
+            is_own = isinstance(given, str) and _NUMBERED.fullmatch(given) is not None
+            known[given] = given if is_own else f"functions.{name}:{len(known)}"
+            calls.append({**call, "id": known[given]})
+        if calls:
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool" and message.get("tool_call_id") in known:
+            message = {**message, "tool_call_id": known[message["tool_call_id"]]}
+        numbered.append(message)
+    return numbered
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """The system's text in front of the user's first; the user's messages in a row as one."""
+    merged: list[Message] = []
+    for message in messages:
+        role = "user" if message.get("role") == "system" else message.get("role")
+        before = merged[-1] if merged else {}
+        texts = (before.get("content"), message.get("content"))
+        if role == before.get("role") == "user" and all(isinstance(text, str) for text in texts):
+            merged[-1] = {**before, "content": "\n\n".join(map(str, texts))}
+        else:
+            merged.append({**message, "role": role})
+    return merged
 
 
 def _with_one_system(messages: Iterable[Message]) -> list[Message]:

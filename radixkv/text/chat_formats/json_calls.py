@@ -13,7 +13,7 @@ import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
 from radixkv.text.chat_formats.arguments import Arguments, JsonArguments, object_of
-from radixkv.text.chat_formats.calls import INDEX, NAME, CallSink
+from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallSink
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 
 _JSON = JsonArguments()
@@ -114,7 +114,9 @@ class JsonCalls:
 
     def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
         written = [
-            self.head.replace(INDEX, str(i)).replace(NAME, name) + arguments + self.tail
+            self.head.replace(INDEX, str(i)).replace(NAME, name)
+            + arguments
+            + self.tail.replace(ID, f"abcdefgh{i % 10}")
             for i, (name, arguments) in enumerate(calls)
         ]
         return self.begin + self.between.join(written) + self.end

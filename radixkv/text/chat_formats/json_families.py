@@ -44,7 +44,11 @@ ERNIE = replace(
     spoken=Section(("<response>",), ("</response>",)),
 )
 SMOLLM3 = replace(
-    HERMES, name="smollm3", families="SmolLM3", signs=(("xml_tools",),), tools_option="xml_tools"
+    HERMES,
+    name="smollm3",
+    families="SmolLM3",
+    signs=(("xml_tools",), ("named SmolLM", "<think>")),
+    tools_option="xml_tools",
 )
 SMOLLM2 = ChatFormat(
     "smollm2",
@@ -318,12 +322,20 @@ INTERNLM = ChatFormat(
 _GIGA = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>")
 GIGACHAT = ChatFormat(
     "gigachat",
-    "GigaChat 3 and 3.1",
-    signs=(("<|function_call|>",), ("function call", "<|role_sep|>")),
+    "GigaChat 3.1",
+    signs=(("<|function_call|>",),),
     tokens=("<|function_call|>",),
     forms=(JsonCalls(f"<|function_call|>{NAME_JSON}", "}", _GIGA, between="\n"),),
     dropped=("<|message_sep|>",),
     preamble=PREAMBLE,
+)
+GIGACHAT3 = replace(
+    GIGACHAT,
+    name="gigachat3",
+    families="GigaChat 3",
+    signs=(("function call", "<|role_sep|>"),),
+    tokens=(),
+    forms=(JsonCalls(f"{_GIGA[1]}\n{NAME_JSON}", "}", _GIGA, between="\n"),),
 )
 PANGU = ChatFormat(
     "pangu",
@@ -335,7 +347,19 @@ PANGU = ChatFormat(
 )
 
 JSON_FAMILIES = (
-    *(APRIEL, MINIMAX1, COMMAND, COMMAND_R, APERTUS, INTERNLM, GIGACHAT, PANGU, LONGCAT, NEMOTRON2),
+    *(
+        APRIEL,
+        MINIMAX1,
+        COMMAND,
+        COMMAND_R,
+        APERTUS,
+        INTERNLM,
+        GIGACHAT,
+        GIGACHAT3,
+        PANGU,
+        LONGCAT,
+        NEMOTRON2,
+    ),
     *(PHI4, GRANITE, FIREFUNCTION, XLAM, MISTRAL_ARGS, MISTRAL, LLAMA3, SMOLLM3, ERNIE, HERMES),
     *(HUNYUAN, SMOLLM2),
 )

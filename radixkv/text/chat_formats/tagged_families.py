@@ -130,11 +130,19 @@ _DSML_FORM = CallForm(
 )
 DEEPSEEK_DSML = ChatFormat(
     "deepseek-dsml",
-    "DeepSeek V3.2 and V4",
+    "DeepSeek V3.2",
     signs=((_DSML,),),
     tokens=(_DSML,),
     forms=(_DSML_FORM,),
     preamble=PREAMBLE,
+)
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_DSML,
+    name="deepseek-v4",
+    families="DeepSeek V4",
+    signs=((f"{_DSML}tool_calls",),),
+    tokens=(),
+    forms=(replace(_DSML_FORM, begin=f"<{_DSML}tool_calls>\n", end=f"\n</{_DSML}tool_calls>"),),
 )
 _STEP = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>")
 STEP3 = ChatFormat(
@@ -233,5 +241,18 @@ KIMI3 = ChatFormat(
 )
 
 TAGGED_FAMILIES = (
-    *(DEEPSEEK_DSML, STEP3, KIMI3, MINIMAX3, MINIMAX2, MUSE, SEED, HY3, GLM, MINICPM5, QWEN_CODER),
+    *(
+        DEEPSEEK_V4,
+        DEEPSEEK_DSML,
+        STEP3,
+        KIMI3,
+        MINIMAX3,
+        MINIMAX2,
+        MUSE,
+        SEED,
+        HY3,
+        GLM,
+        MINICPM5,
+        QWEN_CODER,
+    ),
 )

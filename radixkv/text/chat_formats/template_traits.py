@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +16,29 @@ Message = dict[str, Any]
 #: Renders messages, tools and further arguments of the template to text; raises InvalidRequestError.
 RenderText = Callable[[Sequence[Message], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
 
-_NAME, _VALUE, _RESULT, _THOUGHT, _ID = (
+_NAME, _VALUE, _RESULT, _THOUGHT, _SAID, _ID = (
     "probe_function",
     "probe_value",
     "probe_result",
     "probe_thought",
+    "probe_said",
     "probe1234",
 )
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "A probe.",
-        "parameters": {"type": "object", "properties": {"probe_key": {"type": "string", "description": "x"}}},
-    },
-}
+
+
+def probe_tool(name: str, names: Iterable[str]) -> Mapping[str, Any]:
+    """Return a tool with arguments of these names, all of them text."""
+    properties = {argument: {"type": "string", "description": "x"} for argument in names}
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "A probe.", "parameters": parameters},
+    }
+
+
+_TOOL = probe_tool(_NAME, ["probe_key"])
+_OTHER = "probe_other"
+_NO_FIELDS: Mapping[str, Any] = {}
 _USER = {"role": "user", "content": "hello"}
 _LATE = {"role": "system", "content": _RESULT}
 _LATE_SYSTEM: Sequence[Sequence[Message]] = (
@@ -47,6 +56,9 @@ class TemplateTraits:
         tools: it shows tools. `tools_option` is the argument that they must be given by; None: `tools`.
         calls: it shows the tool calls of earlier turns.
         arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
+        one_call: it takes one call of a message; others it refuses or drops.
+        drops_content: it drops what a message says beside its calls.
+        system: it takes messages of the system.
         results: it shows messages of the role `tool`.
         reasoning_field: the field of a message that it shows as reasoning, in some turn; None: in none.
         late_system: it shows messages of the system after others.
@@ -56,6 +68,9 @@ class TemplateTraits:
     tools_option: str | None = None
     calls: bool = True
     arguments_as_text: bool = False
+    one_call: bool = False
+    system: bool = True
+    drops_content: bool = False
     results: bool = True
     reasoning_field: str | None = None
     late_system: bool = True
@@ -68,13 +83,7 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         tools_option: an argument that the template may take tools by.
     """
 
-    def shown(
-        messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
-    ) -> str:
-        try:
-            return render(messages, tools, options)
-        except InvalidRequestError:
-            return ""
+    shown = functools.partial(shown_text, render)
 
     if not shown([_USER]):
         return TemplateTraits()  # what the template says against it, it shall say to the request
@@ -88,18 +97,23 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
     if as_text:
         arguments = '{"probe_key": "probe_value"}'
         history = shown(_history(arguments), [_TOOL])
+    shows_calls = _NAME in history and _VALUE in history
+    two = shown(_history(arguments, other=True), [_TOOL, probe_tool(_OTHER, ["probe_key"])])
     return TemplateTraits(
         tools=tools,
         tools_option=option,
-        calls=_NAME in history and _VALUE in history,
+        calls=shows_calls,
         arguments_as_text=as_text,
+        one_call=shows_calls and two.count(_VALUE) < 2 * history.count(_VALUE),
+        drops_content=shows_calls and _SAID not in shown(_history(arguments, _SAID), [_TOOL]),
+        system=_SAID in shown([{"role": "system", "content": _SAID}, _USER]),
         results=_RESULT in (history or shown([_USER, {"role": "assistant", "content": "x"}, _result()])),
         reasoning_field=next(
             (
                 field
                 for field in REASONING_FIELDS
                 for content, calls in (("", arguments), ("x", None))
-                if _THOUGHT in shown(_history(calls, content, **{field: _THOUGHT}), [_TOOL])
+                if _THOUGHT in shown(_history(calls, content, fields={field: _THOUGHT}), [_TOOL])
             ),
             None,
         ),
@@ -109,21 +123,38 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
 
 def render_probe(render: RenderText) -> str:
     """Return what a template makes of a conversation with a tool and a call; empty: it refuses them."""
-    for arguments in ({"probe_key": _VALUE}, '{"probe_key": "probe_value"}'):
-        try:
-            return render(_history(arguments), [_TOOL], {})
-        except InvalidRequestError:
-            continue
-    return ""
+    texts = (
+        shown_text(render, _history(arguments), [_TOOL])
+        for arguments in ({"probe_key": _VALUE}, '{"probe_key": "probe_value"}')
+    )
+    return next(filter(None, texts), "")
 
 
-def _history(arguments: Any, content: str = "", **fields: Any) -> list[Message]:
-    """A turn with a call and its result; without arguments, one with an answer."""
+def shown_text(
+    render: RenderText,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> str:
+    """Return what a template renders; empty: it refuses that."""
+    try:
+        return render(messages, tools, options)
+    except InvalidRequestError:
+        return ""
+
+
+def _history(
+    arguments: Any, content: str = "", *, other: bool = False, fields: Mapping[str, Any] = _NO_FIELDS
+) -> list[Message]:
+    """A turn with a call, or with two, and its result; without arguments, one with an answer."""
     answer: Message = {"role": "assistant", "content": content, **fields}
     if arguments is None:
         return [_USER, answer, _USER]
     function = {"name": _NAME, "arguments": arguments}
     answer["tool_calls"] = [{"id": _ID, "type": "function", "function": function}]
+    if other:
+        second = {"id": "probe5678", "type": "function", "function": {**function, "name": _OTHER}}
+        answer["tool_calls"].append(second)
     return [_USER, answer, _result()]
 
 

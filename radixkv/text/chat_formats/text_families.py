@@ -16,7 +16,7 @@ from radixkv.text.chat_formats.text_forms import FUNCTION_JSON, PREAMBLE, PYTHON
 LFM2 = ChatFormat(
     "lfm2",
     "LFM2 and LFM2.5",
-    signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
     tokens=("<|tool_call_start|>",),
     forms=(
         replace(

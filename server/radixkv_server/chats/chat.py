@@ -32,6 +32,7 @@ from radixkv.text.chat_formats.client_rules import ClientRule, normalized
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
 from radixkv.text.chat_formats.hints import divergence_hint
 from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
+from radixkv.text.chat_formats.template_traits import TemplateTraits
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.chats.message_places import place_name
@@ -49,6 +50,10 @@ Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
 ReasoningPlace = Literal["apart", "in_content", "hidden"]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
+UNKNOWN_FORM = (
+    "the chat format of this model is not known, so its tool calls are asked for and read as hermes writes them; "
+    "see --chat-format"
+)
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
 
@@ -120,6 +125,7 @@ class ChatPrompt:
         reasoning_sent: the messages carry the reasoning of earlier turns.
         client_rule: what held its client's own text constant; None: nothing.
         ignored: wishes that change nothing with this template, in words.
+        traits: what the template shows.
     """
 
     ids: Sequence[int] | npt.NDArray[np.int32]
@@ -129,6 +135,7 @@ class ChatPrompt:
     reasoning_sent: bool
     client_rule: ClientRule | None
     ignored: Sequence[str]
+    traits: TemplateTraits
 
 
 class AnswerReaders:
@@ -231,7 +238,7 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     if rule is not None:
         context.applied_rules.note(rule)
     ignored = template.thinking.unheeded(chat.thinking)
-    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule, ignored)
+    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule, ignored, template.traits)
 
 
 async def chat_request(
@@ -253,6 +260,8 @@ async def chat_request(
         ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
     """
     prompt = await chat_prompt(context, chat)
+    if prompt.traits.one_call:
+        chat = replace(chat, parallel_tool_calls=False)
     tokenizer = context.engine.tokenizer
     encoded = await context.prompts.accept(prompt.ids, chat.param)
     end = tokenizer.decode(list(map(int, prompt.ids[-TAIL_TOKENS:])), skip_special_tokens=False)
@@ -296,6 +305,7 @@ async def chat_request(
         parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
         grammar_places=places,
         ignored=tuple(prompt.ignored),
+        notes=() if prompt.format.is_known or not chat.callable_tools else (UNKNOWN_FORM,),
     )
     hides = chat.reasoning_place == "hidden"
     return prompt_request, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
@@ -400,7 +410,12 @@ def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
             tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
             for ids in (report.cached_tokens_after, report.new_tokens_after)
         )
-        return divergence_hint(cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent)
+        drops = prompt.traits.drops_content and any(
+            message.get("content") and message.get("tool_calls") for message in prompt.messages
+        )
+        return divergence_hint(
+            cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent, content_dropped=drops
+        )
 
     return hint
 

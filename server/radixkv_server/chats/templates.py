@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import find_format
+from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
 from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.off_loop import off_loop
+
+logger = logging.getLogger("radixkv.server")
 
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
@@ -63,10 +67,17 @@ class ChatTemplates:
 
         shown, source = render_probe(render), template or tokenizer.chat_template
         found = find_format(self._format_name, source, is_token, shown)
-        chat_format = found.with_vocabulary(_special_tokens(tokenizer))
+        if not found.is_known:
+            logger.warning(
+                "The chat format of this model is not known: its chat template and vocabulary show no sign of a "
+                "family. Tools are described, and calls read, in the form of %s; --chat-format sets another.",
+                found.name,
+            )
+        traits = find_traits(render, found.tools_option)
+        fitted = fit_to_template(found, render, traits)
         said: Sequence[Message] = [{"role": "user", "content": "hello"}]
         thinking = find_switch(lambda variables: render(said, None, variables), source)
-        return KnownTemplate(chat_format, find_traits(render, chat_format.tools_option), thinking)
+        return KnownTemplate(fitted.with_vocabulary(_special_tokens(tokenizer)), traits, thinking)
 
 
 def _special_tokens(tokenizer: TextTokenizer) -> list[str]:

@@ -44,6 +44,7 @@ class PromptRequest:
         client_rule: what held text of the client's own constant; None: nothing.
         parts: makes of a chat what prompts are compared by; None: only its text is known.
         ignored: fields of the body that turned out to change nothing, for the header `warning`.
+        notes: what else that header says.
     """
 
     prompt: EncodedTokens
@@ -57,6 +58,7 @@ class PromptRequest:
     client_rule: ClientRule | None = None
     parts: MakeParts | None = None
     ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def has_long_logprobs(self) -> bool:

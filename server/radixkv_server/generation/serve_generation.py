@@ -69,6 +69,7 @@ async def begin(
     visit = record.enter(context.tenants.limiter_of(record.caller))
     wanted, renderer = await parse(context, await read, record.caller)
     record.ignored += [word for prompt in wanted.prompt_requests for word in prompt.ignored]
+    record.notes += dict.fromkeys(note for prompt in wanted.prompt_requests for note in prompt.notes)
     generation = Generation(context, record, wanted)
     if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()

@@ -118,9 +118,9 @@ def _under(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def warning_header(words: list[str]) -> str:
-    """The value of a `warning` header that says what was ignored; only printable ASCII of it is kept."""
-    text = "without effect: " + ", ".join(words)
+def warning_header(words: list[str], notes: list[str]) -> str:
+    """The value of a `warning` header: what was ignored, and notes; only printable ASCII of it is kept."""
+    text = "; ".join([*(["without effect: " + ", ".join(words)] if words else ()), *notes])
     plain = "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in text)
     shown = plain if len(plain) <= MAX_HEADER else plain[: MAX_HEADER - 3] + "..."
     return f'299 radixkv "{shown}"'

@@ -100,8 +100,8 @@ class ObserveMiddleware:
                 headers = MutableHeaders(scope={"headers": list(message.get("headers", ()))})
                 for name in REQUEST_ID_HEADERS:
                     headers[name] = record.request_id
-                if record.ignored:
-                    headers["warning"] = warning_header(record.ignored)
+                if record.ignored or record.notes:
+                    headers["warning"] = warning_header(record.ignored, record.notes)
                 limits = record.limits()
                 if limits:
                     headers.update(self.dialects.of(scope["path"]).limit_headers(limits))

@@ -30,6 +30,7 @@ class RequestRecord:
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: code of the error that was sent; empty: no error, or one without a code.
         ignored: fields of the body without effect, for the `warning` header.
+        notes: what else that header says.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class RequestRecord:
     failed: bool = False
     error_code: str = ""
     ignored: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     _limiter: Limiter | None = None
     _reservation: RateReservation | None = None
 

@@ -58,7 +58,7 @@ async def list_models(request: Request) -> Response:
     """The names the model is served under, in a list that OpenAI's and Anthropic's SDKs read."""
     context = context_of(request)
     names = context.model_names
-    cards = [_model_card(context, name) for name in names]
+    cards = [await _model_card(context, name) for name in names]
     page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_response({"object": "list", "data": cards, **page})
 
@@ -67,11 +67,12 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request, model: str) -> Response:
     """One model; names may hold slashes."""
     context = context_of(request)
-    return json_response(_model_card(context, context.resolve_model(model)))
+    return json_response(await _model_card(context, context.resolve_model(model)))
 
 
-def _model_card(context: ServerContext, name: str) -> Json:
+async def _model_card(context: ServerContext, name: str) -> Json:
     longest = context.engine.limits.max_model_len
+    known = (await context.templates.find(None)).format
     openai = {"object": "model", "created": context.started, "owned_by": "radixkv"}
     anthropic = {
         "type": "model",
@@ -85,6 +86,7 @@ def _model_card(context: ServerContext, name: str) -> Json:
         "root": context.engine.model_name,
         "max_model_len": longest,
         "context_length": context.engine.limits.context_length,
+        "chat_format": {"name": known.name, "is_known": known.is_known},
     }
     return {"id": name, **openai, **anthropic, **own}
 

@@ -1,0 +1,300 @@
+"""The form of calls as a chat template writes it: read off what it renders, to the last line break.
+
+Forced calls are written in this form, so that the prompt of the next turn continues what was generated. A
+family's templates differ in white space, in ids and in quotes; all else is the family's declaration, which
+stays where the template shows no calls or does something that can't be followed.
+
+    rendered:  ...assistant\\n<think>\\nTHOUGHT\\n</think>\\n\\n<tool_call>\\n{"name": "FIRST", ...
+    found:     thinking "<think>\\n" "\\n</think>" "\\n\\n", head '<tool_call>\\n{"name": "NAME", ...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from radixkv.text.chat_formats.answer import Answer
+from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm
+from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.json_calls import JsonCalls
+from radixkv.text.chat_formats.literals import LiteralArguments
+from radixkv.text.chat_formats.tagged_arguments import KEY, ElementArguments, TaggedArguments
+from radixkv.text.chat_formats.template_traits import (
+    Message,
+    RenderText,
+    TemplateTraits,
+    probe_tool,
+    shown_text,
+)
+
+_NAMES = ("probe_alpha", "probe_beta")
+_IDS = ("abcdefgh1", "abcdefgh2")
+_ARGUMENTS = (
+    {"probe_key": "probe first", "probe_more": "probe second"},
+    {"probe_key": "x", "probe_more": "y z"},
+)
+_USER = "probe question"
+_THOUGHT = "probe thought"
+
+Known = TypeVar("Known", CallForm, JsonCalls)
+
+
+class _Unlike(Exception):
+    """The template writes something that can't be followed."""
+
+
+def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: TemplateTraits) -> ChatFormat:
+    """Return a format whose calls, and what stands before them, are written as the template does.
+
+    Costs about four small renderings.
+    """
+    form = chat_format.form
+    if not isinstance(form, CallForm | JsonCalls) or not traits.calls:
+        return chat_format
+    tools = [probe_tool(name, _ARGUMENTS[0]) for name in _NAMES]
+    prompt = shown_text(render, [{"role": "user", "content": _USER}], tools)
+    found = chat_format
+    for num_calls in (1,) if traits.one_call else (2, 1):
+        text = _shown(render, _history(chat_format, traits, num_calls), tools)
+        start = _lead_start(chat_format, text, prompt)
+        written: CallForm | JsonCalls
+        try:
+            if isinstance(form, CallForm):
+                written = _fitted(form, text, start, num_calls)
+            else:
+                written = _fitted(form, text, start, num_calls)
+        except (_Unlike, ValueError):
+            continue
+        candidate = replace(chat_format, forms=(written, *chat_format.forms[1:]))
+        if _is_read(candidate, text, num_calls):
+            found = candidate
+            break
+    return _with_lead(found, render, traits, prompt, tools)
+
+
+def _history(
+    chat_format: ChatFormat, traits: TemplateTraits, num_calls: int, thought: str = ""
+) -> list[Message]:
+    calls = []
+    for i in range(num_calls):
+        given: Any = _ARGUMENTS[i]
+        function = {"name": _NAMES[i], "arguments": json.dumps(given) if traits.arguments_as_text else given}
+        call_id = f"functions.{_NAMES[i]}:{i}" if chat_format.numbers_ids else _IDS[i]
+        calls.append({"id": call_id, "type": "function", "function": function})
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    if thought and traits.reasoning_field is not None:
+        answer[traits.reasoning_field] = thought
+    return [{"role": "user", "content": _USER}, answer]
+
+
+def _shown(render: RenderText, messages: list[Message], tools: list[Mapping[str, Any]]) -> str:
+    """Return what a template renders; some show an assistant's last message only when results follow."""
+    text = shown_text(render, messages, tools)
+    if _NAMES[0] in text[text.rfind(_USER) :]:
+        return text
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "x"}
+        for call in messages[-1]["tool_calls"]
+    ]
+    return shown_text(render, [*messages, *results], tools) or text
+
+
+def _is_read(chat_format: ChatFormat, text: str, num_calls: int) -> bool:
+    """Whether calls in a form are what the template renders, and what its reader reads."""
+    form = chat_format.form
+    assert form is not None
+    schema = {"properties": {key: {"type": "string"} for key in _ARGUMENTS[0]}}
+    calls = [(_NAMES[i], json.dumps(_ARGUMENTS[i])) for i in range(num_calls)]
+    patterns = [re.escape(piece) for piece in re.split(r"abcdefgh\d|\d+", form.write(calls))]
+    if not re.search(r"(?:abcdefgh\d|\d+)".join(patterns), text):
+        return False
+    parser = chat_format.parser(tools=dict.fromkeys(_NAMES, schema))
+    read = Answer.of([*parser.push(form.write(calls)), *parser.finish()])
+    return [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
+        (name, json.loads(arguments)) for name, arguments in calls
+    ]
+
+
+# ------------------------------------------------------------------ around calls
+
+
+def _lead_start(chat_format: ChatFormat, text: str, prompt: str) -> int:
+    """Return the place from which on a rendered text is the model's."""
+    if not text.startswith(prompt):
+        return text.rfind(_USER) + len(_USER)
+    opened = chat_format.opened_by(prompt)
+    return len(prompt) - (0 if chat_format.thinks(opened) else len(opened))
+
+
+def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
+    """Return a form as it is written in a rendered text, from a place on."""
+    name = text.find(_NAMES[0], start)
+    if name < 0:
+        raise _Unlike
+    opens = [at for mark in form.opens if (at := text.rfind(mark, start, name)) >= 0]
+    lead_at = min(opens) if opens else _bare_start(form.begin + form.head, text, start, name)
+    args_at, args_end, arguments = _arguments(form, text, name + len(_NAMES[0]), _ARGUMENTS[0])
+    lead, middle = text[lead_at:name], text[name + len(_NAMES[0]) : args_at]
+    first_chunk = _first_chunk(form.head)
+    head_at = lead.rfind(first_chunk) if first_chunk else len(lead)
+    if head_at < 0:
+        if form.begin:
+            raise _Unlike
+        head_at = 0
+    head = _declared(form, lead[head_at:] + NAME + middle)
+    begin, between = lead[:head_at], form.between
+    rest = text[args_end:]
+    if num_calls == 2:
+        second = text.find(_NAMES[1], args_end)
+        next_args, next_end, _ = _arguments(form, text, second + len(_NAMES[1]), _ARGUMENTS[1])
+        if second < 0:
+            raise _Unlike
+        until = text[args_end:second]
+        next_at = until.rfind(first_chunk) if first_chunk else len(until)
+        if _declared(form, until[next_at:] + NAME + text[second + len(_NAMES[1]) : next_args]) != head:
+            raise _Unlike
+        tail_size = _end_of(_last_chunk(form.tail), until[:next_at])
+        between, rest = until[tail_size:next_at], text[next_end:]
+        tail = until[:tail_size]
+    else:
+        tail = rest[: _end_of(_last_chunk(form.tail), rest, first=True)]
+    tail, rest = _declared(form, tail), rest[len(tail) :]
+    end = rest[: _end_of(_last_chunk(form.end), rest, first=True)]
+    return replace(form, head=head, arguments=arguments, tail=tail, begin=begin, between=between, end=end)
+
+
+def _bare_start(written: str, text: str, start: int, name: int) -> int:
+    """Where calls begin that no mark opens."""
+    found = text.rfind(_first_chunk(written), start, name + 1)
+    if found < 0:
+        raise _Unlike
+    return found
+
+
+def _declared(form: CallForm | JsonCalls, text: str) -> str:
+    """A text with placeholders for what the probes have in their places."""
+    for name in _NAMES:
+        text = text.replace(name, NAME)
+    for call_id in _IDS:
+        text = text.replace(call_id, ID)
+    return re.sub(r"\d+", INDEX, text) if INDEX in form.head else text
+
+
+def _first_chunk(text: str) -> str:
+    """The first text of a declaration that no white space or placeholder interrupts."""
+    chunks = re.split(rf"\s+|{NAME}|{ID}|{INDEX}", text.strip())
+    return next(iter(chunks), "")
+
+
+def _last_chunk(text: str) -> str:
+    chunks = re.split(rf"\s+|{NAME}|{ID}|{INDEX}", text.strip())
+    return chunks[-1]
+
+
+def _end_of(chunk: str, text: str, *, first: bool = False) -> int:
+    """Where a chunk ends in a text, its last or first place; 0: there is none to look for."""
+    if not chunk:
+        return 0
+    at = text.find(chunk) if first else text.rfind(chunk)
+    if at < 0:
+        raise _Unlike
+    return at + len(chunk)
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def _arguments(
+    form: CallForm | JsonCalls, text: str, at: int, given: Mapping[str, str]
+) -> tuple[int, int, Any]:
+    """Where the arguments of a call begin and end, and their notation as the template writes it."""
+    notation = form.arguments
+    if isinstance(notation, JsonArguments):
+        begin = text.find("{", at)
+        value, end = json.JSONDecoder().raw_decode(text, begin) if begin >= 0 else (None, 0)
+        if value != given:
+            raise _Unlike
+        return begin, end, notation
+    places = []
+    for word in (word for pair in given.items() for word in pair):
+        begin = text.find(word, at)
+        if begin < 0:
+            raise _Unlike
+        at = begin + len(word)
+        places.append((begin, at))
+    if isinstance(notation, TaggedArguments):
+        return _tagged(notation, text, places)
+    (key, _), (value, value_end), (second, _), (_, end) = places
+    if isinstance(notation, ElementArguments):
+        closing = f"{notation.mark}</{text[second : second + len('probe_more')]}>"
+        return key - len(notation.mark) - 1, end + len(closing), notation
+    assert isinstance(notation, LiteralArguments)
+    quote = text[value - 1] if not notation.mark else ""
+    if quote and quote not in "'\"":
+        raise _Unlike
+    size = len(notation.mark) or 1
+    separator = text[value_end + size : second]
+    fitted = replace(notation, quote=quote or notation.quote, separator=separator)
+    return key - len(notation.opens), end + size + len(notation.closes), fitted
+
+
+def _tagged(
+    notation: TaggedArguments, text: str, places: list[tuple[int, int]]
+) -> tuple[int, int, TaggedArguments]:
+    (key, key_end), (value, value_end), (second, _), (_, end) = places
+    opening, closing = _first_chunk(notation.key.partition(KEY)[0]), notation.end.strip()
+    begin = text.rfind(opening, 0, key)
+    until = text[value_end:second]
+    next_at = until.rfind(opening)
+    closed = until.find(closing) + len(closing)
+    last = text.find(closing, end)
+    if begin < 0 or next_at < 0 or closed < len(closing) or last < 0:
+        raise _Unlike
+    value_close, separator = until[:closed], until[closed:next_at]
+    end = last + len(closing)
+    if text.startswith(separator, end):
+        value_close, end, separator = value_close + separator, end + len(separator), ""
+    written = notation.key if notation.kinds else text[begin:key] + KEY + text[key_end:value]
+    padded = written.endswith("\n") and value_close.startswith("\n")
+    fitted = replace(notation, key=written, end=value_close, between=separator, padded=padded)
+    return begin, end, fitted
+
+
+# ------------------------------------------------------------------ before calls
+
+
+def _with_lead(
+    chat_format: ChatFormat,
+    render: RenderText,
+    traits: TemplateTraits,
+    prompt: str,
+    tools: list[Mapping[str, Any]],
+) -> ChatFormat:
+    """The format with what the template writes between the prompt's end and a call, thinking and not."""
+    form, section = chat_format.form, chat_format.reasoning
+    assert form is not None
+    plain = _shown(render, _history(chat_format, traits, 1), tools)
+    head = (form.begin + form.head).partition(NAME)[0].partition(ID)[0].partition(INDEX)[0]
+    at = plain.find(head, plain.rfind(_USER)) if head.strip() else -1
+    lead = plain[len(prompt) : at] if at >= len(prompt) and plain.startswith(prompt) else None
+    fitted = replace(chat_format, lead=lead)
+    if section is None or traits.reasoning_field is None:
+        return fitted
+    text = _shown(render, _history(chat_format, traits, 1, _THOUGHT), tools)
+    thought = text.rfind(_THOUGHT)
+    parts = (i for i, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1])
+    before = text[: next(parts, min(len(prompt), len(text)))]
+    at = text.find(head, thought) if head.strip() else -1
+    if thought < len(before) or at < 0 or not prompt.startswith(before):
+        return fitted
+    between = text[thought + len(_THOUGHT) : at]
+    closing = next((mark for mark in section.closes if mark in between), None)
+    opening = text[len(before) : thought]
+    if closing is None or (prompt != before and not chat_format.opened_by(prompt)):
+        return fitted
+    size = between.index(closing) + len(closing)
+    return replace(fitted, thinking=(opening, between[:size], between[size:]))
