@@ -62,7 +62,7 @@ def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
     divided: list[Message] = []
     waiting: list[Message] = []  # messages of calls whose result has not come yet
     for message in messages:
-        calls = message.get("tool_calls") or ()
+        calls = list(message.get("tool_calls") or ())
         if message.get("role") == "tool" and waiting:
             at = next((i for i, m in enumerate(waiting) if _calls_for(m, message)), 0)
             divided += [waiting.pop(at), message]

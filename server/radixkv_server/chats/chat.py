@@ -51,8 +51,8 @@ Message = dict[str, Any]
 ReasoningPlace = Literal["apart", "in_content", "hidden"]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 UNKNOWN_FORM = (
-    "the chat format of this model is not known, so its tool calls are asked for and read as hermes writes them; "
-    "see --chat-format"
+    "the chat format of this model is not known, so that its tool calls are asked for and read as those of "
+    "Hermes; see --chat-format"
 )
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 

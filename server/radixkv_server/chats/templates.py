@@ -69,7 +69,7 @@ class ChatTemplates:
         found = find_format(self._format_name, source, is_token, shown)
         if not found.is_known:
             logger.warning(
-                "The chat format of this model is not known: its chat template and vocabulary show no sign of a "
+                "The chat format of this model is not known: chat template and vocabulary show no sign of a "
                 "family. Tools are described, and calls read, in the form of %s; --chat-format sets another.",
                 found.name,
             )
