@@ -82,6 +82,7 @@ ENGINE = {
     "radixkv.text.chat_formats.formats",
     "radixkv.text.chat_formats.hints",
     "radixkv.text.chat_formats.history",
+    "radixkv.text.chat_formats.template_form",
     "radixkv.text.chat_formats.template_traits",
     "radixkv.text.chat_formats.thinking",
     "radixkv.engine.client",
