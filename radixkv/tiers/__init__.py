@@ -1,1 +1,1 @@
-"""Memories below the pool: what they promise, and moving blocks to and from them."""
+"""Memories below the pool: their protocol, and moving blocks to and from them."""

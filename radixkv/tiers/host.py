@@ -19,13 +19,13 @@ from radixkv.tiers.tier import TierBlocks, TierState
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: Makes room for so many bytes: uint8 [bytes].
+#: Allocates memory of a size: uint8 [bytes].
 Allocate = Callable[[int], "npt.NDArray[np.uint8]"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A block, and which one of which run it is."""
+    """A block, and its place in its run."""
 
     run: BlockRun
     index: int
@@ -35,13 +35,13 @@ class _Kept:
 class HostTier:
     """Keeps the blocks that were used last, by their identities and the tokens they were saved with.
 
-    A thread copies what is saved, block by block, so that each one's memory is free when it goes; a load
-    hands out the memory itself, which lives on for as long as somebody reads it.
+    A thread copies saved blocks one by one, so that each one's memory is free when it goes; a load
+    hands out the memory itself, which lives on while it is read.
 
     Args:
         max_bytes: of blocks.
-        allocate: how memory is had, such as pinned memory.
-        selection: what is saved; None: see `Selection`.
+        allocate: allocator of memory, such as pinned memory.
+        selection: blocks to save; None: see `Selection`.
     """
 
     name = "host"
@@ -96,7 +96,7 @@ class HostTier:
         return done
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: what it lacks."""
+        """See `radixkv.tiers.tier.Tier`: the missing blocks."""
         missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
         return range(missing[0], missing[-1] + 1) if missing else range(0)
 

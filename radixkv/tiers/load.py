@@ -1,4 +1,4 @@
-"""A load of blocks, what a request remembers that may wait for one, and what of the loaded is believed."""
+"""A load of blocks, a waiting request's memory of its loads, and the verification of loaded data."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TierLoad:
         tier: who brings them.
         num_scheduled: where the blocks begin: tokens up to there are cached.
         started: a reading of the engine's clock.
-        bytes_ahead: what the tier had to bring before, when it was asked.
+        bytes_ahead: bytes queued in the tier before it, at the time of the call.
         deadline: when it is given up, if nothing has arrived; a reading of the engine's clock.
-        rows: what has arrived, and was found to be of the same tokens; None: nothing yet.
+        rows: arrived data, verified to be of the same tokens; None: nothing yet.
         has_failed: it has ended, and some of the blocks are not there.
         refused: why they are not; None: nothing is known of that.
     """
@@ -69,19 +69,19 @@ class NotLoaded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TierWait:
-    """What one request has asked of the tiers since it last ran.
+    """The dealings of one request with the tiers since it last ran.
 
     Attributes:
-        deadline: until when it may wait for what comes next; a reading of the clock.
-        ask_at: when a tier that did not know is asked again; None: none is.
+        deadline: until when it may wait for the next load; a reading of the clock.
+        ask_at: when an undecided tier is asked again; None: never.
         asked: the name of that tier.
         model_s: of the engine, when it was looked at last.
-        load: what it has waited for last.
-        matched: tokens that were cached when it began to wait for that.
+        load: the last load it waited for.
+        matched: tokens that were cached when that wait began.
         since: when that was, or up to when waits for an answer were counted.
         is_over: the tiers are not asked again.
-        hits: what each tier that it waited for has brought it so far.
-        not_loaded: what was last left where it is; None: nothing, as far as is known.
+        hits: blocks brought so far by each tier.
+        not_loaded: blocks last left in a tier; None: none, as far as is known.
     """
 
     deadline: float
@@ -96,7 +96,7 @@ class TierWait:
     not_loaded: NotLoaded | None = None
 
     def ask_again(self, tier: str, when: float, now: float) -> None:
-        """Wait for what a tier does not know yet."""
+        """Wait for a tier's decision."""
         self.asked, self.ask_at, self.since = tier, when, now
 
     def answered(self, now: float) -> None:
@@ -109,7 +109,7 @@ class TierWait:
         self.load, self.matched, self.since, self.ask_at = load, matched, now, None
 
     def end(self, matched: int, now: float) -> None:
-        """The load that was waited for has ended, and so many tokens are cached now."""
+        """The awaited load has ended, and `cached` tokens are cached now."""
         load = self.load
         assert load is not None
         name = load.tier.name
@@ -126,7 +126,7 @@ class TierWait:
 
 
 def rows_of(run: BlockRun, pieces: Sequence[TierBlocks]) -> list[Bytes]:
-    """The data of a run's leading blocks, as far as what was kept is of the same text, without a gap.
+    """Return the data of a run's leading blocks, as far as they verify as the same text, without a gap.
 
     O(tokens) for each piece.
     """

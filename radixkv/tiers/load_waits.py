@@ -5,9 +5,9 @@ A request is about to be admitted; its cached prefix ends before the end of its 
     another's load brings the next block  ->  it waits for that, as for a request that computes its prefix
     the tier says HIT or PENDING          ->  a load is started, and the request waits for it
     the tier says RETRY                   ->  it waits, and the tier is asked again a little later
-    MISS, a failure, no room, or too late ->  it is admitted, and computes what is missing
+    MISS, a failure, no room, or too late ->  it is admitted, and computes the missing tokens
 
-It holds nothing while it waits, and is looked up again when the load has ended: what was loaded is part of
+It holds nothing while it waits, and is looked up again when the load has ended: the loaded blocks are part of
 its cached prefix then. No request waits longer than its deadline, counted from when it was first put off.
 """
 
@@ -35,7 +35,7 @@ WEIGHT_S = 1.0
 
 
 class LoadWaits(TierWaits):
-    """Decides who waits.
+    """Decides which requests wait.
 
     Args:
         clock: seconds.
@@ -43,8 +43,8 @@ class LoadWaits(TierWaits):
 
     Attributes:
         model_s: seconds that the engine's steps have taken: meanwhile no tier is asked.
-        next_lookup: when a tier that did not know is to be asked again, as of the last step; None: nobody
-            waits for that.
+        next_lookup: when an undecided tier is to be asked again, as of the last step; None: never
+            until then.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class LoadWaits(TierWaits):
             request.cache_report = _with_tier(report, wait.not_loaded)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
-        """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
+        """Return a report of this moment with a tier's part of the missing tokens; None: it is undecided.
 
         O(tokens). Nothing is counted, and nothing is loaded.
         """

@@ -5,8 +5,8 @@
 
 A load has a lease of its own, so that no end of a request, and no preemption, gives its blocks to anybody
 else. Only the engine's thread writes blocks, when the data is there: a load that is given up before has
-written nothing, and its blocks are free at once; what arrives later is dropped. What was matched of the
-prompt stays protected meanwhile, and what was loaded is matched by whoever waits for it as any other prefix.
+written nothing, and its blocks are free at once; late data is dropped. The matched part of the
+prompt stays protected meanwhile, and loaded blocks are matched by every waiting request as any other prefix.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Loads:
 
     @property
     def is_due(self) -> bool:
-        """Whether one has arrived that is to be written. O(1)."""
+        """True if a load has arrived and is to be written. O(1)."""
         return bool(self._to_write)
 
     @property
@@ -88,13 +88,13 @@ class Loads:
     # ------------------------------------------------------------------ asking
 
     def lookup(self, run: BlockRun, wait_s: float, *, counts: bool = True) -> Found:
-        """What the first tier has that brings blocks of a run sooner than they are computed.
+        """Ask the tiers in order for one that brings blocks of a run sooner than they are computed.
 
         RETRY where one does not know yet; else, with MISS, why blocks that are there are not loaded.
 
         Args:
-            wait_s: how long who needs them may wait.
-            counts: False: nobody needs them, somebody wants to know.
+            wait_s: how long the requests may wait.
+            counts: False for a mere question: no request needs them.
         """
         answer = Found(TierState.MISS)
         for tier in self._tiers:
@@ -152,7 +152,7 @@ class Loads:
     # ------------------------------------------------------------------ giving up
 
     def give_up_latest(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
-        """Give up the latest load of which nothing has arrived, for its blocks; False: there is none.
+        """Give up the latest load without arrived data, for its blocks; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.
@@ -164,7 +164,7 @@ class Loads:
         return False
 
     def give_up_late(self) -> None:
-        """Give up those that have not arrived by their deadline."""
+        """Give up the loads that have not arrived by their deadline."""
         now = self._clock()
         for load in list(self._loads.values()):
             if load.rows is None and load.deadline <= now:
@@ -203,7 +203,7 @@ class Loads:
         self._to_write.append(load)
 
     def write(self) -> None:
-        """Write what has arrived into its blocks: some in this step, more in the next ones."""
+        """Write arrived data into its blocks: some in this step, more in the next ones."""
         room = MAX_WRITTEN_BLOCKS
         while self._to_write and room:
             load = self._to_write[0]
@@ -229,7 +229,7 @@ class Loads:
             self._end(load)
 
     def _end(self, load: TierLoad) -> None:
-        """Commit what was written, and let go of the rest."""
+        """Commit the written blocks, and release the rest."""
         lease, run = load.lease, load.run
         assert lease is not None
         load.lease = load.rows = None
@@ -245,7 +245,7 @@ class Loads:
         self._log.counts.failed_loads += load.has_failed
 
     def close(self) -> None:
-        """Give up what is under way, without a word to the cache, which is not used any more."""
+        """Give up all loads, without a word to the cache, which is not used any more."""
         for load in self._loads.values():
             if load.rows is None:
                 load.future.cancel()

@@ -1,4 +1,4 @@
-"""From what `--kv-tier` says to a tier: the one place that knows every kind."""
+"""Open the tiers of `--kv-tier`: the one place that knows every kind."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ MAX_QUEUED_BYTES = 256 << 20
 
 
 class QueuedBytes:
-    """Counted by the engine's thread and those that write.
+    """Bytes waiting to be written, counted by the engine's thread and the writers.
 
     Attributes:
-        dropped_blocks: those that were lacking, when there was no room.
+        dropped_blocks: blocks that found no room in the queue.
     """
 
     def __init__(self, block_bytes: int) -> None:
@@ -23,7 +23,7 @@ class QueuedBytes:
         self.dropped_blocks = 0
 
     def add(self, num_bytes: int) -> None:
-        """So many more wait, or fewer; who waits for the end looks again."""
+        """Add waiting bytes, or remove them, and wake the code that waits for the end."""
         with self._changed:
             self._num_bytes += num_bytes
             self._changed.notify_all()
@@ -34,7 +34,7 @@ class QueuedBytes:
             self._changed.wait_for(lambda: not self._num_bytes or or_until(), timeout)
 
     def wanted(self, missing: Sequence[int]) -> range:
-        """Of a run's blocks that are lacking, by their index, those that there is room for, without gaps."""
+        """Return the missing blocks of a run, by index, that there is room for, without gaps."""
         if not missing:
             return range(0)
         room = max(0, (MAX_QUEUED_BYTES - self._num_bytes) // self._block_bytes)

@@ -1,15 +1,13 @@
-"""Block records: what a block is called, and how it is written, in a memory that outlives the process.
+"""Block records: name and written form of a block in a memory that outlives the process.
 
-    name     blake2b of what computes, whose it is and all tokens up to the block's end, keyed by a secret:
-             16 bytes by which it is filed, and 32 more that are compared
+    name     blake2b of the model, the owner and all tokens up to the block's end, keyed by a secret:
+             16 bytes of file key, and 32 more that are compared
     record   header (with its own checksum) | the block's tokens | its bytes (one checksum for both)
 
 The identities of `radixkv.cache.block_identity` are quick and fit for one process and for routing. A store
-that lives on, or that others can write to, is asked by names: nobody can make two texts of one name, and who
-does not know the secret can neither tell which text a name is of nor ask for one. Names propose too: what is
-found under one is believed if its digest and its tokens are those asked for, and its checksums hold.
-
-All numbers are little-endian; nothing is pickled.
+that lives on, or that others can write to, is asked by names: two texts of one name cannot be made, and
+without the secret one can neither tell the text of a name nor ask for one. Names propose too: a record is
+trusted if its digest and its tokens are the requested ones, and its checksums hold.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.tiers.tier import Bytes
 
-#: Raised when what a record says, how a name is made, or what our own kernels compute changes: others are not
+#: Raised when the header, the making of names or the results of our own kernels change: older ones are not
 #: found any more.
 FORMAT_VERSION = 1
 KEY_BYTES = 16
@@ -42,15 +40,15 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What must be the same for two blocks' bytes to mean the same.
+    """Everything that must be equal for two blocks' bytes to mean the same.
 
     Attributes:
-        model: fingerprint over all bytes of the weights, and of what else computes.
+        model: fingerprint over all bytes of the weights and of everything else that computes.
         kv_format: type, shape and order of the elements.
         block_size: tokens of a block.
         block_bytes: bytes of a block.
         tensor_parallel: processes that compute it together.
-        computed_by: what the last bits depend on, such as the processor; empty: these do not matter.
+        computed_by: source of the last bits, such as the processor; empty: these do not matter.
         model_name: for people; it means nothing, and stands last.
     """
 
@@ -64,11 +62,11 @@ class BlockKind:
 
 
 class BlockName(NamedTuple):
-    """What a block is called.
+    """Name of a block.
 
     Attributes:
-        key: what it is filed by.
-        digest: what is compared.
+        key: file key.
+        digest: compared part.
     """
 
     key: bytes
@@ -116,7 +114,7 @@ class RecordError(Exception):
 
 
 class RecordHeader(NamedTuple):
-    """What a record says of itself."""
+    """Header of a record."""
 
     key: bytes
     digest: bytes
@@ -134,7 +132,7 @@ def pack_record(name: BlockName, tokens: Bytes, block: Bytes) -> tuple[bytes, me
     """A record as header with tokens, and the block's bytes; it is the two one after the other.
 
     Args:
-        tokens: those of the block, four bytes each.
+        tokens: the block's tokens, four bytes each.
     """
     text, data = _view(tokens), _view(block)
     header = _HEADER.pack(
@@ -171,7 +169,7 @@ def unpack_record(data: Bytes, name: BlockName, tokens: Bytes) -> memoryview:
 
     Args:
         data: a record, exactly.
-        name, tokens: what was asked for.
+        name, tokens: the requested ones.
 
     Raises:
         RecordError: it is damaged, or of another text.

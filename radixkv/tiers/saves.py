@@ -3,7 +3,7 @@
     hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tiers
                          |  can't be evicted               | evictable again
 
-A copy has a lease of its own: nobody gets its blocks, whatever becomes of requests. Who needs them
+A copy has a lease of its own: its blocks stay, whatever becomes of requests. A shortage of blocks
 stops it: the engine's thread helps copying for as long as requests may wait, then the blocks are free. What
 was copied is saved, and the rest is copied later, if it is still cached then.
 """
@@ -22,7 +22,7 @@ from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
 
-# Blocks that are copied out at a time: so many are not evictable, and so much memory is taken.
+# Blocks that are copied out at a time: this many are not evictable, and take that much memory.
 MAX_COPIED_BLOCKS = 64
 # Ended requests whose blocks wait to be looked at; of more, the oldest are not saved.
 MAX_OFFERS = 256
@@ -98,24 +98,24 @@ class Saves:
 
     @property
     def is_copying(self) -> bool:
-        """Whether blocks are being copied out."""
+        """True if blocks are being copied out."""
         return self._save is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether a copy could begin. O(1)."""
+        """True if a copy could begin. O(1)."""
         return bool(self._offers or self._pieces) and not self.is_copying
 
     def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
-        """What is cached of a text may be saved, soon. O(1)."""
+        """Offer the cached part of a text for saving, soon. O(1)."""
         self._offers.append((token_ids, namespace))
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceName]]:
-        """What is cached and could be offered, the latest used first."""
+        """Cached runs that could be offered, the latest used first."""
         return list(self._cache.block_leases.cached_texts(limit))
 
     def touch(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
-        """What is cached of a text counts as used after all that was used before, in tiers, too."""
+        """Count the cached part of a text as used after all earlier uses, in tiers, too."""
         for run in self._cache.block_leases.cached_runs(token_ids, namespace):
             for tier in self._tiers:
                 try:
@@ -126,9 +126,9 @@ class Saves:
     # ------------------------------------------------------------------ starting
 
     def start(self) -> None:
-        """Go on with what was offered; to be called when all that is committed has been computed.
+        """Go on with the offers; to be called when all committed tokens have been computed.
 
-        Those who wait for blocks come first: else the next copy would take what the last one let go.
+        Requests waiting for blocks come first: else the next copy would take the blocks just released.
         """
         while self._offers and not self._pieces:
             token_ids, namespace = self._offers.popleft()
@@ -138,7 +138,7 @@ class Saves:
             self._start_copy(self._pieces.popleft())
 
     def _wanted(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Iterator[_Piece]:
-        """What of a run tiers want, in pieces to be copied one after the other."""
+        """The parts of a run that tiers want, in pieces to be copied one after the other."""
         takers = []
         for tier in self._tiers:
             try:
@@ -181,8 +181,8 @@ class Saves:
         """Somebody needs blocks: end the copy, for its blocks; False: there is none.
 
         Args:
-            is_rival: whether blocks of a namespace would help.
-            at_once: nobody waits until all of them have been copied.
+            is_rival: tells if blocks of a namespace would help.
+            at_once: no request waits until all of them have been copied.
         """
         if self._save is None or not is_rival(self._save.lease.namespace):
             return False
@@ -194,7 +194,7 @@ class Saves:
         return True
 
     def stop_copy(self, help_s: float = 0.0) -> bool:
-        """End the copy under way: its blocks are free, what was copied is saved; whether that is all of them.
+        """End the copy under way: its blocks are free, copied ones are saved; return True if all of them are.
 
         Args:
             help_s: for so long this thread copies, too.
@@ -239,9 +239,9 @@ class Saves:
         self._log.failed("save", error)
 
     def close(self) -> None:
-        """Forget what is under way, without a word to the cache, which is not used any more.
+        """Forget the copies under way, without a word to the cache, which is not used any more.
 
-        Its blocks may have changed hands: what was copied is not believed.
+        Its blocks may have changed hands: copied data is not trusted.
         """
         if self._save is not None:
             self._save.copy.stop()
@@ -259,13 +259,13 @@ def _drop(piece: _Piece) -> None:
         tier.dropped(len(blocks))
 
 
-# Of the time that steps take, requests wait for copies so much in sum, and so many seconds at once.
+# Requests wait for copies for at most this share of the time of steps, and this many seconds at once.
 _SHARE = 0.01
 _MAX_S = 0.1
 
 
 class Patience:
-    """What copies may cost: a hundredth of the time that steps take, saved up to a tenth of a second.
+    """Budget of copies: a hundredth of the time that steps take, saved up to a tenth of a second.
 
     Attributes:
         left_s: how long somebody may wait now.

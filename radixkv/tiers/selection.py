@@ -1,10 +1,10 @@
 """Selection: which of the blocks that requests leave are worth writing to a tier.
 
     first use     remembered, not written: most prompts never come again
-    second use    written: what came twice comes a third time
-    a long text   written at once: it is what takes longest to compute again
+    second use    written: a text that came twice comes a third time
+    a long text   written at once: it takes longest to compute again
 
-A use is the end of a request whose text holds the block. What is remembered of a block is four bytes in a
+A use is the end of a request whose text holds the block. The memory of a block is four bytes in a
 table of fixed size, where a newer block takes the place of an older one: nothing grows, and a block that was
 forgotten is written at its next second use.
 """
@@ -27,7 +27,7 @@ class Selection:
     """Chooses the blocks of a text that has been used.
 
     Args:
-        long_tokens: a text of so many tokens is written at its first use; 0: every text is.
+        long_tokens: a text of this many tokens is written at its first use; 0: every text is.
     """
 
     def __init__(self, long_tokens: int = LONG_TOKENS) -> None:

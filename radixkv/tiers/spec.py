@@ -16,7 +16,7 @@ from radixkv.errors import ConfigError
 from radixkv.tiers.selection import LONG_TOKENS, Selection
 
 _REDIS = ("secret", "encrypt", "ttl")
-#: Kind -> what a spec of it looks like, and the options that it takes.
+#: Kind -> form of its spec, and its options.
 _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "host": ("host:SIZE, as host:4GiB", ()),
     "redis": ("redis://HOST:PORT/DATABASE[,secret=FILE][,encrypt=on][,ttl=SECONDS]", _REDIS),
@@ -31,7 +31,7 @@ _OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One tier, as it was asked for.
+    """One requested tier.
 
     Attributes:
         kind: such as `disk`.
@@ -44,7 +44,7 @@ class TierSpec:
     options: Mapping[str, str]
 
     def number(self, option: str, default: int) -> int:
-        """What an option says, an integer of at least 0.
+        """Parse an option's value, an integer of at least 0.
 
         Raises:
             ConfigError: it is none.
@@ -60,7 +60,7 @@ class TierSpec:
 
     @property
     def selection(self) -> Selection:
-        """Which blocks are saved: `long` tokens are a text that is saved at its first use; 0: all are.
+        """Selection of saved blocks: a text of `long` tokens is saved at its first use; 0: all are.
 
         Raises:
             ConfigError: it is no number.
@@ -83,7 +83,7 @@ class TierSpec:
 
 
 def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
-    """What `--kv-tier` says, each time.
+    """Parse the values of `--kv-tier`.
 
     Raises:
         ConfigError: unknown kind or option, an option twice or without a value, or no place.

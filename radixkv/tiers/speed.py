@@ -1,8 +1,8 @@
-"""How long loading takes, and how long computing instead: measured, the latest counting most."""
+"""Measured time of loading, and of computing instead, the latest counting most."""
 
 from __future__ import annotations
 
-# What an older measurement counts beside the next one.
+# Weight of an older measurement beside the next one.
 _DECAY = 0.7
 
 
@@ -23,12 +23,12 @@ class Speed:
         return f"Speed({self.seconds_per_unit} s)"
 
     def measured(self, units: float, seconds: float) -> None:
-        """So many took so long. What took no time by the clock says nothing."""
+        """Add a measurement. A duration of zero says nothing."""
         if seconds > 0 and units > 0:
             self._seconds = _DECAY * self._seconds + seconds
             self._units = _DECAY * self._units + units
             self.seconds_per_unit = self._seconds / self._units
 
     def seconds(self, units: float) -> float:
-        """How long so many will take; 0.0 where nothing is known."""
+        """Predict a duration; 0.0 without measurements."""
         return (self.seconds_per_unit or 0.0) * units

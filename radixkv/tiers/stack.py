@@ -14,25 +14,25 @@ class OpenTier(Tier, Protocol):
     """A tier that belongs to one engine, and ends with it.
 
     Attributes:
-        name: what people call it.
-        selection: what it is offered of the texts that requests leave.
+        name: its name for people.
+        selection: texts of ended requests that it is offered.
     """
 
     name: str
     selection: Selection
 
     def flush(self, timeout: float) -> None:
-        """Return when what was saved is kept, or so many seconds have passed."""
+        """Return when all saved blocks are kept, or after `timeout` seconds."""
 
     def close(self) -> None:
-        """Finish what was saved, and let go of files, threads and connections. May be called again."""
+        """Finish the saves, and release files, threads and connections. May be called again."""
 
 
 class TierStack:
     """Each block is asked of the first tier that has it and brings it sooner than it is computed.
 
-    What ends is offered to all: what came back from a slow tier is saved in the quick ones, too, where they
-    want it. That is all there is of promotion.
+    The texts of ended requests are offered to all: blocks from a slow tier are saved in the quick ones,
+    too, if they want them. That is all there is of promotion.
     """
 
     def __init__(self, tiers: Sequence[OpenTier]) -> None:

@@ -22,22 +22,22 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.transfers import Transfers
 
-#: Seconds for which the end of an engine may be held up by saving what is cached, and how many texts of it.
+#: Seconds for which the end of an engine may be held up by saving cached texts, and their number.
 SAVE_AT_END_S = 10.0
 MAX_SAVED_AT_END = 1000
-#: Seconds for which tiers are asked what they have of a prompt that is explained, and between two tries.
+#: Seconds for which tiers are asked for their part of an explained prompt, and between two tries.
 ASK_TIERS_S = 0.2
 ASK_AGAIN_S = 0.005
-# A step of fewer tokens for each of its requests says little of what a prompt costs.
+# A step with fewer tokens for each of its requests says little of a prompt's cost.
 MIN_TOKENS_PER_ROW = 8
 
 
 def _nobody_sleeps() -> None:
-    """What is called at the end of transfers while nobody waits for them."""
+    """A callback at the end of unawaited transfers."""
 
 
 class TierUse(BlockTiers):
-    """One engine's use of a tier, or of several. Not thread-safe.
+    """An engine's use of a tier, or of several. Not thread-safe.
 
     Args:
         clock: seconds.
@@ -78,7 +78,7 @@ class TierUse(BlockTiers):
         self.is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
 
     def computed(self, batch: Batch, seconds: float) -> None:
-        """A step has run for so long; what a token costs is measured in those that compute prompts."""
+        """Record a step's duration; the cost of a token is measured in steps that compute prompts."""
         if self._waits is None or self._transfers is None:
             return
         self._waits.model_s += seconds
@@ -139,7 +139,7 @@ class TierUse(BlockTiers):
         transfers.close()
 
     def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
-        """What was used last comes first: time may run out. Then they learn that it goes last."""
+        """Offer the last used first, since time may run out; then tell the tiers the order of use."""
         saves = transfers.saves
         saves.saves_all = True
         end = self._clock() + SAVE_AT_END_S

@@ -1,4 +1,4 @@
-"""TransferLog: what came of an engine's loads and saves, and what is said when they fail."""
+"""TransferLog: counts of an engine's loads and saves, and log lines about failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TransferLog:
 
 
 def result_of(future: Future[Any]) -> tuple[Any, BaseException | None]:
-    """What a future that is done gave, or why it gave nothing."""
+    """The result of a finished future, or the reason for its lack."""
     if future.cancelled():
         return None, CancelledError("it was cancelled")
     error = future.exception()

@@ -1,7 +1,7 @@
 """Transfers: the loads and saves of one engine that are under way; see `loads.py` and `saves.py`.
 
 An object of this class belongs to one cache. When that is rebuilt, or the engine ends, it is closed and
-forgotten: what arrives afterwards reaches nobody, and what was being copied out is not believed.
+forgotten: later arrivals are dropped, and copies under way are not trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Transfers:
 
     Attributes:
         ends: tells when one has ended.
-        log: what came of them.
+        log: counts of the transfers.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class Transfers:
 
     @property
     def hold_blocks(self) -> bool:
-        """Whether loads are under way, at whose end there may be more room. O(1)."""
+        """True if loads are under way that may free room at their end. O(1)."""
         return bool(len(self.loads))
 
     @property
     def is_due(self) -> bool:
-        """Whether `collect` or `saves.start` has something to do now. O(1), or O(loads)."""
+        """True if `collect` or `saves.start` has something to do now. O(1), or O(loads)."""
         if self.ends or self.loads.is_due or self.saves.is_due:
             return True
         deadline = self.loads.next_deadline
         return deadline is not None and deadline <= self._clock()
 
     def collect(self) -> None:
-        """Between steps, when all that is committed has been computed: go on with what is under way."""
+        """Between steps, when all committed tokens have been computed: go on with the transfers."""
         for number, when in self.ends.take():
             self.loads.ended(number, when)
             self.saves.ended(number)
@@ -71,6 +71,6 @@ class Transfers:
         self.loads.give_up_late()
 
     def close(self) -> None:
-        """Give up what is under way, without a word to the cache, which is not used any more."""
+        """Give up all transfers, without a word to the cache, which is not used any more."""
         self.loads.close()
         self.saves.close()

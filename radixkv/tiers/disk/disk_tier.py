@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("radixkv")
 
-# Seconds after which what was written is synced, also while more is being written.
+# Seconds after which written records are synced, also while more are being written.
 _SYNC_S = 1.0
-# Longest that the end of the tier waits for what is still to be written.
+# Longest that the end of the tier waits for queued writes.
 _CLOSE_S = 30.0
 _SEGMENTS = 32  # at the cap, if they are not larger than that
 _MAX_SEGMENT_BYTES = 256 << 20
@@ -65,12 +65,12 @@ class DiskTier:
         folder: made if it is not there.
         max_bytes: most that its files take up.
         kind: the blocks' kind.
-        selection: what is saved; None: see `Selection`.
+        selection: blocks to save; None: see `Selection`.
         system: see `SegmentStore`.
 
     Attributes:
-        failure: why it is off; None: it is not.
-        failures: what it was asked for -> how often the disk failed to do it.
+        failure: the reason why it is off; None: it is on.
+        failures: call -> number of its failures on the disk.
 
     Raises:
         ConfigError: another process has the folder, it can't be used, or the cap is too small for the model.
@@ -120,7 +120,7 @@ class DiskTier:
         self._reader = ThreadPoolExecutor(1, "radixkv-disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="radixkv-disk-writer", daemon=True)
         self._writer.start()
-        # Also when nobody closes it: what was saved is written before the interpreter ends.
+        # Also without a call of `close`: queued saves are written before the interpreter ends.
         self._end = weakref.finalize(self, _end, self._queue, self._writer)
 
     def __repr__(self) -> str:
@@ -130,17 +130,17 @@ class DiskTier:
 
     @property
     def counts(self) -> DiskCounts:
-        """What came of its records."""
+        """Counts of its records."""
         return self._store.counts
 
     @property
     def num_bytes(self) -> int:
-        """What its files take up."""
+        """Bytes of its files."""
         return self._store.num_bytes
 
     @property
     def is_up(self) -> bool:
-        """Whether it is not off."""
+        """True unless it is off."""
         return self.failure is None
 
     @property
@@ -167,7 +167,7 @@ class DiskTier:
         return future
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: what it lacks, as far as the queue has room."""
+        """See `radixkv.tiers.tier.Tier`: the missing blocks, as far as the queue has room."""
         if self.failure is not None:
             return range(0)
         missing = [index for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
@@ -195,11 +195,11 @@ class DiskTier:
             self._queue.put(_QueuedSave())
 
     def flush(self, timeout: float) -> None:
-        """See `OpenTier`: kept is what is written."""
+        """See `OpenTier`: written blocks are kept."""
         self._queued.wait(timeout, or_until=lambda: self.failure is not None)
 
     def close(self) -> None:
-        """Write what was saved, sync, and let others have the folder. May be called again."""
+        """Write the queued saves, sync, and release the folder. May be called again."""
         self._end()
         self._reader.shutdown(wait=False, cancel_futures=True)
         if not self._writer.is_alive():

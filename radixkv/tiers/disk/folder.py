@@ -95,7 +95,7 @@ def _in_use(folder: Path, process: int | str) -> ConfigError:
 
 
 def process_using(folder: Path) -> str | None:
-    """The number of the process that writes in a folder; None: nobody does."""
+    """Process id of a folder's writer; None: there is none."""
     with _locked_lock:  # to close the file would end a lock of this process's own
         if folder.resolve() in _locked:
             return str(os.getpid())

@@ -1,4 +1,4 @@
-"""What lies in a folder of segments, for people; the folder may be in use meanwhile."""
+"""Reports on a folder of segments, for people; the folder may be in use meanwhile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from radixkv.tiers.record import RecordError, verify_record
 
 @dataclass(slots=True)
 class SegmentReport:
-    """One file.
+    """A file.
 
     Attributes:
         file: its name.
         num_bytes: its size.
         modified: when it was written last, seconds since 1970.
         num_records, num_tokens: whole records, and the tokens of their blocks.
-        damaged: offsets of records whose contents are not what was written; empty where they were not read.
+        damaged: offsets of records with other contents than written; empty if they were not read.
         lost_bytes: at the end, after the last whole record.
-        is_foreign: another version of the format wrote it: nothing is known of its records.
-        model, fingerprint: what the records are of; empty: not known.
+        is_foreign: written by another version of the format: nothing is known of its records.
+        model, fingerprint: model of the records; empty: not known.
     """
 
     file: str

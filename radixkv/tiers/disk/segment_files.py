@@ -1,4 +1,4 @@
-"""One segment: a file of records, with what is written beside it, and where in it a record is."""
+"""A segment: a file of records, the notes beside it, and the places of its records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ GONE = 1 << 60
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """One file.
+    """A file.
 
     Attributes:
         num_bytes: of the file.
-        about_bytes: of what is written beside it, for people.
-        is_foreign: another version of the format wrote it: it stays, unread, until its room is needed.
+        about_bytes: of the notes beside it, for people.
+        is_foreign: written by another version of the format: it stays, unread, until its room is needed.
         keys: of its records, in order.
         uses: of each the number of its last use, a later one being higher.
         uses_changed: since they were written down.
@@ -43,13 +43,13 @@ class Segment:
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes up, its uses included."""
+        """Its bytes on the disk, its uses included."""
         return self.num_bytes + self.about_bytes + len(self.uses) * USE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a record is.
+    """Place of a record.
 
     Attributes:
         index: of the segment's records.
@@ -100,7 +100,7 @@ def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memo
 
 
 def read_uses(folder: Path, number: int, count: int, system: Any = os) -> array[int]:
-    """When the first so many records of a segment were used last, as far as it was written down."""
+    """Times of last use of a segment's first `count` records, as far as they were written down."""
     uses = array("Q")
     with contextlib.suppress(FileNotFoundError):
         data = read_bytes(file_name(folder, number, USED), 0, count * USE_BYTES, system)

@@ -4,10 +4,10 @@
     [ 00000004 ][ 00000005 ][ 00000006 ... ]
       the oldest              the one that grows; after a restart always a new one
 
-What is not whole at the end of a file was never acknowledged. Each record has a number that says when it was
-used last, which is written down beside its segment and survives. At the cap that segment goes which has least
-of what was used lately (31 parts in 32 of the cap), and this is copied forward first; where texts go as they
-came, that is nothing. What was used before all that goes is forgotten, wherever it is.
+An incomplete record at the end of a file was never acknowledged. Each record has a number for its
+last use, which is written down beside its segment and survives. At the cap, evict the segment with the
+least data among the most recently used 31 parts in 32 of the cap, after copying that data forward; if texts
+leave in the order they came, there is none. Older data is forgotten, wherever it is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from radixkv.tiers.record import (
 )
 from radixkv.tiers.tier import Bytes
 
-# The part of the cap with what was used longest ago, of which nothing is copied forward.
+# The part of the cap with the least recently used data, which is not copied forward.
 _SLACK = 1 / 32
 # Bytes that are copied forward at the start, where the cap was lowered.
 _MAX_COPIED_AT_START = 1 << 30
@@ -42,12 +42,12 @@ _MAX_COPIED_AT_START = 1 << 30
 
 @dataclass(slots=True)
 class DiskCounts:
-    """What came of records, since the start.
+    """Counts of records, since the start.
 
     Attributes:
         written, read: records.
-        damaged: records that were not believed, and are forgotten; one for a file whose rest is not made out.
-        evicted: records that went for others; `kept` of those that would have were copied forward.
+        damaged: records that failed verification, and are forgotten; one for a file with an unreadable rest.
+        evicted: records evicted for others; `kept` of the candidates were copied forward.
     """
 
     written: int = 0
@@ -100,7 +100,7 @@ class SegmentStore:
 
     @property
     def num_bytes(self) -> int:
-        """What its files take up."""
+        """Bytes of its files."""
         return self._num_bytes
 
     @property
@@ -138,7 +138,7 @@ class SegmentStore:
             segment.about_bytes = self._system.stat(file_name(self.folder, number, ABOUT)).st_size
         uses = read_uses(self.folder, number, len(segment.keys), self._system)
         for index, key in enumerate(segment.keys):
-            # What was written just before the process was killed was used last.
+            # Records written just before the process was killed count as used last.
             use = uses[index] if index < len(uses) and 0 < uses[index] <= GONE else self._last_use + 1
             segment.uses[index] = use
             if use < GONE:
@@ -193,7 +193,7 @@ class SegmentStore:
         return bool(there)
 
     def next_uses(self, count: int) -> range:
-        """Numbers for so many blocks that follow each other in a text and are to be appended."""
+        """Numbers for consecutive blocks of a text that are to be appended."""
         with self._lock:
             self._last_use += count
             return range(self._last_use, self._last_use - count, -1)
@@ -293,7 +293,7 @@ class SegmentStore:
         self._segments.append(segment)
 
     def _write_beside(self, segment: Segment, ending: str, content: bytes) -> None:
-        """What is neither synced nor missed."""
+        """Bytes that are neither synced nor missed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         file = self._system.open(file_name(self.folder, segment.number, ending), flags, 0o600)
         try:
@@ -304,19 +304,19 @@ class SegmentStore:
     # ------------------------------------------------------------------ room
 
     def _make_room(self, num_bytes: int) -> None:
-        """Let segments go; there is always room for what is copied forward out of one. O(records) then."""
+        """Evict segments; there is always room for the data copied forward out of one. O(records) then."""
         while (excess := self._excess(num_bytes)) > 0:
             goes = self._next_to_go(excess + int(_SLACK * self.max_bytes))
             self._let_go(*goes, self.max_bytes - self._num_bytes)
 
     def _make_room_at_start(self) -> None:
-        """Where the cap was lowered."""
+        """Evict after the cap was lowered."""
         room = _MAX_COPIED_AT_START
         while (excess := self._excess(0)) > 0:
             room -= self._let_go(*self._next_to_go(excess), room)
 
     def _excess(self, num_bytes: int) -> int:
-        """Bytes that are to go before so many more come."""
+        """Bytes to evict before `num_bytes` more come."""
         if not any(segment.num_bytes for segment in self._segments):
             return 0
         return self._num_bytes + num_bytes + self.segment_bytes - self.max_bytes
@@ -325,7 +325,7 @@ class SegmentStore:
         """The segment that has least to keep, of those the one used longest ago; the earliest use to keep.
 
         Args:
-            num_bytes: so much of what was used longest ago is not to be kept.
+            num_bytes: amount of the least recently used data that is not kept.
         """
         segments = [segment for segment in self._segments if segment.num_bytes]
         live = [self._live(segment) for segment in segments]
@@ -353,7 +353,7 @@ class SegmentStore:
             ]
 
     def _let_go(self, segment: Segment, oldest_kept: int, room: int) -> int:
-        """Copy forward what was used since, as far as there is room for it; how many bytes that were."""
+        """Copy forward the data used since, as far as there is room for it; return its bytes."""
         if segment is self._grows:
             self._begin_segment()
         path = file_name(self.folder, segment.number, SEGMENT)

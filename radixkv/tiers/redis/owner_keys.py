@@ -1,13 +1,13 @@
-"""OwnerKeys: what the blocks of each owner are called in a store that others can read, and encryption.
+"""OwnerKeys: names of each owner's blocks in a store that others can read, and encryption.
 
     secret of a store   the same for all replicas, from a file
       |-- of an owner   a namespace (tenant, salt, adapter, model), or the public text of a model
             |-- names   keyed hashes, see `radixkv.tiers.record`
             |-- key     AES-256-GCM over the whole record, bound to its name
 
-Who does not know the secret can't tell whose text a name is of, whether two owners have the same text, or ask
-for a text that they guess. Public text has an owner of its own: all tenants share it, nobody else does. Where
-there is no secret, who knows a model, a tenant's name and a text knows its names.
+Without the secret one can't tell the owner of a name's text, whether two owners have the same text, or ask
+for a guessed text. Public text has an owner of its own: all tenants share it, nothing else does. Without
+a secret, names follow from the model, the tenant's name and the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_OWNERS = 1024  # whose keys are kept at hand
 
 
 class OwnerKeys:
-    """Those of one store.
+    """Keys of one store.
 
     Args:
         kind: the blocks' kind.
@@ -57,7 +57,7 @@ class OwnerKeys:
         return self._names_of(run.namespace, run.is_public).of(run)
 
     def closed(self, run: BlockRun, name: BlockName, record: bytes) -> bytes:
-        """A record as it is stored."""
+        """Seal a record for storage."""
         if not self._encrypts:
             return record
         nonce = os.urandom(_NONCE_BYTES)

@@ -1,12 +1,12 @@
 """RedisTier: blocks in a Redis that several replicas share, or one that outlives them.
 
-    engine's thread    lookup: RETRY, then what the lookups' thread found     save: to the queue
-    lookups            EXISTS of all blocks at once; of each, where some are missing
+    engine's thread    lookup: RETRY, then the result of the lookups' thread  save: to the queue
+    lookups            EXISTS of all blocks at once; of each, if some are missing
     loads              GET of one block after the other, the last first, verified; then their life is renewed
-    saves              what is there is renewed, the rest is SET, the last first, to live for `ttl` seconds
+    saves              present blocks are renewed, the rest is SET, the last first, to live for `ttl` seconds
 
-Redis evicts what was touched longest ago: of a text, its end. All calls have a time-out and threads of their
-own. One that fails takes the tier down: it has nothing and wants nothing, and nobody waits for it, until a
+Redis evicts least recently used keys: of a text, its end. All calls have a time-out and threads of their
+own. A failing call takes the tier down: it has nothing and wants nothing, and no request waits for it until a
 PING gets through; a thread tries that after half a second, then after twice as long, up to half a minute.
 """
 
@@ -48,7 +48,7 @@ _MAX_ANSWERS = 4096
 _ANSWER_S = 1.0
 # Blocks that are remembered as being there.
 _MAX_KNOWN = 1 << 17
-# Longest that the end of the tier waits for what is still to be written.
+# Longest that the end of the tier waits for queued writes.
 _CLOSE_S = 5.0
 _PREFIX = b"radixkv:kv:"
 
@@ -87,11 +87,11 @@ class RedisTier:
         kind: the blocks' kind.
         owners: names blocks, and encrypts them.
         ttl_s: seconds that a block lives after its last use.
-        selection: what is saved; None: see `Selection`.
+        selection: blocks to save; None: see `Selection`.
 
     Attributes:
-        is_up: whether the last call got through.
-        failures: what it was asked for -> how often Redis failed to do it.
+        is_up: True if the last call got through.
+        failures: call -> number of its failures in Redis.
 
     Raises:
         ConfigError: the package is missing, or the URL is none.
@@ -163,7 +163,7 @@ class RedisTier:
         return future
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: what it lacks or was not used for long, as far as there is room."""
+        """See `radixkv.tiers.tier.Tier`: missing or long unused blocks, as far as there is room."""
         if not self.is_up:
             return range(0)
         oldest = time.monotonic() - self._ttl_s / 4
@@ -181,11 +181,11 @@ class RedisTier:
             self._saves.submit(self._save, run, data)
 
     def flush(self, timeout: float) -> None:
-        """See `OpenTier`: kept is what was written."""
+        """See `OpenTier`: written blocks are kept."""
         self._queued.wait(timeout, or_until=lambda: not self.is_up)
 
     def close(self) -> None:
-        """Write what was saved, for some seconds, and let go of the connections. May be called again."""
+        """Write the queued saves, for some seconds, and close the connections. May be called again."""
         self.flush(_CLOSE_S)
         self._is_closed.set()
         for calls in (self._lookups, self._loads, self._saves):
@@ -258,7 +258,7 @@ class RedisTier:
         return blocks, is_damaged
 
     def _renew(self, client: Any, names: Sequence[BlockName]) -> list[BlockName]:
-        """Let blocks live on, the last first; those that are not there."""
+        """Renew the life of blocks, the last first; return the missing ones."""
         pipeline = client.pipeline(transaction=False)
         for name in reversed(names):
             pipeline.expire(_key(name), self._ttl_s)
@@ -301,7 +301,7 @@ class RedisTier:
     # ------------------------------------------------------------------ when it can't be reached
 
     def _failed(self, what: str, error: Exception) -> None:
-        """A call has failed: nobody waits for the next ones. What Redis refuses (no memory, say) is no
+        """Take the tier down after a failed call. A refusal by Redis (no memory, say) is no
         reason not to ask it."""
         self.failures[what] += 1
         if not _is_refusal(error):
