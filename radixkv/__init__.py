@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from radixkv.cache.prefix_cache import Lease, PrefixCache
+    from radixkv.cache.prefix_cache import Lease
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.engine import Engine
     from radixkv.engine.outputs import CompletionOutput, RequestOutput
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RadixKVError,
     )
     from radixkv.sampling.sampling_params import SamplingParams
+    from radixkv.tenancy.tenant_cache import TenantCache as PrefixCache
 
 _HOMES = {
     "AsyncEngine": "radixkv.entrypoints.async_engine",
@@ -44,7 +45,7 @@ _HOMES = {
     "LeaseError": "radixkv.errors",
     "ModelLoadError": "radixkv.errors",
     "OutOfBlocks": "radixkv.errors",
-    "PrefixCache": "radixkv.cache.prefix_cache",
+    "PrefixCache": "radixkv.tenancy.tenant_cache:TenantCache",
     "RadixKVError": "radixkv.errors",
     "RequestOutput": "radixkv.engine.outputs",
     "SamplingParams": "radixkv.sampling.sampling_params",
@@ -75,13 +76,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
+    home_name, _, name_there = _HOMES[name].partition(":")
     try:
-        home = importlib.import_module(_HOMES[name])
+        home = importlib.import_module(home_name)
     except ModuleNotFoundError as error:
         from radixkv.entrypoints.extras import missing_package
 
         raise missing_package(error, f"radixkv.{name}") or error from None
-    value = getattr(home, name)
+    value = getattr(home, name_there or name)
     globals()[name] = value
     return value
 

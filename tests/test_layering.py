@@ -41,7 +41,7 @@ FLOORS = (
     ("scheduling",),
     ("model",),
     ("engine",),
-    ("grammar", "speculation", "tiers", "observe", "cluster.events"),
+    ("grammar", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
     ("entrypoints",),
     ("cluster",),

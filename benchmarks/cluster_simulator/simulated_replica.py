@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.cluster_simulator.step_cost import StepCost, work_of
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry

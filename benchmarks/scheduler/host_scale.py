@@ -40,7 +40,7 @@ from rich.table import Table
 
 import radixkv.engine.model_step
 from benchmarks.figures import write_figures
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.observe.advisor import Advisor

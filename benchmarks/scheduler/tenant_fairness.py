@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.host_scale import VOCABULARY, RandomRunner
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.leasing import Leasing
-from radixkv.cache.retention.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.capacity import Capacity
 
 
 def check(capacity: Capacity) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from array import array
 
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.invalidated_tree import InvalidatedTree
 from radixkv.cache.lease_path import LeasePath
 from radixkv.cache.node import Node
 from radixkv.cache.pending_copies import Moved
-from radixkv.cache.retention.capacity import Capacity
 
 
 def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
@@ -32,8 +32,7 @@ def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
         node = stack.pop()
         below[node] = None
         stack.extend(node.each_child())
-    for pin in [pin for pin in capacity.pins if pin.node in below]:
-        capacity.pins.drop(pin)
+    capacity.pins.drop_in(below)
     moved: Moved = {}
     for lease in capacity.leases.values():
         if lease.invalidate_below(below, moved) and lease is not owner:
@@ -50,8 +49,7 @@ def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
 
 def invalidate_all(capacity: Capacity) -> InvalidatedTree:
     """Take all nodes out of the tree at once. O(leases * depth + pins * depth + namespaces)."""
-    for pin in list(capacity.pins):
-        capacity.pins.drop(pin)
+    capacity.pins.drop_in(_Everything())
     tree, leases = capacity.tree, capacity.leases.values()
     moved: Moved = {}
     for lease in leases:

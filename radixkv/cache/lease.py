@@ -13,6 +13,7 @@ from array import array
 from copy import copy
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.invalidation import invalidate_subtree
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_tokens, encode_tokens
 from radixkv.cache.lease_path import LeasePath
@@ -20,7 +21,6 @@ from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.reporting.explain import DueReport, MissReport, report_of
 from radixkv.cache.reporting.reasons import Reason
-from radixkv.cache.retention.capacity import Capacity
 from radixkv.errors import LeaseError
 
 

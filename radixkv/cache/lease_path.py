@@ -28,11 +28,11 @@ from array import array
 from collections.abc import Container
 
 from radixkv.cache.block_table import BlockTable
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.cache.node import Children, Namespace, Node
 from radixkv.cache.pending_copies import Moved, PendingCopies
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.capacity import Capacity
 
 
 class LeasePath(BlockTable):

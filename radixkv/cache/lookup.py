@@ -7,8 +7,8 @@ from itertools import islice
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace
+from radixkv.cache.public_text import PublicText
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.public_prefixes import PublicPrefixes
 from radixkv.cache.tree_nodes import Walk
 
 MAX_NAMESPACES = 256  # others that an administrator's question looks into
@@ -110,7 +110,7 @@ class Lookup:
             (self.match(data, other).num_tokens for other in islice(others, MAX_NAMESPACES)), default=0
         )
 
-    def _public(self, owner: Namespace | None, namespace: NamespaceName) -> PublicPrefixes:
+    def _public(self, owner: Namespace | None, namespace: NamespaceName) -> PublicText:
         return self._namespaces.public_of(namespace).declared if owner is None else owner.declared
 
     def _walk_public(

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
+from radixkv.cache.accounts import BlockAccounts
 from radixkv.cache.block_identity import BlockIdentities, what_computes
 from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace, whole_key
 from radixkv.cache.node import Namespace
-from radixkv.cache.retention.public_prefixes import PublicPrefixes
-from radixkv.cache.retention.quota import QuotaGroups
+from radixkv.cache.public_text import PublicText
 from radixkv.errors import InvalidRequestError
 
 
@@ -23,7 +23,7 @@ class Namespaces:
     """The namespaces in use."""
 
     def __init__(
-        self, groups: QuotaGroups, identities: BlockIdentities, block_bytes: int, model: str = ""
+        self, groups: BlockAccounts, identities: BlockIdentities, block_bytes: int, model: str = ""
     ) -> None:
         self._identities = identities  # give each its seed
         self._block_bytes = block_bytes  # bytes of a block's token ids
@@ -58,10 +58,6 @@ class Namespaces:
         self._last = namespace, key
         return key
 
-    def quota_key(self, key: NamespaceKey) -> NamespaceKey:
-        """The key of a quota: a tenant's alone stands for all of its namespaces."""
-        return key if len(key) == 1 else whole_key(key, self._model)
-
     def public_of(self, namespace: NamespaceName) -> Namespace:
         """The public text that a namespace shares. O(1)."""
         return self._public(what_computes(self.key(namespace)))
@@ -69,27 +65,12 @@ class Namespaces:
     def _public(self, computes: NamespaceKey) -> Namespace:
         owner = self.publics.get(computes)
         if owner is None:
-            declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
+            declared, seed = self._new_public_text(), self._identities.public_seed(computes)
             owner = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
         return owner
 
-    def declare(self, computes: NamespaceKey, data: bytes) -> int:
-        """Declare a prefix public; returns its length in bytes, of whole blocks."""
-        length = self._public(computes).declared.add(data)
-        self.any_declared |= length > 0
-        return length
-
-    def undeclare(self, computes: NamespaceKey, data: bytes) -> bool:
-        """Take a declaration back; False: there was none."""
-        done = self._public(computes).declared.discard(data)
-        self.any_declared = any(owner.declared.prefixes for owner in self.publics.values())
-        return done
-
-    def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
-        """What computes and the tokens of every public prefix. O(prefixes)."""
-        return tuple(
-            (computes, data) for computes, owner in self.publics.items() for data in owner.declared.prefixes
-        )
+    def _new_public_text(self) -> PublicText:
+        return PublicText()
 
     def known(self, namespace: NamespaceName) -> Namespace | None:
         """The namespace, if it is in use. O(1)."""
@@ -104,8 +85,3 @@ class Namespaces:
             owner = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
             self._in_use[key] = owner
         return owner
-
-    def regroup(self) -> None:
-        """There are new groups: namespaces that have no blocks may count in them. O(namespaces in use)."""
-        for owner in list(self._in_use.values()):
-            owner.group = self._groups.of(owner.key)

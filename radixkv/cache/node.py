@@ -21,8 +21,8 @@ from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 if TYPE_CHECKING:
-    from radixkv.cache.retention.public_prefixes import PublicPrefixes
-    from radixkv.cache.retention.quota import QuotaGroup
+    from radixkv.cache.accounts import BlockAccount
+    from radixkv.cache.public_text import PublicText
 
 _MAX_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
@@ -44,9 +44,9 @@ class Namespace:
     def __init__(
         self,
         key: NamespaceKey,
-        group: QuotaGroup,
+        group: BlockAccount,
         seed: bytes,
-        declared: PublicPrefixes,
+        declared: PublicText,
         public: Namespace | None,
     ) -> None:
         self.key = key

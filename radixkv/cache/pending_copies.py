@@ -13,12 +13,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container
 
+from radixkv.cache.accounts import BlockAccount
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.node import Node
-from radixkv.cache.retention.capacity import Capacity
-from radixkv.cache.retention.quota import QuotaGroup
 
 Copy = tuple[int, int, int]  # source block, target block, slots
-Moved = dict[int, list[QuotaGroup]]  # blocks that leave the tree -> of each holder, what its own count as
+Moved = dict[int, list[BlockAccount]]  # blocks that leave the tree -> of each holder, what its own count as
 
 
 class PendingCopies:
@@ -26,7 +26,7 @@ class PendingCopies:
 
     __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes", "outlasts_commit")
 
-    def __init__(self, capacity: Capacity, group: QuotaGroup) -> None:
+    def __init__(self, capacity: Capacity, group: BlockAccount) -> None:
         self._capacity = capacity
         self._group = group  # what the lease's own blocks count as
         self.copies: list[Copy] = []  # those that nobody has taken to make them, in order

@@ -1,4 +1,4 @@
-"""PrefixCache: the one entry point to cached state. Match, acquire, evict, pin, reset, explain, check.
+"""PrefixCache: the one entry point to cached state. Match, acquire, evict, reset, explain, check.
 
 The life of a cached block:
 
@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from numbers import Real
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Self
 
-from radixkv.cache.block_identity import BlockIdentities, HashFunction, what_computes
+from radixkv.cache.accounts import BlockAccount, BlockAccounts
+from radixkv.cache.block_identity import BlockIdentities, HashFunction
 from radixkv.cache.block_leases import BlockLeases
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats, snapshot
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
 from radixkv.cache.integrity import check
@@ -41,6 +42,7 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.leasing import Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.pins import PinInfo, Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import UseTimes
 from radixkv.cache.reporting.divergence import DivergenceObserver
@@ -49,24 +51,16 @@ from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report
 from radixkv.cache.reporting.ghost import GhostIndex
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.reporting.tree_view import TreeView
-from radixkv.cache.retention.capacity import Capacity
-from radixkv.cache.retention.pins import Pin, PinBoard, PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups, QuotaUsage, framed_quotas
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
-__all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache", "Quota"]
-
-
-class Declared(NamedTuple):
-    """What users declared to a cache, which outlives what is cached."""
-
-    quotas: dict[NamespaceKey, Quota]
-    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
+__all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
 
 
 class PrefixCache:
-    """A radix tree over a pool of blocks, with leases, eviction, pins, quotas and explanations.
+    """A radix tree over a pool of blocks, with leases, eviction and explanations.
+
+    `radixkv.tenancy.tenant_cache` adds quotas, public prefixes and pins: `from radixkv import PrefixCache`.
 
     Calls raise InvalidRequestError where token ids (`encode`) or a namespace (`namespace_key`) is malformed.
 
@@ -81,9 +75,6 @@ class PrefixCache:
             function is right, and a bad one only makes reports and followers of events guess. None: xxh3_128.
         model: fingerprint of the model; completes the key (tenant, salt, adapter, model) of namespaces that
             name fewer parts. Empty: namespaces are taken as they are.
-        pin_budget: share of the pool that pins may protect.
-        quotas: namespace -> Quota, or (floor, ceiling) in blocks. A quota of a plain name also counts the
-            namespaces that begin with it and have none of their own: a tenant's salts share one quota.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
         explain: False: leases carry no report (`skipped`), for measuring what reports cost.
         observer: is told of every acquired prompt that parts from what is cached.
@@ -103,8 +94,6 @@ class PrefixCache:
         ghost_blocks: int | None = None,
         hash_function: HashFunction | None = None,
         model: str = "",
-        pin_budget: float = 0.5,
-        quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None = None,
         partial_reuse: bool = True,
         explain: bool = True,
         observer: DivergenceObserver | None = None,
@@ -114,8 +103,6 @@ class PrefixCache:
                 raise ConfigError(f"{name} must be an integer in [1, 2**31), not {value!r}")
         if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
             raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
-        if not 0.0 <= pin_budget <= 1.0:
-            raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
         self._options: dict[str, Any] = {
             "num_blocks": num_blocks,
             "block_size": block_size,
@@ -124,7 +111,6 @@ class PrefixCache:
             "ghost_blocks": ghost_blocks,
             "hash_function": hash_function,
             "model": model,
-            "pin_budget": pin_budget,
             "partial_reuse": partial_reuse,
             "explain": explain,
             "observer": observer,
@@ -136,15 +122,16 @@ class PrefixCache:
         self.num_resets = 0  # how often `reset` was called
         self.partial_reuse = partial_reuse
         self.policy = policy = make_eviction_policy(policy)
-        self._groups = groups = QuotaGroups(num_blocks, policy)
+        self._groups = groups = self._accounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
-        self._namespaces = names = Namespaces(groups, identities, tree.block_bytes, model)
-        groups.replace(self._framed(quotas or {}))
+        self._namespaces = names = self._namespaces_in(groups, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
-        self._pins = pins = PinBoard(tree, int(num_blocks * pin_budget), clock)
-        self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
+        self._pins = pins = self._pin_board(tree, clock)
+        self._capacity = capacity = self._capacity_of(
+            BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts
+        )
         self._lookup = lookup = Lookup(tree, names, enabled)
         self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
         self._changes = ChangeLog(tree.block_bytes)
@@ -154,6 +141,14 @@ class PrefixCache:
         self.tree = TreeView(tree, lookup, names, clock)
         #: Leases on whole blocks, for who copies their contents in or out.
         self.block_leases = BlockLeases(tree, lookup, names, leasing)
+
+    # The parts that `radixkv.tenancy` puts others in place of.
+    _accounts: type[BlockAccounts] = BlockAccounts
+    _namespaces_in: type[Namespaces] = Namespaces
+    _capacity_of: type[Capacity] = Capacity
+
+    def _pin_board(self, tree: RadixTree, clock: Callable[[], float]) -> Pins:
+        return Pins()
 
     def __repr__(self) -> str:
         s = self.stats
@@ -171,29 +166,6 @@ class PrefixCache:
                 model than the cache's.
         """
         return self._namespaces.key(namespace)
-
-    # ------------------------------------------------------------------ public prefixes
-
-    def publish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
-        """Declare a prefix public: from now on its whole blocks are shared.
-
-        By all namespaces whose K/V is computed as that of `namespace` is: whose keys agree in all parts from
-        the third on, after tenant and salt. What namespaces cached of it before stays theirs. O(tokens).
-
-        Returns:
-            Tokens of the prefix that are shared: its whole blocks.
-        """
-        length = self._namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
-        self._lookup.version += 1
-        return length // TOKEN_BYTES
-
-    def unpublish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
-        """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
-        self._lookup.version += 1
-        return self._namespaces.undeclare(self._computes(namespace), encode_tokens(token_ids))
-
-    def _computes(self, namespace: NamespaceName) -> NamespaceKey:
-        return what_computes(self._namespaces.key(namespace))
 
     # ------------------------------------------------------------------ lookup
 
@@ -294,7 +266,7 @@ class PrefixCache:
         in_pool, below = self._capacity.room(group)
         return in_pool, None if group.ceiling is None else below
 
-    def _group(self, namespace: NamespaceName) -> QuotaGroup:
+    def _group(self, namespace: NamespaceName) -> BlockAccount:
         return self._groups.of(self._namespaces.key(namespace))
 
     def ceiling(self, namespace: NamespaceName = "") -> int:
@@ -354,69 +326,12 @@ class PrefixCache:
     # ------------------------------------------------------------------ what outlives it
 
     @property
-    def declared(self) -> Declared:
-        """What users declared, which outlives what is cached: quotas and public prefixes. O(their number)."""
-        return Declared(self._groups.quotas, self._namespaces.declared())
+    def declared(self) -> Any:
+        """Declarations of users, which outlive the cached blocks."""
+        return None
 
-    def declare(self, declared: Declared) -> None:
-        """Declare what was declared to another cache, on one that is new.
-
-        Raises:
-            ConfigError: the quotas' floors exceed the pool.
-        """
-        self._groups.replace(declared.quotas)
-        for computes, prefix in declared.public_prefixes:
-            self._namespaces.declare(computes, prefix)
-
-    def rebuilt(self) -> PrefixCache:
-        """An empty cache with the same settings, clock, quotas, public prefixes and listeners.
-
-        For the caller who found a broken invariant: this cache and its leases must not be used any more. The
-        policy is a new one of the same class; pins, ghosts and counters begin anew.
-        """
-        with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
-            self.reset()
-        fresh = PrefixCache(policy=type(self.policy)(), **self._options)
-        fresh.declare(self.declared)
-        fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
-        self._changes, self._tree.changes = ChangeLog(self._tree.block_bytes), None
-        return fresh
-
-    # ------------------------------------------------------------------ quotas
-
-    def set_quotas(self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]) -> None:
-        """Replace all quotas (see the constructor); nothing changes if it raises.
-
-        Above a ceiling that was lowered, what is cached goes at once; what requests hold, when they want more
-        or end. O(groups + namespaces in use), and as `evict`.
-
-        Raises:
-            ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
-                had a quota has blocks already, which count for all others (`reset` frees it of them).
-        """
-        framed, known = self._framed(quotas), self._groups.quotas
-        used = {owner.key for owner in self._tree.roots}
-        used |= {lease.owner.key for lease in self._capacity.leases.values()}
-        for key in framed:
-            if key not in known and any(key in (name, name[:1]) for name in used):
-                raise ConfigError(
-                    f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
-                    "give its quota before its first request, or reset the cache"
-                )
-        self._groups.replace(framed)
-        self._namespaces.regroup()
-        self._capacity.keep_ceilings()
-
-    def _framed(
-        self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]
-    ) -> dict[NamespaceKey, Quota]:
-        return {self._namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
-
-    def quota_usage(self) -> list[QuotaUsage]:
-        """What each quota allows and how much of it is used. O(quotas)."""
-        return self._groups.usage()
-
-    # ------------------------------------------------------------------ pins
+    def declare(self, declared: Any) -> None:
+        """Repeat the declarations of another cache, on one that is new."""
 
     def pin(
         self,
@@ -426,57 +341,22 @@ class PrefixCache:
         *,
         at_least: bool = False,
     ) -> PinInfo | None:
-        """Keep the cached part of a prefix from eviction; each hit renews the time.
+        """Keep the cached part of a prefix from eviction; None: nothing is pinned, as in this cache."""
+        return None
 
-        At most the pin budget is protected, leading blocks first. Pinning a prefix again extends and renews.
+    def rebuilt(self) -> Self:
+        """Return an empty cache with the same settings, clock, declarations and listeners.
 
-        Args:
-            ttl: seconds; None: until `unpin`.
-            at_least: make no pin shorter than it was, and of a prefix that is pinned in part one pin of that
-                part: for those who ask often, and for prefixes that others may have pinned, too.
-
-        Returns:
-            The pin; None: nothing of the prefix is cached, or the budget is spent.
-
-        Raises:
-            InvalidRequestError: ttl is not a number above 0.
-
-        O(tokens + path).
+        For the caller who found a broken invariant: this cache and its leases must not be used any more. The
+        policy is a new one of the same class; pins, ghosts and counters begin anew.
         """
-        pins = self._pins
-        pins.expire()
-        data = encode_tokens(token_ids)
-        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, Real) or not ttl > 0):
-            raise InvalidRequestError(
-                f"ttl must be a number of seconds above 0, or None, not {ttl!r}", param="ttl"
-            )
-        owner = self._namespaces.obtain(namespace)  # what is pinned may all be public
-        walk = self._lookup.match(data, owner).walk
-        pin = None if walk is None else pins.add(data, owner, walk, ttl, at_least)
-        return None if pin is None else pins.show(pin)
-
-    def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
-        """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
-        self._pins.expire()
-        data, owner = encode_tokens(token_ids), self._namespaces.known(namespace)
-        if owner is None:
-            return False
-        return self._unpin(self._pins.find(data, owner, self._lookup.match(data, owner).walk))
-
-    def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
-        """End the pin of that id in a namespace; False: there is none. O(path)."""
-        self._pins.expire()
-        return self._unpin(self._pins.by_key.get((self._namespaces.key(namespace), pin_id)))
-
-    def _unpin(self, pin: Pin | None) -> bool:
-        if pin is not None:
-            self._pins.drop(pin)
-        return pin is not None
-
-    def pins(self, max_tokens: int | None = None) -> list[PinInfo]:
-        """The pins, oldest first; show at most so many leading tokens of each. O(pins and their tokens)."""
-        self._pins.expire()
-        return [self._pins.show(pin, max_tokens) for pin in self._pins]
+        with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
+            self.reset()
+        fresh = type(self)(policy=type(self.policy)(), **self._options)
+        fresh.declare(self.declared)
+        fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
+        self._changes, self._tree.changes = ChangeLog(self._tree.block_bytes), None
+        return fresh
 
     # ------------------------------------------------------------------ insight
 

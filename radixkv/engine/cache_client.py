@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 
+from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.keys import TokenIds
+from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage
 
 
 class CacheClient(ABC):

@@ -14,16 +14,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
+from radixkv.tenancy.tenant_cache import TenantCache
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _INLINE_NODES = 500
 class RunOnCache(Protocol):
     """Runs a function where the cache may be touched, and gives what it returns or raises."""
 
-    def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
+    def __call__(self, function: Callable[[TenantCache], T], /) -> Awaitable[T]: ...
 
 
 class ExplainByTiers(Protocol):
@@ -69,14 +69,14 @@ class AsyncCache(CacheClient):
 
     async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
         namespace = self.namespace(tenant, salt)
-        key = PrefixCache.encode(token_ids)
+        key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
 
     async def explain(
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
     ) -> MissReport:
         namespace = self.namespace(tenant, salt)
-        key = PrefixCache.encode(token_ids)
+        key = TenantCache.encode(token_ids)
         report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
         if self._explain_by_tiers is None:
             return report
@@ -122,7 +122,7 @@ class AsyncCache(CacheClient):
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
-        def read(cache: PrefixCache) -> list[BreakPoint]:
+        def read(cache: TenantCache) -> list[BreakPoint]:
             if cache.observer is None:
                 return []
             key = None if namespace is None else cache.namespace_key(namespace)
@@ -134,12 +134,12 @@ class AsyncCache(CacheClient):
         self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
     ) -> list[int]:
         namespace = self.namespace(tenant, salt)
-        key = PrefixCache.encode(token_ids)
+        key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
     async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
         namespace = self.namespace(tenant, salt)
-        key = PrefixCache.encode(token_ids)
+        key = TenantCache.encode(token_ids)
         path = await self._run(lambda cache: cache.tree.path(key, namespace))
         return [self._first_id + node for node in path]
 
@@ -154,7 +154,7 @@ class AsyncCache(CacheClient):
     ) -> TreeSnapshot:
         namespace = None if tenant is None else self.namespace(tenant, salt)
 
-        def begin(cache: PrefixCache) -> tuple[TreeWalk, bool]:
+        def begin(cache: TenantCache) -> tuple[TreeWalk, bool]:
             walk = TreeWalk(
                 cache.tree,
                 namespace,
@@ -225,7 +225,7 @@ class _Follower:
         self._wake = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
 
-    def subscribe(self, cache: PrefixCache, replay: bool) -> None:
+    def subscribe(self, cache: TenantCache, replay: bool) -> None:
         """On the engine's thread."""
         self._unsubscribe = cache.subscribe(self.receive, replay=replay)
 

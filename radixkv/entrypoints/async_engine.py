@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
@@ -29,12 +29,12 @@ from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
 from radixkv.entrypoints.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.scheduling.request import Request
+from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.text.prompt_texts import RendersChats
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
-    from radixkv.cache.prefix_cache import PrefixCache
     from radixkv.cache.reporting.explain import MissReport
     from radixkv.engine.prompt_limits import PromptLimits
     from radixkv.engine.startup import EngineSummary
@@ -218,8 +218,8 @@ class AsyncEngine(RendersChats):
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
 
-    def _run_on_cache(self, function: Callable[[PrefixCache], T]) -> Awaitable[T]:
-        return self.call(lambda engine: function(engine.cache))
+    def _run_on_cache(self, function: Callable[[TenantCache], T]) -> Awaitable[T]:
+        return self.call(lambda engine: function(cast(TenantCache, engine.cache)))
 
     async def _explain_by_tiers(
         self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
@@ -35,6 +34,7 @@ from radixkv.model.runner import ModelRunner
 from radixkv.observe.advisor import Advisor
 from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.spec import parse_tiers
@@ -190,7 +190,7 @@ def engine_on_runner(
         events: publishes block events; None: as `config.kv_events` says.
         options: further arguments of `Engine`.
     """
-    cache = PrefixCache(
+    cache = TenantCache(
         runner.num_blocks,
         runner.block_size,
         config.eviction_policy,

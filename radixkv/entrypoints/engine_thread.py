@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixkv.cache.prefix_cache import Declared
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.engine import Engine
@@ -113,7 +112,7 @@ class EngineThread:
         self._thread = threading.Thread(
             target=self._live, args=([source], made), name="radixkv-engine", daemon=True
         )
-        self._declared: Declared  # to the cache of the engine that has failed
+        self._declared: Any  # to the cache of the engine that has failed
         self.info: EngineInfo
         self.stats: EngineStats
         self._thread.start()

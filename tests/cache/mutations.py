@@ -131,11 +131,11 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "_.discard_from(_, _)", "None"),
-    Mutation("rebuild without the quotas", "PrefixCache.declared", "self._groups.quotas", "{}"),
+    Mutation("rebuild without the quotas", "TenantCache.declared", "self._groups.quotas", "{}"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
         "rebuild without the public prefixes",
-        "PrefixCache.declared",
+        "TenantCache.declared",
         "self._namespaces.declared()",
         "()",
     ),
@@ -271,7 +271,8 @@ def mutate(mutation: Mutation, package: Path) -> tuple[Path, str]:
     """
     results = []
     places = 0
-    for path in sorted(package.rglob("*.py")):
+    packages = [package, package.with_name("tenancy")] if package.name == "cache" else [package]
+    for path in sorted(path for folder in packages for path in folder.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name, function in _functions(tree):
             if name == mutation.where:

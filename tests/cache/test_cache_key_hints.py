@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from radixkv import PrefixCache
 from radixkv.cache.eviction.lru import LRU
-from radixkv.cache.prefix_cache import PrefixCache
 
 
 def serve(cache_key_hint: str, *, other: str = "", namespace: str = "agents") -> int:

@@ -12,6 +12,8 @@ from radixkv import OutOfBlocks, PrefixCache
 
 PUBLIC = list(range(16))
 
+CLASSIC = "benchmarks.cache.classic_policies"
+
 
 def cache_with_a_quiet_tenant() -> PrefixCache:
     cache = PrefixCache(12, 4, quotas={"quiet": (4, None)})
@@ -53,7 +55,12 @@ def test_holding_the_public_prefix_is_not_counted_twice() -> None:
 def test_no_request_of_others_pushes_a_tenant_under_its_floor(seed: int) -> None:
     rnd = random.Random(seed)
     floor = rnd.randint(1, 8)
-    cache = PrefixCache(20, 2, policy=rnd.choice(["lru", "slru", "gdsf"]), quotas={"quiet": (floor, None)})
+    cache = PrefixCache(
+        20,
+        2,
+        policy=rnd.choice(["lru", f"{CLASSIC}:SLRU", f"{CLASSIC}:GDSF"]),
+        quotas={"quiet": (floor, None)},
+    )
     public = [[1, 1, 2, 2], [1, 1, 2, 2, 3, 3], [4, 4]]
     for prefix in public[: rnd.randint(1, 3)]:
         cache.publish(prefix)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from radixkv import ConfigError, OutOfBlocks, PrefixCache
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 
 
 def quotas_of(cache: PrefixCache) -> dict[str, Quota]:

@@ -12,9 +12,9 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
+from radixkv.cache.accounts import Quota
 from radixkv.cache.cache_key import CacheKey
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.pins import PinInfo
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient

@@ -97,7 +97,7 @@ def test_a_fault_in_the_cache_costs_nobody_their_answer(monkeypatch, method, cal
 
 def test_a_request_that_breaks_the_scheduler_each_time_ends_alone(monkeypatch):
     engine, _ = make_engine(num_blocks=80)
-    from radixkv.cache.prefix_cache import PrefixCache
+    from radixkv import PrefixCache
 
     acquire = PrefixCache.acquire
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy

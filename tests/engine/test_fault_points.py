@@ -17,10 +17,10 @@ import pytest
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
 import radixkv.entrypoints.streams as streams
+from radixkv import PrefixCache
 from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.capacity import Capacity
 from radixkv.cache.lease import Lease
-from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.cache.retention.capacity import Capacity
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import RadixKVError

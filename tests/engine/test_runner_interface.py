@@ -14,7 +14,7 @@ import torch
 from paged_language_model import PagedHashModel
 from tiny_models import save_tiny_model
 
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import StartupPhases

@@ -11,7 +11,7 @@ import pytest
 from paged_language_model import VOCAB, make_engine, run_all
 from pool_traffic import FREE, Outcome, Parrot
 
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.sampling.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv import PrefixCache
 from radixkv.sampling.sampler import sample
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState

@@ -66,8 +66,9 @@ ENGINE = {
     "radixkv.tiers.spec",
     "radixkv.cache.keys",  # how tokens are encoded
     "radixkv.cache.reporting.tree_walk",  # the type of a node
-    "radixkv.cache.retention.pins",  # the type of a pin
-    "radixkv.cache.retention.quota",  # what a tenant is granted
+    "radixkv.cache.pins",  # the type of a pin
+    "radixkv.cache.accounts",  # what a tenant is granted
+    "radixkv.tenancy.quota",  # bounds of all tenants together
     "radixkv.text.chat_formats.answer",
     "radixkv.observe.breaker",
     "radixkv.observe.history_difference",

@@ -19,7 +19,7 @@ import numpy as np
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 from scripted_tier import SlowCopies, WildTier
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.engine.engine import Engine
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, cast
 import torch
 from told_deltas import collect_outputs
 
+from radixkv import PrefixCache
 from radixkv.cache.keys import TokenIds
-from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.counts import TierCounts

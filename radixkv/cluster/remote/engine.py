@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
+from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TokenIds
+from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cluster.remote.channel import (
     WINDOW,
     Ask,

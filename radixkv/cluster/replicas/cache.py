@@ -13,14 +13,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
+from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
+from radixkv.cache.pins import PinInfo
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
-from radixkv.cache.retention.pins import PinInfo
-from radixkv.cache.retention.quota import Quota, QuotaUsage
 from radixkv.cluster.replicas.member import AGAIN_S, Member
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, EngineStoppedError

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.errors import ConfigError
 from radixkv_server.tenants.api_keys import TENANT_NAME, ApiKey, stored_digest
 from radixkv_server.tenants.tenant import Account, Limits, Tenant

@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from radixkv.cache.retention.quota import Quota, check_floors
+from radixkv.cache.accounts import Quota
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, RadixKVError
+from radixkv.tenancy.quota import check_floors
 from radixkv_server.tenants.api_keys import KeyRing
 from radixkv_server.tenants.keys_file import KeysFile, read_keys_file
 from radixkv_server.tenants.rate_limits import Limiter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 
 Role = Literal["admin", "user"]
 

@@ -17,7 +17,7 @@ import pytest
 from paged_language_model import LetterTokenizer, make_engine
 from pool_traffic import FREE, POLICIES, Ask, Oracle, Parrot, Traffic
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError

@@ -13,7 +13,7 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from paged_language_model import greedy_reference
 from scripted_engine import Asked, ScriptedEngine
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import (

@@ -17,8 +17,8 @@ from live_server import LiveServer, live_server
 from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 
+from radixkv import PrefixCache
 from radixkv.cache.cache_key import CacheKey
-from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.outputs import OutputDelta, PromptOutcome
 from radixkv.text.chat_formats import hints
 from radixkv.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.cache.retention.quota import Quota
+from radixkv.cache.accounts import Quota
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv_server.app import create_app, serve

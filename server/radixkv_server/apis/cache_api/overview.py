@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.cache.retention.quota import QuotaUsage
+from radixkv.cache.accounts import QuotaUsage
 from radixkv_server.activity.hit_windows import history_json
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.context import ServerContext

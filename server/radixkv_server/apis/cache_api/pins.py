@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.tree_walk import CachedNode
-from radixkv.cache.retention.pins import PinInfo
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.context import ServerContext

@@ -7,80 +7,34 @@ cached and held together). Namespaces with a quota are counted and indexed apart
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sortedcontainers import SortedList
 
+from radixkv.cache.accounts import BlockAccount, BlockAccounts, Quota, QuotaUsage
 from radixkv.cache.eviction.policy import EvictionPolicy
 from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace
 from radixkv.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """Bounds on the blocks of one namespace, cached and held together."""
-
-    floor: int = 0  # blocks under which requests of other namespaces can't push it
-    ceiling: int | None = None  # blocks it can't exceed; None: the pool
-
-    def __post_init__(self) -> None:
-        if self.floor < 0 or (self.ceiling is not None and self.ceiling < max(1, self.floor)):
-            raise ConfigError(
-                f"a quota needs 0 <= floor <= ceiling and a ceiling of at least 1, not {self!r}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaUsage:
-    """A quota and what is used of it, in blocks."""
-
-    namespace: NamespaceKey  # whose: those that begin with it count here, too
-    floor: int
-    ceiling: int | None
-    used_blocks: int  # cached and held
-    protected_blocks: int  # of the cached ones, those that leases or pins protect
-
-
-class QuotaGroup:
-    """The namespaces that share one quota, and the count of their blocks.
-
-    The tree counts its blocks here, `Capacity` those used; both by the methods.
-    """
+class BoundedAccount(BlockAccount):
+    """An account beside others: it notes in `changed` that its figures have changed."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self.index = policy.new_index()  # the leaves that may be evicted
-        self.floor = 0
-        self.ceiling: int | None = None
-        # Blocks that it may be found with: its ceiling, or what it had when that was lowered.
-        self.most: int | None = None
-        self.used = 0  # blocks in the tree and private to leases
-        self.blocks = 0  # blocks in the tree
-        self.protected = 0  # of these, what leases, pins or pending copies protect
+        super().__init__(policy)
         # (entry, evictable, reclaimable) as `QuotaGroups` last knew it.
         self.indexed_as: tuple[Entry | None, int, int] = (None, 0, 0)
-        self._changed: dict[QuotaGroup, None] | None = None
+        self._changed: dict[BoundedAccount, None] | None = None
         self._number = 0
 
-    @property
-    def evictable(self) -> int:
-        """Blocks that could be evicted, quotas aside."""
-        return self.blocks - self.protected
-
-    @property
-    def reclaimable(self) -> int:
-        """Those of them that other namespaces may take from it."""
-        evictable = self.blocks - self.protected
-        return min(evictable, max(0, self.used - self.floor)) if self.floor else evictable
-
     def bound(self, quota: Quota) -> None:
-        """From now on it has this floor and this ceiling. O(1)."""
+        """Set its floor and its ceiling. O(1)."""
         self.floor, self.ceiling = quota.floor, quota.ceiling
         self.most = None if quota.ceiling is None else max(quota.ceiling, self.used)
         self._note()
 
-    def watch(self, changed: dict[QuotaGroup, None], number: int) -> None:
-        """It is one of several from now on: in `changed` it says that it has changed. O(1)."""
+    def watch(self, changed: dict[BoundedAccount, None], number: int) -> None:
+        """Note changes in `changed` from now on: it is one of several accounts. O(1)."""
         self._changed, self._number = changed, number
         self.index.on_change = self._note
         self._note()
@@ -90,36 +44,30 @@ class QuotaGroup:
             self._changed[self] = None
 
     def entry(self) -> Entry | None:
-        """Its place among the groups by the candidate that would go first; None: it has none."""
+        """Return its place among the accounts by the candidate that would go first; None: it has none."""
         return (self.index.first_priority(), self._number, self) if len(self.index) else None
 
     def count_tree(self, blocks: int, protected: int) -> None:
-        """So many more blocks are in the tree, and protected there; fewer if negative. O(1)."""
         self.blocks += blocks
         self.protected += protected
         if self._changed is not None:
             self._changed[self] = None
 
     def count_used(self, blocks: int) -> None:
-        """So many more blocks are in the tree or private to leases; fewer if negative. O(1)."""
         self.used += blocks
         if self._changed is not None:
             self._changed[self] = None
 
     def forget(self) -> int:
-        """The tree was reset: none of its blocks is the group's any more; returns how many were. O(1)."""
-        forgotten = self.blocks
-        self.used -= forgotten
-        self.blocks = self.protected = 0
-        self.index.clear()
+        forgotten = super().forget()
         self._note()
         return forgotten
 
 
-Entry = tuple[Any, int, QuotaGroup]  # lowest priority, the group's number, the group
+Entry = tuple[Any, int, BoundedAccount]  # lowest priority, the account's number, the account
 
 
-class QuotaGroups:
+class QuotaGroups(BlockAccounts):
     """The group of every namespace: of all without a quota, and one for each name that has ever had one.
 
     What several groups could give together, and which one gives first, is brought up to date when it is asked
@@ -127,22 +75,21 @@ class QuotaGroups:
     """
 
     def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
-        self.common = QuotaGroup(policy)  # the group of all others
-        self.are_several = False  # whether there are more than the common one
+        self.common: BoundedAccount = BoundedAccount(policy)
+        self.are_several = False
         self._num_blocks = num_blocks
         self._policy = policy
-        self._by_key: dict[NamespaceKey, QuotaGroup] = {}
-        self._changed: dict[QuotaGroup, None] = {}
+        self._by_key: dict[NamespaceKey, BoundedAccount] = {}
+        self._changed: dict[BoundedAccount, None] = {}
         self._with_candidates: Any = SortedList()  # entries
         self._reclaimable_groups: Any = SortedList()  # those of groups that others may take blocks from
         self._evictable = self._reclaimable = 0
-        self._kept_back: set[QuotaGroup] = set()
+        self._kept_back: set[BlockAccount] = set()
 
-    def __iter__(self) -> Iterator[QuotaGroup]:
-        """All of them, the common one first."""
+    def __iter__(self) -> Iterator[BoundedAccount]:
         return iter((self.common, *self._by_key.values()))
 
-    def of(self, key: NamespaceKey) -> QuotaGroup:
+    def of(self, key: NamespaceKey) -> BoundedAccount:
         """The group that a namespace counts in: its own, else its first part's (the tenant's). O(1)."""
         return self._by_key.get(key) or self._by_key.get(key[:1], self.common)
 
@@ -169,7 +116,7 @@ class QuotaGroups:
             self.common.watch(self._changed, 0)
         for key in quotas:
             if key not in self._by_key:
-                group = self._by_key[key] = QuotaGroup(self._policy)
+                group = self._by_key[key] = BoundedAccount(self._policy)
                 group.watch(self._changed, len(self._by_key))
         for key, group in self._by_key.items():
             group.bound(quotas.get(key, Quota()))
@@ -200,37 +147,33 @@ class QuotaGroups:
                 self._kept_back.discard(group)
 
     def evictable(self) -> int:
-        """Blocks that could be evicted, quotas aside."""
         if not self.are_several:
             return self.common.evictable
         self._update()
         return self._evictable
 
-    def reclaimable_beside(self, group: QuotaGroup) -> int:
-        """Blocks that `group` may take from the others."""
+    def reclaimable_beside(self, group: BlockAccount) -> int:
         self._update()
         return self._reclaimable - group.reclaimable
 
-    def kept_back(self) -> set[QuotaGroup]:
-        """The groups that could give more if it were not for their floor."""
+    def kept_back(self) -> set[BlockAccount]:
         self._update()
         return self._kept_back
 
-    def first(self) -> QuotaGroup | None:
-        """The group whose candidate goes first, floors notwithstanding; None: there are no candidates."""
+    def first(self) -> BlockAccount | None:
         if not self.are_several:
             return self.common if len(self.common.index) else None
         self._update()
         return self._with_candidates[0][2] if self._with_candidates else None
 
-    def first_for(self, group: QuotaGroup) -> QuotaGroup:
-        """The group whose candidate goes first to make room for `group`."""
+    def first_for(self, group: BlockAccount) -> BlockAccount:
         if not self.are_several:
             return group
         self._update()
+        assert isinstance(group, BoundedAccount)
         own, others = group.indexed_as[0], self._reclaimable_groups
         if own is None or (others and others[0][:2] < own[:2]):
-            found: QuotaGroup = others[0][2]
+            found: BlockAccount = others[0][2]
             return found
         return group
 

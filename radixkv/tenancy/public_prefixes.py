@@ -9,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from radixkv.cache.keys import shared_bytes
+from radixkv.cache.public_text import PublicText
 
 
-class PublicPrefixes:
+class PublicPrefixes(PublicText):
     """The declared prefixes, as bytes of whole blocks."""
 
     __slots__ = ("_order", "_size", "prefixes", "version")

@@ -10,16 +10,16 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from radixkv.cache.accounts import BlockAccount, BlockAccounts
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Namespace, Node
+from radixkv.cache.pins import Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import EvictedAges
 from radixkv.cache.reporting.ghost import GhostIndex
-from radixkv.cache.retention.pins import PinBoard
-from radixkv.cache.retention.quota import Quota, QuotaGroup, QuotaGroups
 from radixkv.errors import OutOfBlocks
 
 
@@ -35,9 +35,9 @@ class Capacity:
         self,
         pool: BlockPool,
         tree: RadixTree,
-        groups: QuotaGroups,
+        groups: BlockAccounts,
         publics: Mapping[NamespaceKey, Namespace],
-        pins: PinBoard,
+        pins: Pins,
         ghosts: GhostIndex,
     ) -> None:
         self.pool = pool
@@ -63,7 +63,7 @@ class Capacity:
     # ------------------------------------------------------------------ how much there is
 
     def room(
-        self, group: QuotaGroup, node: Node | None = None, depth: int = 0, source: Node | None = None
+        self, group: BlockAccount, node: Node | None = None, depth: int = 0, source: Node | None = None
     ) -> tuple[int, int]:
         """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
 
@@ -137,90 +137,36 @@ class Capacity:
     def _pins_give_way(
         self,
         needed: int,
-        group: QuotaGroup,
+        group: BlockAccount,
         total: int,
         node: Node,
         depth: int,
         room: Callable[[], tuple[int, int]],
         lease: Any,
     ) -> bool:
-        """End pins if nothing else can ever make room for the request; False: nothing was changed.
-
-        That is so where no other lease of the group that is at its ceiling is left, or no other lease at all.
-        """
-        if not len(self.pins) or (lease is not None and lease.has_pending_copies):
-            return False
-        if group.ceiling is not None:
-            last: Node | None = node
-            while last is not None and last.owner.group is group:
-                last = last.parent
-            public = 0 if last is None else min(last.end, depth) // self.tree.block_size
-            if total - public > group.ceiling:
-                return False
-
-        def is_enough() -> bool:
-            return needed <= min(room())
-
-        if group.ceiling is not None and needed > room()[1]:
-            others = any(other is not lease and other.owner.group is group for other in self.leases.values())
-            if not others and self.pins.give_way(is_enough, group):
-                return True
-        if len(self.leases) > (lease is not None):  # it is not alone: waiting may help
-            return False
-        fits_without_pins = total <= self.pool.num_blocks - self._kept_by_floors(group)
-        return fits_without_pins and self.pins.give_way(is_enough)
+        """End pins if nothing else can ever make room for the request; False: nothing was changed."""
+        return False
 
     def _below_floors(
-        self, kept_back: set[QuotaGroup], group: QuotaGroup, end: Node | None, depth: int
+        self, kept_back: set[BlockAccount], group: BlockAccount, end: Node | None, depth: int
     ) -> int:
         """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
-        if not kept_back:
-            return 0
-        path = set()
-        while end is not None:
-            path.add(end)
-            end = end.parent
-        blocks = 0
-        for node in self._public_nodes_above(lambda other: other in kept_back and other is not group):
-            if not node.refs:
-                beyond = node.end - depth if node in path else node.end - node.start
-                blocks += max(0, beyond) // self.tree.block_size
-        return blocks
-
-    def _kept_by_floors(self, group: QuotaGroup) -> int:
-        """Most blocks that `group` could never get: others' floors, and the public blocks above them."""
-        others = [g for g in self.groups if g is not group and g.floor]
-        public = self._public_nodes_above(lambda other: other is not group and other.floor > 0)
-        return sum(len(node.blocks) for node in public) + sum(min(g.floor, g.used) for g in others)
-
-    def _public_nodes_above(self, is_meant: Callable[[QuotaGroup], bool]) -> list[Node]:
-        """The public nodes with something of certain groups below. O(public nodes * namespaces below)."""
-        roots = self.tree.roots
-        nodes = [roots[public] for public in self.publics.values() if public in roots]
-        for node in nodes:  # parents first
-            nodes.extend(node.children or ())
-        above: set[Node] = set()
-        for node in reversed(nodes):
-            if node in above or any(is_meant(owner.group) for owner in node.namespace_children or ()):
-                above.add(node)
-                if node.parent is not None:
-                    above.add(node.parent)
-        return [node for node in nodes if node in above]
+        return 0
 
     # ------------------------------------------------------------------ taking and giving back
 
-    def allocate(self, count: int, group: QuotaGroup) -> array[int]:
+    def allocate(self, count: int, group: BlockAccount) -> array[int]:
         """`count` free blocks, evicting as needed; the caller has made sure that there are so many."""
         if count > self.pool.num_free or group.ceiling is not None:
             self._make_room(count, group)
         group.count_used(count)
         return self.pool.allocate(count)
 
-    def free_private(self, blocks: array[int], group: QuotaGroup) -> None:
+    def free_private(self, blocks: array[int], group: BlockAccount) -> None:
         """Drop one holder of each private block; those without another are free."""
         group.count_used(-self.pool.drop_private(blocks))
 
-    def free_tree_blocks(self, blocks: array[int], group: QuotaGroup) -> None:
+    def free_tree_blocks(self, blocks: array[int], group: BlockAccount) -> None:
         """Blocks that have left the tree are free."""
         group.count_used(-self.pool.free(blocks))
 
@@ -283,12 +229,12 @@ class Capacity:
 
     # ------------------------------------------------------------------ making room
 
-    def transfer(self, count: int, source: QuotaGroup, target: QuotaGroup) -> None:
+    def transfer(self, count: int, source: BlockAccount, target: BlockAccount) -> None:
         """Blocks count for another group from now on. O(1)."""
         source.count_used(-count)
         target.count_used(count)
 
-    def forget_tree(self, held: Iterable[QuotaGroup]) -> int:
+    def forget_tree(self, held: Iterable[BlockAccount]) -> int:
         """A reset: the tree's blocks are nobody's, but for one of each of these groups; how many others?"""
         forgotten = sum(group.forget() for group in self.groups)
         for group in held:
@@ -296,7 +242,7 @@ class Capacity:
             forgotten -= 1
         return forgotten
 
-    def _make_room(self, count: int, group: QuotaGroup) -> None:
+    def _make_room(self, count: int, group: BlockAccount) -> None:
         if group.ceiling is not None:
             over = group.used + count - group.ceiling
             while over > 0:
@@ -309,15 +255,7 @@ class Capacity:
             self._evict_from(victim_group, limit, "capacity")
         self.tree.end_changes()
 
-    def keep_ceilings(self) -> None:
-        """Evict what is cached above ceilings that were lowered. O(groups), and as `evict`."""
-        for group in self.groups:
-            while group.ceiling is not None and group.used > group.ceiling and len(group.index):
-                self._evict_from(group, group.used - group.ceiling, "quota")
-            group.bound(Quota(group.floor, group.ceiling))
-        self.tree.end_changes()
-
-    def _evict_from(self, group: QuotaGroup, limit: int, by: str) -> int:
+    def _evict_from(self, group: BlockAccount, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
         index = group.index
         leaf: Any = index.first() if self._victim is None else self._victim(index)  # a node

@@ -7,14 +7,15 @@ Expired pins are taken off when the cache is next used: `expire` costs one compa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from math import isinf
 
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
+from radixkv.cache.accounts import BlockAccount
+from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey
 from radixkv.cache.node import Namespace, Node
+from radixkv.cache.pins import PinInfo, Pins
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.retention.quota import QuotaGroup
 from radixkv.cache.tree_nodes import Walk
 
 PinKey = tuple[NamespaceKey, str]  # namespace, id
@@ -48,42 +49,12 @@ class Pin:
         return max(self.set_at, self.node.renewed_at) + self.ttl
 
 
-@dataclass(frozen=True, slots=True)
-class PinInfo:
-    """A pin as it can be seen."""
-
-    id: str  # names it within its namespace: the identity of the tokens it was set with
-    namespace: NamespaceKey
-    num_tokens: int  # what is pinned: as many leading tokens as were cached and fitted into the budget
-    token_key: bytes  # these, or as many leading ones as were asked for: four bytes each
-    expires_in_s: float | None  # seconds until it ends, if no hit renews it; None: it stays until `unpin`
-    node: int = -1  # the first block of the node that it ends at, which names that node in a `TreeWalk`
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """What is pinned, or its beginning. O(tokens)."""
-        return tuple(decode_tokens(self.token_key))
-
-    @property
-    def tenant(self) -> str:
-        """The first part of its namespace."""
-        return self.namespace[0]
-
-    @property
-    def salt(self) -> str:
-        """The second part of its namespace; empty where that has one part."""
-        return self.namespace[1] if len(self.namespace) > 1 else ""
-
-
-class PinBoard:
+class PinBoard(Pins):
     """The pins of one cache."""
 
     def __init__(self, tree: RadixTree, budget_blocks: int, clock: Callable[[], float]) -> None:
-        self.budget_blocks = budget_blocks  # most blocks that pins may protect together
-        self.pinned_blocks = 0  # blocks that pins protect now
-        self.any_lapsed = False  # whether some node may carry the mark of an expired pin
-        self.given_way = 0  # pins that were ended early, for a request that could never run beside them
-        self.by_key: dict[PinKey, Pin] = {}  # the pins, oldest first
+        self.budget_blocks = budget_blocks
+        self.by_key: dict[PinKey, Pin] = {}
         self._by_name: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
         self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
         self._serial = 0
@@ -244,6 +215,10 @@ class PinBoard:
         if lapsed:
             self._mark_lapsed(pin.node)
 
+    def drop_in(self, nodes: Container[Node]) -> None:
+        for pin in [pin for pin in self if pin.node in nodes]:
+            self.drop(pin)
+
     def _mark_lapsed(self, node: Node | None) -> None:
         while node is not None and not node.pins:
             node.lapsed = self.any_lapsed = True
@@ -262,7 +237,7 @@ class PinBoard:
                 return pin
         return None
 
-    def give_way(self, is_enough: Callable[[], bool], group: QuotaGroup | None = None) -> bool:
+    def give_way(self, is_enough: Callable[[], bool], group: BlockAccount | None = None) -> bool:
         """End pins (of a quota's namespaces, or all) for a request that could never run beside them.
 
         One after the other, the soonest to expire first, until there is enough; where there never is, none
@@ -286,7 +261,6 @@ class PinBoard:
         return False
 
     def expire(self) -> None:
-        """End the pins whose time has run out. O(1) when there are none."""
         if not self._heap:
             return
         now = self._clock()
@@ -296,7 +270,6 @@ class PinBoard:
                 self.drop(pin, lapsed=True)
 
     def refresh(self, node: Node) -> None:
-        """A request hit the path to `node`: pins on it live on for their TTL. O(path)."""
         now = self._clock()
         current: Node | None = node
         while current is not None:

@@ -1,1 +1,0 @@
-"""What stays longer than the order would keep it: pins, quotas of tenants, public prefixes."""
