@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from radixkv.cli.bench.agent_jobs import AgentJob, AgentTurn
+from radixkv.cli.bench.agent_loop import AgentLoop
 from radixkv.cli.bench.load import Load
 from radixkv.cli.bench.load_report import figures
 from radixkv.cli.bench.scenarios import arrivals, make_sessions
@@ -234,6 +236,8 @@ def test_arrivals_are_a_poisson_process() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["agents", "--kind", "storm"], "known: agents, swe, chat"),
+        (["agents", "--load", "shared"], "without --load"),
         (["--load", "storm"], "known: shared, agent, unique, replay"),
         (["--load", "replay"], "--log FILE go together"),
         (["--load", "shared", "--log", "x.jsonl"], "go together"),
@@ -247,3 +251,31 @@ def test_mistakes_in_loads(arguments: list[str], message: str) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert message in done.stderr
+
+
+def test_agents_ask_in_closed_loops_and_fork_and_compact() -> None:
+    sub_agent = (AgentTurn(3, 2, 0.0), AgentTurn(3, 2, 0.0))
+    turns = (AgentTurn(4, 2, 0.0, forks=(sub_agent,)), AgentTurn(4, 2, 0.0, compact_to=6))
+    jobs = [AgentJob("test", 0, 10, 20, turns), AgentJob("test", 0, 10, 20, turns[:1])]
+    with chat_server() as (url, requests):
+        answers = asyncio.run(AgentLoop(url, "tiny").run_jobs(jobs, seed=3))
+    assert len(answers) == len(requests) == sum(job.num_requests for job in jobs) == 7
+    assert len({body["messages"][0]["content"] for body in requests}) == 1, "one system prompt for the group"
+    sizes = sorted(answer.prompt_tokens for answer in answers)
+    assert sizes == sorted([34, 34, 10 + 6 + 4, 34 + 2 + 3, 34 + 2 + 3, 39 + 2 + 3, 39 + 2 + 3])
+    later = [answer for answer in answers if answer.prompt_tokens in (39, 44)]
+    assert {answer.new_tokens for answer in later} == {3}
+
+
+def test_the_command_for_agents_tells_their_figures(tmp_path: Any) -> None:
+    target = tmp_path / "agents.json"
+    with chat_server() as (url, requests):
+        done = bench(
+            *("agents", "--url", url, "--kind", "one-shot", "--agents", "3"),
+            *("--scale", "0.01", "--json", str(target)),
+        )
+    assert done.returncode == 0, done.stderr
+    assert "computed over first time" in done.stdout
+    report = json.loads(target.read_text())
+    assert report["figures"]["turns"] == len(requests) == 3
+    assert report["settings"]["kind"] == "one-shot"

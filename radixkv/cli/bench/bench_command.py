@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from radixkv.cli.bench.options import LoadOptions, Measured
+from radixkv.cli.bench.options import AgentOptions, LoadOptions, Measured
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import parse_names, with_options
 from radixkv.cli.output_files import check_writable, write_json
@@ -26,13 +27,14 @@ _workloads = functools.partial(typer.Option, rich_help_panel="Fixed workloads")
 
 def add_commands(app: typer.Typer) -> None:
     """Put the command into the command line's `app`."""
-    command = with_options(with_options(bench, "load", LoadOptions), "measured", Measured)
-    app.command(name="bench")(command)
+    command = with_options(with_options(bench, "load", LoadOptions), "agents", AgentOptions)
+    app.command(name="bench")(with_options(command, "measured", Measured))
 
 
 def bench(
     measured: Measured,
     load: LoadOptions,
+    agents: AgentOptions,
     rounds: Annotated[int, _workloads(min=1, help="Rounds with new prompts; medians are shown.")] = 1,
     workloads: Annotated[
         str | None, _workloads(help="Which, separated by commas: W1 cold, W1 warm, W2, W3, single.")
@@ -46,7 +48,13 @@ def bench(
 
     With --load, chats that begin when they are due, however slow the server is (open loop): times count from
     then, so that a server that can't keep up shows it.
+
+    `radixkv bench agents`: agents in closed loops, whose contexts grow turn by turn: turns a second, hits
+    after the first turn, tokens computed over those sent for the first time, the longest wait, fairness.
     """
+    is_agents = bool(measured.server) and measured.server[0] == "agents"
+    if is_agents:
+        measured = replace(measured, server=measured.server[1:])
     if measured.url and measured.server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
     if measured.url is None:
@@ -54,7 +62,11 @@ def bench(
     check_writable("--json", measured.json_file)
     if load.load is not None and workloads is not None:
         raise ConfigError("--load and --workloads exclude each other")
-    if load.load is None:
+    if is_agents:
+        if load.load is not None or workloads is not None:
+            raise ConfigError("bench agents goes without --load and --workloads")
+        _run_agents(measured, load, agents)
+    elif load.load is None:
         _run_workloads(measured, rounds, workloads)
     else:
         _run_load(measured, load, _sessions(load, load.load, measured.seed))
@@ -105,36 +117,81 @@ def _sessions(options: LoadOptions, scenario: str, seed: int) -> list[Session]:
     )
 
 
-def _run_load(measured: Measured, options: LoadOptions, work: list[Session]) -> None:
+def _run_agents(measured: Measured, load: LoadOptions, options: AgentOptions) -> None:
     import asyncio
 
+    from radixkv.cli.bench.agent_jobs import KINDS, agent_figures, make_jobs
+    from radixkv.cli.bench.agent_loop import AgentLoop
+    from radixkv.cli.bench.load_report import show_agents
+    from radixkv.cli.bench.server_process import machine
+
+    if options.kind not in KINDS:
+        raise ConfigError(f"--kind: there is no {options.kind!r}; known: {', '.join(KINDS)}")
+    jobs = make_jobs(options.kind, options.agents, measured.seed, scale=options.scale)
+    api_key = read_key(load.api_key_file)
+    progress = Progress(console=Console(stderr=True), transient=True)
+    with _served(measured, api_key) as (address, name), progress:
+        task = progress.add_task("Turns", total=sum(job.num_requests for job in jobs))
+        loop = AgentLoop(
+            address,
+            name,
+            api_key=api_key,
+            at_once=load.at_once,
+            exact_length=load.exact_length,
+            on_done=lambda: progress.advance(task),
+        )
+        answers = asyncio.run(loop.run_jobs(jobs, measured.seed))
+    figures = agent_figures(answers)
+    show_agents(figures, f"{options.agents} agents, {options.kind}, model {name}")
+    settings = {**asdict(options), "seed": measured.seed, "model": name}
+    write_json(
+        measured.json_file,
+        {"benchmark": "agents", "machine": machine(), "settings": settings, "figures": figures},
+    )
+    if figures["turns"] == 0:
+        first = next((answer.error for answer in answers), "nothing was sent")
+        raise ConfigError(f"every turn failed ({first}): do the contexts fit? --scale makes them smaller")
+
+
+@contextlib.contextmanager
+def _served(measured: Measured, api_key: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the address of the server and the name of its model."""
     import httpx
 
-    from radixkv.cli.bench.load import Load
-    from radixkv.cli.bench.load_report import figures, report, show
     from radixkv.cli.bench.server_process import started_server
     from radixkv.cli.bench.workloads import served_model
 
-    url, api_key = measured.url, read_key(options.api_key_file)
-    settings = asdict(options) | {"log": options.log and options.log.name, "seed": measured.seed}
-    for name in ("schedule", "tools", "api_key_file"):
-        del settings[name]
+    url = measured.url
     with contextlib.nullcontext(url) if url else started_server(measured.server or []) as address:
         try:
             name = measured.model or served_model(address, api_key)
         except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError) as error:
             raise _unreachable(url, error) from error
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("Requests", total=sum(len(session.turns) for session in work))
-            run = Load(
-                address,
-                name,
-                api_key=api_key,
-                at_once=options.at_once,
-                exact_length=options.exact_length,
-                on_done=lambda: progress.advance(task),
-            )
-            outcomes = asyncio.run(run.run(work))
+        yield address, name
+
+
+def _run_load(measured: Measured, options: LoadOptions, work: list[Session]) -> None:
+    import asyncio
+
+    from radixkv.cli.bench.load import Load
+    from radixkv.cli.bench.load_report import figures, report, show
+
+    api_key = read_key(options.api_key_file)
+    settings = asdict(options) | {"log": options.log and options.log.name, "seed": measured.seed}
+    for name in ("schedule", "tools", "api_key_file"):
+        del settings[name]
+    progress = Progress(console=Console(stderr=True), transient=True)
+    with _served(measured, api_key) as (address, name), progress:
+        task = progress.add_task("Requests", total=sum(len(session.turns) for session in work))
+        run = Load(
+            address,
+            name,
+            api_key=api_key,
+            at_once=options.at_once,
+            exact_length=options.exact_length,
+            on_done=lambda: progress.advance(task),
+        )
+        outcomes = asyncio.run(run.run(work))
     show(figures(outcomes), f"{options.load}: {len(work)} sessions, model {name}")
     write_json(measured.json_file, report(outcomes, {**settings, "model": name}))
     if all(outcome.error is not None for outcome in outcomes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -114,3 +114,11 @@ def report(outcomes: Sequence[Outcome], settings: dict[str, Any]) -> dict[str, A
             for o in outcomes
         ],
     }
+
+
+def show_agents(found: Mapping[str, float], title: str) -> None:
+    """Print the figures of agents in closed loops."""
+    table = Table(title=title, show_header=False)
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}")
+    Console().print(table)

@@ -25,8 +25,23 @@ class Measured:
     seed: Annotated[int, typer.Option(help="Seed of the (first round's) prompts.")] = 0
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None
     server: Annotated[
-        list[str] | None, typer.Argument(help="After --: arguments of the `radixkv serve` that is started.")
+        list[str] | None,
+        typer.Argument(
+            help="`agents`: agents in closed loops. After --: arguments of the `radixkv serve` to start."
+        ),
     ] = None
+
+
+_agents = functools.partial(typer.Option, rich_help_panel="Agents (bench agents)")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """Agents in closed loops."""
+
+    kind: Annotated[str, _agents(help="Their jobs: agents, swe, chat, one-shot, mixed or cliff.")] = "agents"
+    agents: Annotated[int, _agents(min=1, help="How many there are.")] = 16
+    scale: Annotated[float, _agents(min=0.001, help="Multiplies all tokens.")] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
