@@ -1,11 +1,11 @@
-"""MeasuredTier: one tier of an engine, what it has brought and cost, and whether asking it pays.
+"""MeasuredTier: one tier of an engine, its loads and their cost, and whether asking it pays.
 
-    loading n blocks    answer + (what was asked for before + n blocks) x seconds a byte + writing them
+    loading n blocks    answer + (blocks queued before + n blocks) x seconds a byte + writing them
     computing them      n blocks x tokens x seconds a token
 
 All rates are measured, the latest counting most. Blocks are loaded if that is quicker, and only as many at a
 time as arrive in half the time that their request may wait: so a long prefix comes in pieces, and an estimate
-may be wrong by half. A tier that has let a request wait for nothing rests: nobody asks it for a second, then
+may be wrong by half. A tier that has let a request wait in vain rests: it is not asked for a second, then
 for two, up to half a minute; one that answers again is asked again.
 """
 
@@ -32,7 +32,7 @@ FIRST_BYTES_PER_S = 200e6
 # Seconds that a tier rests after a load that came too late, first and at most.
 REST_S = 1.0
 MAX_REST_S = 30.0
-# Seconds after which a tier that was too slow is measured anew.
+# Seconds after which a tier that was too slow is measured again.
 FORGET_S = 30.0
 
 #: Why blocks that a tier has were computed, as `MissReport.reason` says it.
@@ -41,14 +41,14 @@ DAMAGED = "checksum"
 
 
 class Found(NamedTuple):
-    """What came of a lookup.
+    """Result of a lookup.
 
     Attributes:
-        state: what the tier says; MISS, too, where loading does not pay.
+        state: the tier's answer; MISS, too, if loading does not pay.
         num_blocks: leading ones to load.
-        tier: which has them, or does not know yet.
-        refused: why those that it has are not loaded.
-        num_kept: leading ones that it has.
+        tier: the tier that has them, or is undecided.
+        refused: the reason why its blocks are not loaded.
+        num_kept: leading blocks that it has.
     """
 
     state: TierState
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 class EngineSpeeds:
-    """What an engine takes for what loads are compared with: for a prompt's token, and for writing a byte."""
+    """Costs that loads are compared with: of computing a prompt's token, and of writing a byte."""
 
     def __init__(self) -> None:
         self.compute, self.write = Speed(), Speed()
@@ -111,7 +111,7 @@ class MeasuredTier:
     # ------------------------------------------------------------------ lookups
 
     def lookup(self, run: BlockRun, wait_s: float) -> Found:
-        """What it has of a run and is worth loading for a request that may wait so long."""
+        """Look up the blocks of a run worth loading for a request that may wait `wait_s` seconds."""
         now = self._clock()
         if self._slow_since is not None and now - self._slow_since >= FORGET_S:
             self._bytes, self._slow_since = Speed(), None
@@ -155,7 +155,7 @@ class MeasuredTier:
             self._slow_since = self._clock()
 
     def _worthwhile(self, count: int, block_size: int, wait_s: float) -> int:
-        """How many of so many blocks to load now; 0: none, computing is quicker."""
+        """Return how many of `count` blocks to load now; 0: none, computing is quicker."""
         each = self._block_s
         if self._bytes.seconds_per_unit is None:
             each += self._block_bytes / FIRST_BYTES_PER_S
@@ -165,7 +165,7 @@ class MeasuredTier:
         return some if in_time and self._pays(some, block_size) else 0
 
     def _pays(self, count: int, block_size: int) -> bool:
-        """Whether so many blocks are loaded sooner than computed, as far as known."""
+        """Return True if blocks are loaded sooner than computed, as far as known."""
         compute_s = self._speeds.compute.seconds(count * block_size)
         return not compute_s or self._load_s(count) < compute_s
 
@@ -180,7 +180,7 @@ class MeasuredTier:
         return min(1.0, load_s / compute_s)
 
     def _load_s(self, count: int) -> float:
-        """Seconds to load so many blocks, as far as known."""
+        """Predict the seconds to load `count` blocks, as far as known."""
         return self._answer_s + self._bytes.seconds(self.coming_bytes) + count * self._block_s
 
     @property
@@ -203,10 +203,10 @@ class MeasuredTier:
         return future
 
     def arrived(self, num_asked: int, num_blocks: int, bytes_ahead: int, seconds: float) -> None:
-        """A load has ended; of the blocks that were asked for so many came.
+        """Record the end of a load with the number of its arrived blocks.
 
         Args:
-            bytes_ahead: what was to come before it when it was asked for.
+            bytes_ahead: bytes queued before it when it was requested.
         """
         self.coming_bytes -= num_asked * self._block_bytes
         if num_blocks:
@@ -217,7 +217,7 @@ class MeasuredTier:
         self.counts.load_seconds += seconds
 
     def gave_up(self, num_asked: int, late_s: float | None) -> None:
-        """Nobody waits for a load any more; since it did not come in so many seconds, or for no fault."""
+        """Record an abandoned load: late by this many seconds, or given up without fault."""
         self.coming_bytes -= num_asked * self._block_bytes
         if late_s is not None:
             self._bytes.measured(num_asked * self._block_bytes, late_s)
@@ -232,10 +232,10 @@ class MeasuredTier:
     # ------------------------------------------------------------------ saves, and what fails
 
     def wants(self, run: BlockRun, *, everything: bool = False) -> range:
-        """Which blocks of a text that a request leaves are to be saved.
+        """Choose the blocks of an ended request's text to save.
 
         Args:
-            everything: of all, not of those that are worth it."""
+            everything: offer every block, not only those worth saving."""
         selection: Selection | None = getattr(self.tier, "selection", None)
         if selection is not None and not everything:
             run = run.part(0, len(selection.used(run)))
@@ -258,7 +258,7 @@ class MeasuredTier:
         self.counts.saved_bytes += data.nbytes
 
     def dropped(self, num_blocks: int) -> None:
-        """So many blocks that it wanted are not given to it."""
+        """Count blocks that it wanted and does not get."""
         self.counts.dropped_blocks += num_blocks
 
     def failed(self, what: str) -> None:

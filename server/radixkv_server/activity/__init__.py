@@ -1,1 +1,1 @@
-"""What the server remembers of its cache for those who watch it."""
+"""The server's memory of its cache for people who watch it."""

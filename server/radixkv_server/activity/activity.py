@@ -1,4 +1,4 @@
-"""Activity: what the latest requests got from the cache, and how much of the last minutes' prompts was found.
+"""Activity: cached parts of the latest requests, and the hit rate of the last minutes.
 
 Kept in the server, for consoles: a bounded ring of requests and a few sums for each tenant. Used on the event
 loop.
@@ -33,7 +33,7 @@ State = Literal["running", "finished", "failed", "aborted"]
 
 
 class SeenRequest:
-    """One prompt of a request, as it is known so far.
+    """A prompt of a request.
 
     Attributes:
         id: the answer's, with the prompt's index after it where there are several.
@@ -45,11 +45,11 @@ class SeenRequest:
         before, after: those on both sides of the first one that missed.
         prompt: all of them, while there is room; else empty.
         place: whose text the first one that missed is in; None: not known.
-        client_rule: what held its client's own text constant; None: nothing.
-        parts: makes of a chat what prompts are compared by, while its prompt is kept; None: it is no chat.
-        cause: what is known of the miss beyond the report; None: nothing.
-        compared_with, finding: the id of the request that its client had it compared with, and what came of
-            that; None: it did not, or that is not known yet.
+        client_rule: rule that held its client's own text constant; None: none did.
+        parts: makes the compared form of a chat, while its prompt is kept; None: it is no chat.
+        cause: cause of the miss beyond the report; None: not known.
+        compared_with, finding: the id of the request that its client had it compared with, and the result;
+            None: no comparison, or not yet.
         version: of the whole activity when it last changed.
     """
 
@@ -129,7 +129,7 @@ class SeenRequest:
         return self.progress.report
 
     def look_at(self, prompt_request: PromptRequest) -> None:
-        """What the cache gave is known: note what of its prompt explains that."""
+        """Note the part of the prompt that explains the report of the cache."""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", prompt_request.prompt.data)
@@ -173,13 +173,13 @@ class Activity:
 
     @property
     def tenants(self) -> list[str]:
-        """Those who have sent something."""
+        """Tenants that have sent something."""
         return list(self._tenants)
 
     def begin(
         self, record: RequestRecord, request: GenerationRequest, prompts: Sequence[PromptProgress]
     ) -> list[SeenRequest]:
-        """A request begins, of which these prompts will be told."""
+        """Begin a request with these prompts."""
         many = len(prompts) > 1
         seen = []
         for index, (prompt_request, progress) in enumerate(
@@ -207,7 +207,7 @@ class Activity:
     def admitted(
         self, one: SeenRequest, prompt_request: PromptRequest, comparison: Comparison | None = None
     ) -> None:
-        """Count what a request got from the cache, and keep its prompt for a while."""
+        """Count a request's cached tokens, and keep its prompt for a while."""
         one.look_at(prompt_request)
         if comparison is not None:
             one.compared_with = comparison.earlier_id
@@ -245,7 +245,7 @@ class Activity:
         """The latest requests of a tenant, or of all, newest first.
 
         Args:
-            after: only those that changed since the activity had this version.
+            after: only requests that changed since this version of the activity.
         """
         found = [one for each in self._chosen(tenant) for one in each.requests if one.version > after]
         found.sort(key=lambda one: one.started_at, reverse=True)
@@ -256,11 +256,11 @@ class Activity:
         return next((one for each in self._chosen(tenant) for one in each.requests if one.id == name), None)
 
     def windows(self, tenant: str | None) -> dict[str, HitCounts]:
-        """What was found in the last minutes, and since the start; of a tenant, or of all."""
+        """Cached tokens of the last minutes, and since the start; of a tenant, or of all."""
         return windows_of((each.hits for each in self._chosen(tenant)), self.clock())
 
     def history(self, tenant: str | None) -> list[tuple[float, HitCounts]]:
-        """What was found lately, as `history_of` tells it; of a tenant, or of all."""
+        """Recently cached tokens, in the form of `history_of`; of a tenant, or of all."""
         return history_of((each.hits for each in self._chosen(tenant)), HISTORY_S, self.clock())
 
     def missed(self, tenant: str | None) -> dict[str, int]:

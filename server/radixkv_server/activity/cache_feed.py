@@ -48,7 +48,7 @@ class CacheFeed:
         log_events: how many are kept.
 
     Attributes:
-        epoch: names the log; another one after it was begun anew.
+        epoch: names the log; another one after it was restarted.
         error: why there are no more events; None: there are.
     """
 
@@ -103,7 +103,7 @@ class CacheFeed:
         return self._number if is_admin else self._places.get(owner, 0)
 
     def since(self, cursor: int, owner: tuple[str, str], is_admin: bool, limit: int) -> list[Change] | None:
-        """What changed after a cursor, oldest first; None: the log does not go back that far."""
+        """Return the changes after a cursor, oldest first; None: the log does not go back that far."""
         if cursor < (self._lost if is_admin else self._lost_places.get(owner, 0)):
             return None
         found: list[Change] = []

@@ -20,7 +20,7 @@ class HitCounts:
     """Sums over prompts.
 
     Attributes:
-        hit_requests: prompts of which at least half was cached.
+        hit_requests: prompts with at least half of their tokens cached.
     """
 
     requests: int = 0
@@ -30,7 +30,7 @@ class HitCounts:
 
     @classmethod
     def of_prompt(cls, num_tokens: int, num_cached_tokens: int) -> HitCounts:
-        """Those of one prompt."""
+        """Sums of one prompt."""
         return cls(1, int(2 * num_cached_tokens >= num_tokens > 0), num_tokens, num_cached_tokens)
 
     def add(self, other: HitCounts) -> None:
@@ -67,7 +67,7 @@ class HitWindows:
         self.total.add(counts)
 
     def latest(self, seconds: float, now: float) -> Iterable[tuple[int, HitCounts]]:
-        """The buckets of so many seconds, by the clock in steps of `BUCKET_S`, the latest first."""
+        """The buckets of the last `seconds`, by the clock in steps of `BUCKET_S`, the latest first."""
         first = int(now - seconds) // BUCKET_S
         return itertools.takewhile(lambda bucket: bucket[0] > first, reversed(self._buckets))
 
@@ -83,7 +83,7 @@ def windows_of(parts: Iterable[HitWindows], now: float) -> dict[str, HitCounts]:
 
 
 def history_of(parts: Iterable[HitWindows], seconds: float, now: float) -> list[tuple[float, HitCounts]]:
-    """How many seconds ago each bucket with a prompt ended, and its sums, oldest first; of all parts."""
+    """Ages in seconds of each bucket with a prompt, and its sums, oldest first; of all parts."""
     sums: dict[int, HitCounts] = {}
     for part in parts:
         for bucket, counts in part.latest(seconds, now):

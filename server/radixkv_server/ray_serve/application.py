@@ -33,18 +33,18 @@ from radixkv_server.settings import ServerSettings, make_settings
 
 #: Names of the two deployments.
 FRONT, ENGINE = "front", "engine"
-# Ray Serve's own limits of what runs at once (5 by default): the engine's queue is the one that counts.
+# Ray Serve's own limits of concurrent requests (5 by default): the engine's queue is the one that counts.
 _MAX_ONGOING = 100_000
 # Seconds between two looks at a replica's health (10 by default), and that an answer may take.
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 1.0, 5.0
 # Seconds between two reports for the autoscaler (10 by default).
 _REPORT_S = 1.0
-# Seconds that a replica has beyond the grace of its requests, to write what is to be kept.
+# Seconds that a replica has beyond the grace of its requests, to write its saves.
 _CLOSING_S = 15.0
 
 
 def application(config: EngineConfig, settings: ServerSettings, replicas: ReplicaSettings) -> Application:
-    """What `serve.run` runs.
+    """The application for `serve.run`.
 
     Raises:
         ConfigError: see `with_tenants`; or there is no policy of a name.
@@ -98,7 +98,7 @@ def _autoscaling(replicas: ReplicaSettings, number: int) -> AutoscalingConfig:
             max_replicas=replicas.max_replicas,
             metrics_interval_s=_REPORT_S,
             look_back_period_s=5 * _REPORT_S,
-            # The policy gets nothing else: what it is to hold the queue to is said in these two.
+            # The policy gets nothing else: its target of the queue is given in these two.
             target_ongoing_requests=replicas.target_queue_s,
             downscale_delay_s=replicas.scale_down_after_s,
             policy=AutoscalingPolicy(policy_function=queue_policy),
@@ -132,7 +132,7 @@ def build(args: Mapping[str, Any]) -> Application:
 def placed(
     config: EngineConfig, replicas: ReplicaSettings, cpus: float, gpus: float
 ) -> tuple[EngineConfig, ReplicaSettings]:
-    """With what is left open decided for a cluster: what each replica gets of its CPUs and GPUs.
+    """Fill in the open settings for a cluster: each replica's share of its CPUs and GPUs.
 
     Args:
         cpus, gpus: of the cluster.

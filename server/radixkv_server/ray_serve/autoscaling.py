@@ -1,4 +1,4 @@
-"""How many replicas there should be, by the seconds that prompts wait. Pure; Ray Serve asks it."""
+"""Number of replicas by the seconds that prompts wait. Pure; Ray Serve asks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDLE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there should be.
+    """Decide how many replicas there should be.
 
     Attributes:
         high_since, low_since: since when prompts wait for too long, or hardly at all; None: they don't.
@@ -41,8 +41,8 @@ def decide(
     """Work is conserved: twice the target is brought to it by twice the replicas. One at a time goes.
 
     Args:
-        queues_s: by replica; those that are not there yet report none.
-        before: what was decided last.
+        queues_s: by replica; replicas that are still starting report none.
+        before: the last decision.
     """
     mean = sum(queues_s.values()) / len(queues_s) if queues_s else 0.0
     if mean > target_s:
@@ -60,7 +60,7 @@ def decide(
 
 
 def queue_policy(context: Any) -> tuple[int, dict[str, Any]]:
-    """What Ray Serve's autoscaler calls: from its context to a number of replicas, and what it keeps for us.
+    """Policy called by Ray Serve's autoscaler: from its context to a number of replicas, and the kept state.
 
     Of its configuration, `target_ongoing_requests` is the target in seconds, `downscale_delay_s` how long
     nothing may wait before a replica goes.

@@ -43,7 +43,7 @@ _WATCHED = _Watched()
 
 
 def watch(deployment: str, listener: Listener) -> None:
-    """Be told of a deployment's replicas from now on, first of those that are known already."""
+    """Subscribe to a deployment's replicas, beginning with the known ones."""
     _WATCHED.listen(deployment, listener)
 
 
@@ -53,7 +53,7 @@ class ReplicaDirectory(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one that is called; where it has gone, the others, which refuse what is not for them."""
+        """The called replica; where it has gone, the others, which refuse calls meant for another one."""
         wanted = None if pending_request is None else pending_request.kwargs.get("replica")
         named = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
         return [named or candidate_replicas]
@@ -64,7 +64,7 @@ class ReplicaDirectory(RequestRouter):
         self._tell()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """One is found dead before Ray Serve's controller has said so."""
+        """A replica is found dead before Ray Serve's controller has said so."""
         super().on_replica_actor_died(replica_id)
         self._tell()
 

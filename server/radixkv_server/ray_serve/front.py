@@ -111,7 +111,7 @@ class Joining:
                     self._made.result().drain(name)
 
     async def _attend(self, name: str) -> None:
-        """One replica, until Ray Serve tells of it no more."""
+        """A replica, until Ray Serve no longer lists it."""
         while name in self._names:
             try:
                 await self._join(name)

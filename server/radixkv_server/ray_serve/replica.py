@@ -24,7 +24,7 @@ from radixkv_server.ray_serve.replica_engines import ForkedEngine, OwnEngine, Re
 # Seconds that a front has to connect, and between two looks whether any is left.
 _CONNECT_S = 30.0
 _LOOK_S = 0.2
-# What a front said of the queue that long ago counts no more.
+# A front's report of the queue that is older than this no longer counts.
 _STALE_S = 10.0
 
 
@@ -46,7 +46,7 @@ class EngineReplica:
         return self._name
 
     async def attach(self, *, replica: str) -> AsyncGenerator[EngineAddress]:
-        """Where the engine is served; goes on while any front is connected, so that Ray Serve waits for them.
+        """Yield the address of the engine; go on while a front is connected, so that Ray Serve waits for it.
 
         Raises:
             LookupError: another replica was meant.
@@ -66,7 +66,7 @@ class EngineReplica:
 
     @property
     def queue_s(self) -> float:
-        """Seconds until it has computed what the fronts sent, as they said lately."""
+        """Seconds until it has computed the prompts of all fronts, by their latest reports."""
         now = time.monotonic()
         return sum(queue_s for at, queue_s in self._queues.values() if now - at < _STALE_S)
 
@@ -97,8 +97,8 @@ def _make_engine(config: EngineConfig) -> ReplicaEngine:
 
 
 class AutoscaledReplica(EngineReplica):
-    """One that reports: Ray Serve can't have that of replicas whose number is fixed."""
+    """A replica that reports its queue: Ray Serve can't have that of a fixed number of replicas."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve's autoscaler is told."""
+        """The report to Ray Serve's autoscaler."""
         return {QUEUE_S: self.queue_s}

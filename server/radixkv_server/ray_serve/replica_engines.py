@@ -56,13 +56,13 @@ class ReplicaEngine(Protocol):
 
 
 def may_fork(config: EngineConfig, num_gpus: int) -> bool:
-    """Whether an engine with these settings can be a copy of a process that has its model."""
+    """Return True if an engine with these settings can be a copy of a process that has its model."""
     uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
     return sys.platform == "linux" and not uses_gpu and config.tensor_parallel == 1
 
 
 class OwnEngine:
-    """One in this process.
+    """An engine in this process.
 
     Args:
         config: for all replicas; folders and ports become this one's own (`Slot`).
@@ -95,7 +95,7 @@ class OwnEngine:
 
 
 class _Word(NamedTuple):
-    """What a forked engine says of itself, again and again."""
+    """Yield a forked engine's reports of itself, again and again."""
 
     address: EngineAddress
     pid: int
@@ -104,10 +104,10 @@ class _Word(NamedTuple):
 
 
 class ForkedEngine:
-    """One in a copy of the process that has the model of `config`, on this machine; see `fork_engine`.
+    """An engine in a copy of the process that has the model of `config`, on this machine; see `fork_engine`.
 
     Args:
-        cluster: names what the process is shared by: it never outlives that by more than a minute.
+        cluster: names the sharing group of the process: it never outlives that by more than a minute.
         on_end: called in a thread when the engine's process has ended unasked.
 
     Raises:

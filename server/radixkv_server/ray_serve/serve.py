@@ -21,7 +21,7 @@ from radixkv_server.settings import ServerSettings
 APPLICATION = "radixkv"
 _REACHABLE_S = 5.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing large goes through it
-# Processes of Ray that would idle, and what it would write between our own lines.
+# Processes of Ray that would idle, and its output between our own lines.
 _LEAN = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -118,7 +118,7 @@ def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes.
 
     Raises:
-        OSError, ValueError: nobody listens at HOST:PORT, or it is none.
+        OSError, ValueError: no server listens at HOST:PORT, or it is no address.
     """
     host, _, port = address.rpartition(":")
     if host and "/" not in host:  # neither `auto` nor a URL
@@ -126,7 +126,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _joined(serve: Any, settings: ServerSettings) -> tuple[str, int]:
-    """Where the cluster's Ray Serve listens: its first user has said so.
+    """Return the address of the cluster's Ray Serve, as chosen by its first user.
 
     Raises:
         ConfigError: it has another port than is asked for, or runs an application of this name.
@@ -153,7 +153,7 @@ def _run(serve: Any, app: Any) -> None:
 
 
 def _reason(serve: Any) -> str:
-    """The last line of what a replica raised."""
+    """Return the last line of a replica's exception."""
     app = serve.status().applications.get(APPLICATION)
     deployments = {} if app is None else app.deployments
     lines = [line for one in deployments.values() for line in one.message.splitlines() if line.strip()]

@@ -9,12 +9,12 @@ from radixkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """How many replicas of the engine there are, and where.
+    """Number of the engine's replicas, and their places.
 
     Args:
         replicas: engines of one HTTP server, on Ray Serve; None: one engine, without Ray. Needs
             the extra `ray`.
-        max_replicas: replicas are added up to so many while prompts wait; None: there are always as many.
+        max_replicas: replicas are added up to this number while prompts wait; None: their number is fixed.
         target_queue_s: seconds that prompts may wait on average before a replica is added.
         scale_down_after_s: seconds without any queue to speak of after which one is taken away.
         replica_cpus: CPUs of each replica; None: of this machine's its share, on a cluster one.

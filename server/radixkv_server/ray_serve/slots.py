@@ -1,7 +1,7 @@
 """Slots: numbers for a machine's replicas, so that each has its own folders and ports, and has them again.
 
 A replica takes the first number that no living process holds. One that comes in the place of another finds
-the disk tier that that one left, and begins with what it had cached.
+the disk tier of its predecessor, and begins with that cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SLOTS = 1024
 
 
 def private_folder() -> Path:
-    """Where replicas on one machine meet: this user's own, for what is read from its sockets is trusted.
+    """Meeting place of one machine's replicas: this user's own, since data from its sockets is trusted.
 
     Raises:
         ConfigError: it can't be made, or others could write there.
