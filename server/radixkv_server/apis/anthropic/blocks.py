@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.tools import AnyTool
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
+from radixkv_server.apis.common.provider_results import result_text
 from radixkv_server.chats.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
@@ -47,6 +48,44 @@ class ToolUseBlock(StrictModel):
     cache_control: CacheControl | None = None
     caller: NoOp = None
     toolset_name: NoOp = None
+
+
+class ServerToolUseBlock(StrictModel):
+    """A call that ran at a provider."""
+
+    type: Literal["server_tool_use", "mcp_tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: dict[str, Any]
+    server_name: Annotated[Any, WithoutEffect("the name of the tool is shown")] = None
+    cache_control: CacheControl | None = None
+    caller: NoOp = None
+
+
+class ServerToolResultBlock(StrictModel):
+    """The result of such a call."""
+
+    type: Literal[
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "advisor_tool_result",
+        "mcp_tool_result",
+    ]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Any = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    caller: NoOp = None
+
+    @property
+    def text(self) -> str:
+        """The result as the model sees it."""
+        text = "" if self.content is None else result_text(self.content)
+        return f"Error: {text}" if self.is_error else text
 
 
 _BLOCK = ByType(
@@ -202,6 +241,8 @@ Block = Annotated[
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | ServerToolUseBlock
+    | ServerToolResultBlock
     | ToolAdditionBlock
     | ToolRemovalBlock
     | CompactionBlock
@@ -225,6 +266,8 @@ _OF_ROLE = {
         ThinkingBlock,
         RedactedThinkingBlock,
         ToolUseBlock,
+        ServerToolUseBlock,
+        ServerToolResultBlock,
         CompactionBlock,
         FallbackBlock,
     ),

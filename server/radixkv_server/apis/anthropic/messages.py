@@ -8,6 +8,7 @@ tool_reference, tool_addition       the definition of a tool, as text
 compaction                          a user message, before which all is left out
 assistant: text                     content, joined as it is
            thinking                 reasoning_content
+           server_tool_use, ...     tool_calls, and its result a message of the tool's
            tool_use                 tool_calls, their arguments as they were written where that is known
 """
 
@@ -24,6 +25,8 @@ from radixkv_server.apis.anthropic.blocks import (
     InputMessage,
     RedactedThinkingBlock,
     SearchResultBlock,
+    ServerToolResultBlock,
+    ServerToolUseBlock,
     TextBlock,
     ThinkingBlock,
     ToolAdditionBlock,
@@ -108,8 +111,11 @@ class Conversation:
                 self._think(block.thinking or unhide(block.signature, _HIDDEN))
             elif isinstance(block, RedactedThinkingBlock):
                 self._think(unhide(block.data, _HIDDEN))
-            elif isinstance(block, ToolUseBlock):
+            elif isinstance(block, ToolUseBlock | ServerToolUseBlock):
                 self._call(block, recall)
+            elif isinstance(block, ServerToolResultBlock):
+                self.messages.append(self._result_message(block.tool_use_id, block.text))
+                self._keep(block.cache_control)
             elif isinstance(block, ToolResultBlock):
                 self._result(block)
             elif isinstance(block, CompactionBlock) and block.content is not None:
@@ -144,7 +150,13 @@ class Conversation:
             message = self._assistant()
             message["reasoning_content"] = message.get("reasoning_content", "") + text
 
-    def _call(self, block: ToolUseBlock, recall: Recall) -> None:
+    def _result_message(self, call_id: str, text: str) -> Message:
+        message = {"role": "tool", "tool_call_id": call_id}
+        if call_id in self._names:
+            message["name"] = self._names[call_id]
+        return {**message, "content": text}
+
+    def _call(self, block: ToolUseBlock | ServerToolUseBlock, recall: Recall) -> None:
         self._names[block.id] = block.name
         function = {"name": block.name, "arguments": recall(block.id, block.input)}
         calls = self._assistant().setdefault("tool_calls", [])
@@ -155,11 +167,8 @@ class Conversation:
         parts = block.content or ""
         breakpoints = []
         texts = [parts] if isinstance(parts, str) else [self._text_of(part) for part in parts]
-        message = {"role": "tool", "tool_call_id": block.tool_use_id}
-        if block.tool_use_id in self._names:
-            message["name"] = self._names[block.tool_use_id]
         lead = "Error: " if block.is_error else ""
-        self.messages.append({**message, "content": lead + "\n".join(texts)})
+        self.messages.append(self._result_message(block.tool_use_id, lead + "\n".join(texts)))
         if not isinstance(parts, str):
             end = len(lead) - 1
             for part, text in zip(parts, texts, strict=True):

@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.anthropic import diagnostics
-from radixkv_server.apis.anthropic.blocks import InputMessage, ToolResultBlock
+from radixkv_server.apis.anthropic.blocks import (
+    InputMessage,
+    ServerToolResultBlock,
+    ServerToolUseBlock,
+    ToolResultBlock,
+)
 from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -113,8 +118,14 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -
     conversation = Conversation()
     last = next((message for message in reversed(body.messages) if message.blocks), None)
     goes_on = last is not None and last.role == "assistant"
-    if goes_on and last is not None and any(block.type == "tool_use" for block in last.blocks):
-        raise bad_request("a tool_use block must be followed by its tool_result.", param="messages")
+    if goes_on and last is not None:
+        if any(block.type == "tool_use" for block in last.blocks):
+            raise bad_request("a tool_use block must be followed by its tool_result.", param="messages")
+        if isinstance(last.blocks[-1], ServerToolUseBlock):
+            kind = last.blocks[-1].type
+            message = f"a {kind} block must be followed by its result: this server runs no tools itself."
+            raise bad_request(message, param="messages")
+        goes_on = not isinstance(last.blocks[-1], ServerToolResultBlock)
 
     recall = functools.partial(context.calls.recall, caller.name)
     choice = body.tool_choice

@@ -108,6 +108,7 @@ def chat_of(
         convert=lambda: messages_of(body.instructions, items, tools, recall)[0],
         param="input",
         tools=tools.functions,
+        unlisted_tools=tools.unlisted,
         tool_choice=choice,
         allowed_tools=allowed,
         tool_inputs=tools.inputs,

@@ -16,6 +16,7 @@ from radixkv_server.apis.common.content import Media, TextPart, joined
 from radixkv_server.apis.common.fields import Asynchronous, Caller
 from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
+from radixkv_server.apis.responses.provider_items import ProviderItem, call_of, is_provider_item, result_of
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.chats.call_memory import Recall
 from radixkv_server.dialect import Json
@@ -171,6 +172,7 @@ InputItem = Annotated[
     | CallOutputItem
     | ReasoningItem
     | CompactionItem
+    | ProviderItem
     | ItemReference,
     ByType(
         "an item of the input",
@@ -232,7 +234,7 @@ PREFIXES = {
 
 def item_id(owner_id: str, kind: str, number: int) -> str:
     """Return the id of an item of a response or a conversation; it names its owner."""
-    return f"{PREFIXES[kind]}_{owner_id.partition('_')[2]}_{number}"
+    return f"{PREFIXES.get(kind, 'item')}_{owner_id.partition('_')[2]}_{number}"
 
 
 def owner_of(item: str, prefix: str) -> str:
@@ -278,6 +280,16 @@ def messages_of(
         if kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
             messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+        elif is_provider_item(item):
+            call, result = call_of(item), result_of(item)
+            if call is not None:
+                if turn is None:
+                    turn = {"role": "assistant", "content": ""}
+                    messages.append(turn)
+                turn.setdefault("tool_calls", []).append(call)
+            if result is not None:
+                turn = None
+                messages.append(result)
         elif kind == "compaction":
             turn = None
             messages.append({"role": "assistant", "content": unhide(item["encrypted_content"], HIDDEN)})

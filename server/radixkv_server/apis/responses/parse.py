@@ -12,6 +12,7 @@ from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.errors import ErrorForm, error_json
 from radixkv_server.apis.responses.items import comparable_item, summaries_in
+from radixkv_server.apis.responses.provider_items import loaded_tools
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
 from radixkv_server.apis.responses.stored import Local, StoredResponse, StoredResponses
@@ -135,7 +136,7 @@ async def chat_that_fits(
     Args:
         room: tokens of the answer, if they are known.
     """
-    tools = Toolbox(body.tools or ())
+    tools = Toolbox(body.tools or (), loaded_tools(items))
 
     def make_chat(some: Sequence[Json]) -> Chat:
         return chat_of(context, body, some, tools, caller)

@@ -165,18 +165,26 @@ class Toolbox:
 
     Args:
         tools: of the request.
+        loaded: further tools that items of the conversation define.
 
     Attributes:
         functions: as templates know them.
+        unlisted: of the loaded tools, those that the request does not list.
         inputs: name of a custom tool in the prompt -> the Lark grammar of its input.
     """
 
-    def __init__(self, tools: Sequence[Any]) -> None:
+    def __init__(self, tools: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
         own = list(_own(tools))
+        num_listed = len(own)
+        known = {(group and group.name, tool.name) for tool, group, _ in own}
+        for added in _own(loaded):
+            if (place := (added[1] and added[1].name, added[0].name)) not in known:
+                known.add(place)
+                own.append(added)
         count = Counter(tool.name for tool, _, _ in own)
         self._called: dict[str, Called] = {}
         self._names: dict[tuple[str | None, str], str] = {}
-        self.functions: list[Json] = []
+        functions: list[Json] = []
         self.inputs: dict[str, InputGrammar] = {}
         for tool, group, place in own:
             space = None if group is None else group.name
@@ -189,7 +197,8 @@ class Toolbox:
             if group is not None and group.description:
                 of_group = f"({group.name}: {group.description}) "
                 function["description"] = of_group + function.get("description", "")
-            self.functions.append({"type": "function", "function": function})
+            functions.append({"type": "function", "function": function})
+        self.functions, self.unlisted = functions[:num_listed], functions[num_listed:]
 
     def called(self, name: str) -> Called:
         """What the client knows a function of the prompt as."""

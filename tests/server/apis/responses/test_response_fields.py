@@ -90,7 +90,10 @@ def test_retention_outside_what_there_is_is_refused(
         pytest.param({"input": 5}, "invalid_type", "input", id="type"),
         pytest.param({"input": []}, "invalid_value", "input", id="empty"),
         pytest.param({"input": ["x"]}, "invalid_type", "input[0]", id="item"),
-        pytest.param({"input": [{"type": "web_search_call"}]}, "unsupported_content", "input[0]", id="kind"),
+        pytest.param({"input": [{"type": "web_crawl_call"}]}, "unsupported_content", "input[0]", id="kind"),
+        pytest.param(
+            {"input": [{"type": "web_search_call"}]}, "missing_required_parameter", "input[0]", id="bare call"
+        ),
         pytest.param(
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "unsupported_content",
