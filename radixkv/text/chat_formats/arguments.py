@@ -59,12 +59,12 @@ class ObjectScanner:
         self._depth = 0
         self._in_string = False
         self._escaped = False
+        self.is_broken = False
 
     def take(self, text: str, at: int = 0) -> tuple[int, bool]:
         """Return where the object's part of a text ends, from a place on, and whether the object ends there.
 
-        Raises:
-            NotACall: a character that no JSON has outside of strings.
+        A character that no JSON has outside of strings is where the part ends, too; `is_broken` says so.
         """
         while at < len(text):
             if self._escaped:
@@ -83,7 +83,8 @@ class ObjectScanner:
             elif mark in "{[":
                 self._depth += 1
             elif mark not in "}]":
-                raise NotACall
+                self.is_broken = True
+                return at - 1, False
             else:
                 self._depth -= 1
                 if self._depth == 0:
@@ -111,7 +112,10 @@ class JsonArguments:
             if num_kept <= PROVEN:
                 kept.append(piece)
                 num_kept += len(piece)
-            emit(piece)
+            if piece:
+                emit(piece)
+            if scanner.is_broken:
+                raise NotACall
             if not ended:
                 yield from cursor.more()
         if num_kept <= PROVEN and object_of("".join(kept)) is None:

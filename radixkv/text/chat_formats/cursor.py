@@ -189,11 +189,9 @@ class Cursor:
     def _follows(self, pattern: regex.Pattern[str], skipped: int) -> Steps[bool]:
         """Return whether a pattern matches after the next characters."""
         while True:
-            found: Any = pattern.match(self.text, self.at + skipped, partial=not self.ended)
-            if found is None or self.ended:
+            found: Any = pattern.match(self.text, self.at + skipped, partial=True)
+            if found is None or self.ended or not found.partial:
                 return found is not None
-            if not found.partial:
-                return True
             yield
 
 

@@ -63,7 +63,7 @@ class _Marks:
         """Return up to where a text has no mark, and the mark there with its kind; empty: none yet."""
         found = self._pattern.search(text, at)
         certain = len(text) - (0 if ended else self.begun(text, at))
-        if found is None or (found.end() > certain and not ended) or found.start() >= certain:
+        if found is None or found.start() >= certain:
             return certain, "", ""
         return found.start(), found[0], self._kinds[found[0]]
 
@@ -247,8 +247,8 @@ class FormatParser:
     def _give_up(self, region: CallRegion, *, is_cut: bool) -> None:
         """Take what has been read for the text that it is, or for a call that is cut off."""
         cursor = self._cursor
-        is_cut = is_cut or (region.has_whole and not self._answer.speaks)
-        if not region.is_told and not is_cut and region.try_next():
+        keeps = is_cut or (region.has_whole and not self._answer.speaks)
+        if not region.is_told and not keeps and region.try_next():
             return
         self._region = None
         if region.is_told or is_cut or not self._answer.speaks:

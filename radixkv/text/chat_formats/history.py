@@ -60,22 +60,31 @@ def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
     Templates that show one call of a message refuse the others, or drop them.
     """
     divided: list[Message] = []
-    waiting: list[Message] = []  # messages of calls whose result has not come yet
+    waiting: list[Message] = []  # messages of calls, and their results so far
+    results: list[Message] = []
+
+    def settle() -> None:
+        for message in waiting:
+            at = next((i for i, result in enumerate(results) if _calls_for(message, result)), None)
+            divided.extend([message] if at is None else [message, results.pop(at)])
+        divided.extend(results)
+        waiting.clear()
+        results.clear()
+
     for message in messages:
-        calls = list(message.get("tool_calls") or ())
         if message.get("role") == "tool" and waiting:
-            at = next((i for i, m in enumerate(waiting) if _calls_for(m, message)), 0)
-            divided += [waiting.pop(at), message]
+            results.append(message)
             continue
-        divided += waiting
-        waiting = []
+        settle()
+        calls = list(message.get("tool_calls") or ())
         if message.get("role") == "assistant" and len(calls) > 1:
+            waiting.append({**message, "tool_calls": [calls[0]]})
             others = {"role": "assistant", "content": ""}
-            divided.append({**message, "tool_calls": [calls[0]]})
-            waiting = [divided.pop(), *({**others, "tool_calls": [call]} for call in calls[1:])]
+            waiting.extend({**others, "tool_calls": [call]} for call in calls[1:])
         else:
             divided.append(message)
-    return [*divided, *waiting]
+    settle()
+    return divided
 
 
 def _calls_for(message: Message, result: Message) -> bool:

@@ -103,7 +103,7 @@ class TaggedArguments:
         self, cursor: Cursor, emit: Emit, schema: ArgumentSchema, tail: regex.Pattern[str]
     ) -> Steps[None]:
         emit("{")
-        follows = regex.compile(rf"\s{{0,64}}(?:{regex.escape(self._begin)}|{tail.pattern}|\Z)")
+        follows = regex.compile(rf"\s{{0,64}}(?:{regex.escape(self._begin)}|{tail.pattern})")
         separator = ""
         while True:
             yield from cursor.blanks()

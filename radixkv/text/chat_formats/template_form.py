@@ -92,15 +92,18 @@ def _history(
 
 
 def _shown(render: RenderText, messages: list[Message], tools: list[Mapping[str, Any]]) -> str:
-    """Return what a template renders; some show an assistant's last message only when results follow."""
-    text = shown_text(render, messages, tools)
-    if _NAMES[0] in text[text.rfind(_USER) :]:
-        return text
+    """Return what a template renders when results follow, as they will; else without them."""
     results = [
-        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "x"}
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"],
+            "content": "probe result",
+        }
         for call in messages[-1]["tool_calls"]
     ]
-    return shown_text(render, [*messages, *results], tools) or text
+    text = shown_text(render, [*messages, *results], tools)
+    return text if _NAMES[0] in text[text.rfind(_USER) :] else shown_text(render, messages, tools)
 
 
 def _is_read(chat_format: ChatFormat, text: str, num_calls: int) -> bool:

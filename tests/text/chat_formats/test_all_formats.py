@@ -1,0 +1,168 @@
+"""All chat formats alike: each reads what it writes, in any pieces, cut off or hostile, by tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.text.chat_formats.answer import Answer
+from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.formats import FORMATS
+
+CALLING = sorted(name for name, known in FORMATS.items() if known.forms)
+TEXTUAL = sorted(name for name in CALLING if not isinstance(FORMATS[name].forms[0].arguments, JsonArguments))
+TOOLS: dict[str, Any] = {
+    "look": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "route": {
+                "type": "object",
+                "properties": {"legs": {"type": "array", "items": {"type": "string"}}},
+            },
+            "open": {"type": "boolean"},
+        },
+    },
+    "wait": {"type": "object", "properties": {}},
+}
+ARGUMENTS = {"city": '007 </p> "Paris"\nit\'s', "days": 2, "route": {"legs": ["a", "b"]}, "open": True}
+CALLS = [("look", json.dumps(ARGUMENTS)), ("wait", "{}")]
+
+
+def parse(name: str, parts: Iterable[str], *, cut: bool = False, **options: Any) -> Answer:
+    parser = FORMATS[name].parser(tools=TOOLS, **options)
+    answer = Answer()
+    for part in parts:
+        answer.add(parser.push(part))
+    answer.add(parser.finish(cut=cut))
+    for call in answer.tool_calls:
+        call.id = ""
+    return answer
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_what_is_written_is_read_in_any_pieces(name: str) -> None:
+    text = FORMATS[name].write_calls(CALLS)
+    whole = parse(name, [text])
+    assert [(call.name, json.loads(call.arguments)) for call in whole.tool_calls] == [
+        (called, json.loads(arguments)) for called, arguments in CALLS
+    ]
+    assert not whole.content
+    assert parse(name, text) == whole
+    for at in range(1, len(text), 7):
+        assert parse(name, [text[:at], text[at:]]) == whole, text[:at]
+    section = FORMATS[name].reasoning
+    if section is not None:
+        thought = f"{section.opens[0]}\nA city.\n{section.closes[0]}"
+        thinking = parse(name, thought + FORMATS[name].after_reasoning + text)
+        assert (thinking.reasoning, thinking.content) == ("A city.", "")
+        assert thinking.tool_calls == whole.tool_calls
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("007", "007"), ("true", "true"), ("2", "2"), ('say "a"\n\\n', 'say "a"\n\\n'), ("</p> {", "</p> {")],
+)
+@pytest.mark.parametrize("name", TEXTUAL)
+def test_a_string_keeps_what_it_looks_like(name: str, given: str, wanted: str) -> None:
+    text = FORMATS[name].write_calls([("look", json.dumps({"city": given}))])
+    (call,) = parse(name, text).tool_calls
+    assert json.loads(call.arguments) == {"city": wanted}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "wanted"),
+    [
+        ("days", "2", 2),
+        ("days", "+2", 2),
+        ("days", "two", "two"),
+        ("open", "True", True),
+        ("open", "false", False),
+        ("route", '{"legs": ["a"]}', {"legs": ["a"]}),
+        ("route", "{'legs': ['a'], 'x': None}", {"legs": ["a"], "x": None}),
+        ("route", "{broken", "{broken"),
+        ("unknown", "2", "2"),
+    ],
+)
+def test_text_becomes_what_the_schema_says(key: str, written: str, wanted: Any) -> None:
+    text = (
+        f"<tool_call>\n<function=look>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    )
+    (call,) = parse("qwen3-coder", text).tool_calls
+    assert json.loads(call.arguments) == {key: wanted}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[look(city=open('x'))]",
+        "[look(city=a + b)]",
+        "[print('x')]",
+        "[look(city='Paris'",
+        "[1, 2, 3]",
+        "As [look(city='Paris')] shows",
+    ],
+)
+def test_literals_are_read_and_never_evaluated(text: str) -> None:
+    assert parse("pythonic", [text]) == Answer(text) == parse("pythonic", text)
+
+
+def test_a_long_string_comes_word_for_word() -> None:
+    words = "word " * 400
+    text = FORMATS["glm"].write_calls([("look", json.dumps({"city": words}))])
+    parser = FORMATS["glm"].parser(tools=TOOLS)
+    deltas = [event for at in range(0, len(text), 5) for event in parser.push(text[at : at + 5])]
+    assert len(deltas) > 200
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
+    name = draw(st.sampled_from(sorted(FORMATS)))
+    known = FORMATS[name]
+    whole = known.write_calls(CALLS) if known.forms else "x"
+    cuts = st.integers(0, len(whole))
+    fragment = st.one_of(
+        st.sampled_from(
+            [*filter(None, known.marks()), "look", "city", "\n", '{"', '"', "}", "]", "(", ",", ": "]
+        ),
+        st.sampled_from(["x" * 280, "<", "2", whole]),
+        cuts.map(lambda at: whole[:at]),
+        cuts.map(lambda at: whole[at:]),
+    )
+    text = "".join(draw(st.lists(fragment, max_size=9)))
+    places = sorted({cut % (len(text) + 1) for cut in draw(st.lists(st.integers(0, 4000), max_size=5))})
+    return name, text, [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts(), st.booleans(), st.booleans())
+def test_any_text_is_the_same_in_any_pieces(
+    drawn: tuple[str, str, list[str]], cut: bool, forced: bool
+) -> None:
+    name, text, parts = drawn
+    whole = parse(name, [text], cut=cut, forced=forced)
+    assert parse(name, parts, cut=cut, forced=forced) == whole
+    assert parse(name, text, cut=cut, forced=forced) == whole
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma4"])
+def test_hostile_texts_take_linear_time(name: str) -> None:
+    def seconds(text: str) -> float:
+        parser, started = FORMATS[name].parser(tools=TOOLS), time.thread_time()
+        for at in range(0, len(text), 32):
+            parser.push(text[at : at + 32])
+        parser.finish()
+        return time.thread_time() - started
+
+    whole = FORMATS[name].write_calls(CALLS)
+    for attack in (FORMATS[name].call_marks[0], whole[: len(whole) // 2], whole[:-1]):
+        short, long = (attack * (size // len(attack)) for size in (1 << 11, 1 << 14))
+        # The best of some: a busy machine can only make them slower. In quadratic time it were 64 times.
+        assert min(seconds(long) for _ in range(2)) < 32 * min(seconds(short) for _ in range(3)), attack

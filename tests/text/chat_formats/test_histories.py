@@ -1,0 +1,62 @@
+"""Histories as templates must get them: one call a message, ids with numbers, no messages of the system."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.text.chat_formats.formats import FORMATS
+from radixkv.text.chat_formats.history import template_messages
+from radixkv.text.chat_formats.template_traits import TemplateTraits
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def call(call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+def result(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": f"of {call_id}"}
+
+
+def test_a_template_with_one_call_a_message_gets_each_with_its_result() -> None:
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "so", "tool_calls": [call("a"), call("b")]},
+        *(result("b"), result("a")),
+        {"role": "user", "content": "more"},
+    ]
+    given = template_messages(messages, [TOOL], FORMATS["llama3"], TemplateTraits(one_call=True))
+    told = [(m["role"], [c["id"] for c in m.get("tool_calls", ())], m.get("tool_call_id")) for m in given]
+    assert told == [
+        ("user", [], None),
+        ("assistant", ["a"], None),
+        ("tool", [], "a"),
+        ("assistant", ["b"], None),
+        ("tool", [], "b"),
+        ("user", [], None),
+    ]
+
+
+def test_ids_with_numbers_are_counted_through_the_conversation() -> None:
+    own = "functions.look:7"
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call("a"), call(own)]},
+        *(result("a"), result(own)),
+        {"role": "assistant", "content": "", "tool_calls": [call("b")]},
+        result("b"),
+    ]
+    given = template_messages(messages, [TOOL], FORMATS["kimi-k2"], TemplateTraits())
+    ids = [m.get("tool_call_id") or [c["id"] for c in m["tool_calls"]] for m in given]
+    first, third = "functions.look:0", "functions.look:2"
+    assert ids == [[first, own], first, own, [third], third]
+
+
+def test_a_template_without_a_system_gets_the_tools_in_the_users_words() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    traits = TemplateTraits(tools=False, calls=False, results=False, system=False)
+    (given,) = template_messages(messages, [TOOL], FORMATS["gemma"], traits)
+    assert given["role"] == "user"
+    assert given["content"].startswith("Be brief.")
+    assert '"name": "look"' in given["content"]
+    assert given["content"].endswith("hello")
