@@ -79,7 +79,7 @@ class Parameter:
         return code(self.name.upper()) if self.is_argument else " / ".join(map(code, self.flags))
 
     def value(self) -> str:
-        """What the option takes."""
+        """Return the kind of the option's value."""
         kinds = [kind for kind in get_args(self.kind) or (self.kind,) if kind is not type(None)]
         lists = [kind for kind in (self.kind, *kinds) if get_origin(kind) is list]
         kind = get_args(lists[0])[0] if lists else kinds[0]
@@ -188,7 +188,7 @@ def command_line(commands: dict[str, Callable[..., Any]]) -> str:
 
 
 def body_fields() -> str:
-    """What becomes of each field of each route's body."""
+    """Return the page of the fields of each route's body."""
     lines = [
         "# Fields of requests",
         "",
@@ -271,7 +271,7 @@ def files() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What the generated pages should contain."""
+    """Return the contents of the generated pages."""
     tree = command_tree()
     groups = [("", tree), *((f"{group.name} ", group.typer_instance) for group in tree.registered_groups)]
     commands = {

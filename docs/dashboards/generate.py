@@ -1,8 +1,8 @@
-"""Writes docs/dashboards/radixkv.json, a Grafana dashboard, from the panels below.
+"""Write docs/dashboards/radixkv.json, a Grafana dashboard, from the panels below.
 
     python docs/dashboards/generate.py
 
-A panel is a title, what it means and what to do, a unit, and queries of Prometheus with their legends.
+A panel is a title, its meaning with the remedy, a unit, and queries of Prometheus with their legends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def now(name: str, by: str = "") -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: queries as (expression, legend)."""
+    """A panel: queries as (expression, legend)."""
 
     title: str
     meaning: str

@@ -2,7 +2,7 @@
 
     python docs/pictures/take_screenshots.py
 
-Writes console_*.png beside itself. Needs what the tests need, and chromium.
+Write console_*.png beside itself. Needs the packages of the tests, and chromium.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def server() -> Iterator[str]:
 
 
 def send_all(url: str) -> None:
-    """One prompt after the other, over a minute: the pictures show an engine that is not pressed."""
+    """Send the prompts in turn, over a minute: the pictures show an engine that is not pressed."""
     for messages in chats():
         send(url, messages)
         time.sleep(3)
 
 
 def take(page: Page, url: str) -> None:
-    """One picture of each view, of the same traffic."""
+    """Take a picture of each view, of the same traffic."""
 
     def shot(name: str, **clip: int) -> None:
         page.mouse.move(0, 0)

@@ -1,4 +1,4 @@
-"""What the site needs beyond the pages of docs: the pages beside it, and a navigation read from index.md.
+"""Additions of the site to the pages of docs: the pages beside it, and a navigation read from index.md.
 
 The pages are written to be read in the repository, with links to files outside of docs. Those files
 (`README.md`, results of benchmarks, ...) join the site, and the links are changed to reach them.
@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _in_site(folder: Path, target: str) -> str:
-    """Where a link from a page in `folder` leads, from the site's root; empty: to no file of the project."""
+    """Return the target of a link in `folder`, from the site's root; empty: no file of the project."""
     path = (folder / target).resolve()
     if not path.is_file():
         return ""

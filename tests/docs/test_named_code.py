@@ -80,19 +80,6 @@ def test_names_that_are_gone_are_noticed() -> None:
     assert not is_known("SequenceStates")
 
 
-FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/coming_from_vllm.md"])
-def test_flags_that_newcomers_are_told_exist(name: str) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    if "vllm" in name:  # the first column of its table is the other engine's
-        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
-    known = FLAG.findall((ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8"))
-    others = {"--help", "--help-all", "--install-completion", "--show-completion"}
-    assert set(FLAG.findall(text)) <= {*known, *others}
-
-
 def test_newcomers_need_no_release() -> None:
     """Commands to install are for the checkout and its wheel, whose name has today's version."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

@@ -23,12 +23,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
 HEAD = """\
 # Clients
 
-Programs and libraries that people use, each installed as it is published, and run against this server by
+Popular programs and libraries, each installed from its registry and run against this server by
 `make clients` (`ARGS="-k codex"` for some of them), which writes this table. The model is a random one with
-a long context, made on the spot: what it says is noise, what is tried is everything around that.
+a long context, made for the trial: its answers are noise, and everything around them is tried.
 
-- **Two turns**: a question, and a second one after the answer to the first. The prompt and what of it was
-  cached are those of the second turn, as the server counted them.
+- **Two turns**: a question, and a second one after the answer to the first. The table has prompt and cached
+  tokens of the second turn, as the server counted them.
 - **A tool's call**: the client forces a call, reads its arguments, and (where it runs tools itself) sends
   back a result. Agents can't force calls: for them a second server's model calls the tool that the prompt
   names, the agent runs it, and the answer to its result is what counts.
@@ -37,8 +37,8 @@ a long context, made on the spot: what it says is noise, what is tried is everyt
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 TAIL = """
-What each trial does is its program's to tell: `tests/clients/trials`. What is installed is pinned, whatever
-it needs included, in `tests/clients/environments`.
+The trials' programs are in `tests/clients/trials`; all installed packages are pinned in
+`tests/clients/environments`.
 """
 
 
