@@ -48,7 +48,7 @@ class BlockAccount:
         self.index = policy.new_index()  # the leaves that may be evicted
         self.floor = 0
         self.ceiling: int | None = None
-        # Blocks that it may be found with: its ceiling, or what it had when that was lowered.
+        # Blocks that it may hold: its ceiling, or its blocks at the time when that was lowered.
         self.most: int | None = None
         self.used = 0  # blocks in the tree and private to leases
         self.blocks = 0  # blocks in the tree

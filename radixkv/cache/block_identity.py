@@ -1,7 +1,7 @@
 """Block identities: one chained hash for every whole block, which all that is keyed by prefixes reads.
 
-    seed of a namespace       hash of what computes its K/V, and whose it is; of public text only the former
-    identity of a block       hash of the identity before it (of the first one: the seed) and its token ids
+    seed of a namespace       hash of the model that computes its K/V, and the owner; public: the model alone
+    identity of a block       hash of the previous identity (for the first block: the seed) and its token ids
     after public text        the first private block follows a hash of the public identity and the seed
 
 An identity is computed once, when its block is committed, and kept beside the node's blocks. Equal prefixes
@@ -34,7 +34,7 @@ def what_computes(key: NamespaceKey) -> NamespaceKey:
 
 
 class _Cutters(dict[int, Callable[[bytes | bytearray], tuple[bytes, ...]]]):
-    """count -> a function that cuts so many pieces of one size off a buffer: the quickest way to do it."""
+    """count -> a function that cuts `count` pieces of one size off a buffer: the quickest way to do it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -75,18 +75,18 @@ class BlockIdentities:
         self._cut = _Cutters(block_bytes)
 
     def seed(self, key: NamespaceKey) -> bytes:
-        """What the first block of a namespace follows.
+        """The identity that the first block of a namespace follows.
 
         Each part is framed by its length, and each half by its number of parts.
         """
         return self._digest(framed(what_computes(key)) + framed(key[:_OWNER_PARTS]))
 
     def public_seed(self, computes: NamespaceKey) -> bytes:
-        """What the first block of public text follows, see `what_computes`."""
+        """The identity that the first block of public text follows, see `what_computes`."""
         return self._digest(framed(computes))
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
-        """What the first private block after public text follows."""
+        """The identity that the first private block after public text follows."""
         return self._digest(before + seed + b"private")  # as long as no identity and tokens are
 
     def chain(self, before: bytes | bytearray, key: bytes | bytearray) -> bytearray:

@@ -46,7 +46,7 @@ class BlockPool:
         return taken
 
     def free(self, blocks: array[int]) -> int:
-        """Give blocks back that nobody holds any more; returns how many. O(count)."""
+        """Return unheld blocks to the free list; return their number. O(count)."""
         count = len(blocks)
         self._push(blocks)
         self.num_free += count
@@ -88,7 +88,7 @@ class BlockPool:
             self.extra_holders.pop(block, None)
 
     def set_holders(self, holders: dict[int, int]) -> None:
-        """These blocks have left the tree and are private to so many leases each. O(count)."""
+        """Take in blocks that have left the tree, private to as many leases as given. O(count)."""
         for block, count in holders.items():
             if count > 1:
                 self.extra_holders[block] = count - 1

@@ -4,8 +4,8 @@
     |--- start tokens ---|[ block ][ block ][ block ]|
                             one identity for each
 
-Other memories than the pool are asked by identities. Identities propose, tokens decide: what they give is
-believed if it is of the same tokens from the beginning on, and of the same namespace.
+Other memories than the pool are asked by identities. Identities propose, tokens decide: their data is
+trusted if it is of the same tokens from the beginning on, and of the same namespace.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BlockRun:
         return shared - shared % self.block_size
 
     def is_same_text(self, other: BlockRun, num_tokens: int) -> bool:
-        """Whether the first `num_tokens` tokens of both are the same, and the same namespace's. O(tokens)."""
+        """Return True if the first `num_tokens` tokens and the namespaces are the same. O(tokens)."""
         end = num_tokens * TOKEN_BYTES
         return (
             self.namespace == other.namespace

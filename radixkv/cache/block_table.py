@@ -20,7 +20,7 @@ _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the f
 
 @functools.cache
 def _make_view() -> Callable[[array[int]], Any]:
-    """What makes an int32 view of an array, without a copy."""
+    """Makes an int32 view of an array, without a copy."""
     try:
         import numpy as np
     except ImportError:

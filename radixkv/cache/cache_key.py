@@ -1,6 +1,6 @@
-"""The key under which a request's K/V is cached: whose it is, and what computed it.
+"""The key under which a request's K/V is cached: its owner and its model.
 
-Callers say who asks (`tenant`, and a `salt` that divides a tenant's own space); the engine adds what computes
+Callers name the owner (`tenant`, and a `salt` that divides a tenant's own space); the engine adds the model
 (`adapter`, `model`). The parts are framed in a tuple and never joined, so that no choice of strings by one
 tenant can name another's space.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """Who asks, and what computes.
+    """Owner of a prompt, and model of its K/V.
 
     Attributes:
         tenant: who is served; bound by the server to the API key, never taken from a request's body.
         salt: divides the tenant's own space; chosen by its clients.
-        adapter: what is added to the model's weights; empty: nothing.
+        adapter: adapter on top of the model's weights; empty: none.
         model: fingerprint of configuration, weights and dtype; empty: unknown.
 
     >>> CacheKey("alice", "s").namespace

@@ -65,9 +65,9 @@ class Capacity:
     def room(
         self, group: BlockAccount, node: Node | None = None, depth: int = 0, source: Node | None = None
     ) -> tuple[int, int]:
-        """What the pool could give `group` now, and what its ceiling, or the pool, leaves it at most.
+        """Blocks that the pool could give `group` now, and the most that its ceiling, or the pool, leaves it.
 
-        While all of `source` is held, and `node` with what is above it up to token `depth`.
+        All of `source` is held meanwhile, and `node` with its ancestors up to token `depth`.
 
         O(log groups), amortised, and the nodes that were not held; with floors and public prefixes O(public
         nodes * namespaces below them).
@@ -106,12 +106,12 @@ class Capacity:
         source: Node | None = None,
         lease: Any = None,
     ) -> None:
-        """Make sure that `needed` blocks can be had; pins give way to what could never fit.
+        """Make sure that `needed` blocks can be had; pins give way only to requests that could never fit.
 
         Args:
             total: blocks of the whole request.
-            node, depth, source: those of them that are in the tree, as of `room`.
-            lease: the lease that grows; None: a new one.
+            node, depth, source: the part of them in the tree, as of `room`.
+            lease: the growing lease; None: a new one.
 
         Raises:
             OutOfBlocks: they can't; nothing was changed.
@@ -156,7 +156,7 @@ class Capacity:
     # ------------------------------------------------------------------ taking and giving back
 
     def allocate(self, count: int, group: BlockAccount) -> array[int]:
-        """`count` free blocks, evicting as needed; the caller has made sure that there are so many."""
+        """Return `count` free blocks, evicting as needed; the caller has made sure that there are enough."""
         if count > self.pool.num_free or group.ceiling is not None:
             self._make_room(count, group)
         group.count_used(count)
@@ -204,10 +204,10 @@ class Capacity:
     def discard_from(self, node: Node, cut: int, unused_since: int | None = None) -> None:
         """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them.
 
-        Leases, pins, what hangs below. Of a block in which pins end, only what is pinned is needed.
+        Leases, pins, descendants. Of a block in which pins end, only the pinned part is needed.
 
         Args:
-            unused_since: what has been used since the cache's counter stood there is needed, too.
+            unused_since: blocks used since this value of the cache's counter are needed, too.
         """
         size = self.tree.block_size
         while node.parent is not None and not node.refs and node.is_leaf and node.end > cut:
@@ -235,7 +235,7 @@ class Capacity:
         target.count_used(count)
 
     def forget_tree(self, held: Iterable[BlockAccount]) -> int:
-        """A reset: the tree's blocks are nobody's, but for one of each of these groups; how many others?"""
+        """At a reset, keep one group for each block of the tree; return the number of other holds."""
         forgotten = sum(group.forget() for group in self.groups)
         for group in held:
             group.count_used(1)

@@ -1,7 +1,7 @@
-"""InvalidatedTree: what a reset leaves, so that it need not walk a million nodes.
+"""InvalidatedTree: the remains of a reset, so that it need not walk a million nodes.
 
-A reset takes the roots away at once; the nodes below stay as they were. Their block ids are handed to the
-pool node by node, as it allocates; the ghost index asks them what the reset took, for as long as it would
+A reset takes the roots away at once; the nodes below stay unchanged. Their block ids are handed to the
+pool node by node, as it allocates; the ghost index asks them for the blocks of the reset, as long as it would
 remember as many blocks; then they are taken apart in small pieces.
 
     invalidated ── handing out ids ──> drained ── forgotten by the ghosts ──> taken apart
@@ -68,7 +68,7 @@ class InvalidatedTree:
         return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
 
     def had(self, data: bytes, first: Namespace, own: Namespace, depth: int, found: int) -> bool:
-        """Whether the block after the first `depth` tokens of a prompt was here. O(tokens + path).
+        """Return True if the block after the first `depth` tokens of a prompt was here. O(tokens + path).
 
         The prompt's first block belongs to `first`, that block to `own`; a partial one must reach beyond
         `found` tokens.

@@ -92,7 +92,7 @@ def encode_tokens(token_ids: TokenIds) -> bytes:
 
 
 def _encode_array(given: Any) -> bytes:
-    """Of what numpy understands as an array. O(n)."""
+    """Encode anything that numpy understands as an array. O(n)."""
     try:
         array = given.__array__()
     except (TypeError, RuntimeError) as error:  # from torch: on a GPU, or numpy is not there
@@ -114,7 +114,7 @@ def _encode_array(given: Any) -> bytes:
 
 
 def _not_tokens(token_ids: Sequence[Any]) -> InvalidRequestError:
-    """What is wrong with the first one that is no token id."""
+    """Describe the first value that is no token id."""
     found = "these are not"
     for position, token in enumerate(token_ids):
         is_integer = hasattr(token, "__index__") and type(token) is not bool
@@ -151,12 +151,12 @@ def frame_namespace(namespace: NamespaceName) -> NamespaceKey:
 
 
 def whole_key(key: NamespaceKey, model: str) -> NamespaceKey:
-    """The key (tenant, salt, adapter, model), of which parts may be missing; without a model they stay so."""
+    """Complete the key (tenant, salt, adapter, model); without a model, missing parts stay missing."""
     return key if len(key) > 3 or not model else (*key, *[""] * (3 - len(key)), model)
 
 
 def shared_bytes(a: bytes | bytearray, b: bytes | bytearray) -> int:
-    """How many leading bytes two strings share. O(min(len(a), len(b)))."""
+    """Count the leading bytes that two strings share. O(min(len(a), len(b)))."""
     n = min(len(a), len(b))
     if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
         n = min(n, TOKEN_BYTES)

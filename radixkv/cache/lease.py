@@ -35,7 +35,7 @@ class Lease(LeasePath):
         num_tokens: tokens that have slots.
         num_cached_tokens: leading tokens whose K/V were found by `acquire`; at most the prompt's length - 1.
         num_committed: leading tokens whose K/V exist or are computed in this step.
-        due: what the report is made of when it is read; None: reports are off. For the cache itself.
+        due: data of the report, composed when it is read; None: reports are off. For the cache itself.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Lease(LeasePath):
 
     @property
     def shares_tail(self) -> bool:
-        """Whether others hold the partial last block, too: the next `append` replaces it by a copy. O(1)."""
+        """True if others hold the partial last block, too: the next `append` replaces it by a copy. O(1)."""
         return bool(self.num_tokens % self.tree.block_size) and self._must_copy_tail()
 
     @property
@@ -113,7 +113,7 @@ class Lease(LeasePath):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether copies have been listed that have not run yet."""
+        """True if copies have been listed that have not run yet."""
         return self.pending is not None and self.pending.hold_something
 
     def take_copies(self, *, until_done: bool = False) -> list[Copy]:
@@ -127,8 +127,8 @@ class Lease(LeasePath):
     def copies_done(self) -> None:
         """The copies have run: their source blocks need no longer be held.
 
-        Implied by the next `commit`, unless they were taken `until_done`. What was committed of the blocks
-        copied to can be matched from now on.
+        Implied by the next `commit`, unless they were taken `until_done`. Committed tokens of the target
+        blocks can be matched from now on.
         """
         self._end_copies()
         if self.tree_tokens < self.num_committed and not self._is_released:
@@ -206,7 +206,7 @@ class Lease(LeasePath):
         self.num_tokens = new
 
     def _must_copy_tail(self) -> bool:
-        """Whether others share the partial last block, so that it can't be written."""
+        """True if others share the partial last block, so that it can't be written."""
         size = self.tree.block_size
         if self.tree_tokens > self.num_tokens - self.num_tokens % size:
             return self.node.holders > 1 or self.tree_tokens > self.num_tokens
@@ -217,7 +217,7 @@ class Lease(LeasePath):
     def _replace_tail(self, target: int) -> None:
         """Replace the shared partial last block by `target`; whoever shares it keeps the old one.
 
-        What is computed of it is listed to be copied.
+        The computed part of it is listed to be copied.
         """
         start = self.num_tokens - self.num_tokens % self.tree.block_size
         last = self.num_tokens // self.tree.block_size
@@ -241,7 +241,7 @@ class Lease(LeasePath):
         self.replace_blocks(last, array("i", [target]))
 
     def reserve(self, num_tokens: int) -> None:
-        """Have blocks for so many tokens in all: those that come next find their slots there. O(new blocks).
+        """Have blocks for `num_tokens` tokens in all: the next tokens find their slots there. O(new blocks).
 
         Raises:
             OutOfBlocks: nothing was changed.
@@ -354,8 +354,8 @@ class Lease(LeasePath):
 
         Args:
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
-            keep: forget those beyond the first `keep` tokens, unless others have used them meanwhile.
-            used: whether this is a use, after which what it held is evicted later; not where it forgets.
+            keep: forget the tokens beyond the first `keep`, unless others have used them meanwhile.
+            used: True for a use, which moves its blocks back in the order of eviction; not where it forgets.
         """
         if self._is_released:
             raise self._error("release")

@@ -1,8 +1,8 @@
-"""LeasePath: where a lease's blocks are, in the tree or its own, and how the tree comes to what it committed.
+"""LeasePath: places of a lease's blocks, in the tree or private, and how committed ones join the tree.
 
     0 ........... tree_tokens ........... num_tokens
-    |  in the tree:            |  private blocks: nobody
-    |  its node protects them  |  can match them
+    |  in the tree:            |  private blocks: not
+    |  its node protects them  |  matchable by others
 
 One block at a time, the next tokens either join the tree (`_insert`), or are there already in whole blocks
 (`_dedupe`: those are taken over and the lease's own freed).
@@ -36,7 +36,7 @@ from radixkv.cache.radix_tree import RadixTree
 
 
 class LeasePath(BlockTable):
-    """A block table whose first blocks are those of a path in the tree; `Lease` sets its fields."""
+    """A block table that begins with the blocks of a path in the tree; `Lease` sets its fields."""
 
     capacity: Capacity
     tree: RadixTree
@@ -47,7 +47,7 @@ class LeasePath(BlockTable):
     node: Node  # where the tree's part of its path ends; the lease is one of its holders
     tree_tokens: int  # up to there
     own_from: int  # tokens from there on in the tree were put there by this lease
-    # The cache's use counter when it was acquired: what others have used since has a later one.
+    # The cache's use counter when it was acquired: later uses by others have a higher one.
     used_at: int
     public_tokens: int  # leading ones that belong to a public prefix
     pending: PendingCopies | None  # copies into its blocks that have not run
@@ -66,7 +66,7 @@ class LeasePath(BlockTable):
         self.capacity.release(old)
 
     def invalidate_below(self, below: Container[Node], moved: Moved) -> bool:
-        """What is held of nodes that are about to leave the tree becomes private; False: nothing is."""
+        """Make its blocks in nodes that are about to leave the tree private; False: there are none."""
         if self.pending is not None:
             self.pending.invalidate_below(below, moved)
         if self.node not in below:
@@ -84,7 +84,7 @@ class LeasePath(BlockTable):
         self.own_from = min(self.own_from, start)
         return True
 
-    # ------------------------------------------------------------------ what was committed joins the tree
+    # ------------------------------------------------------------------ committed blocks join the tree
 
     def sync(self) -> int:
         """Bring the tree from `tree_tokens` up to `num_committed`; returns where shared tokens end.
@@ -120,7 +120,7 @@ class LeasePath(BlockTable):
         return shared_until
 
     def would_dedupe(self, num_tokens: int) -> bool:
-        """Whether committing that many tokens would take over blocks that others committed. O(block).
+        """Return True if committing that many tokens would take over blocks committed by others. O(block).
 
         Changes nothing. Only the next block can be one: what hangs below one's own new blocks is one's own.
         """
@@ -215,7 +215,7 @@ class LeasePath(BlockTable):
         return True
 
     def _sharable_blocks(self, blocks: array[int], first: int, followers: list[tuple[LeasePath, int]]) -> int:
-        """How many leading blocks may enter the tree: those that nobody but forks shares.
+        """Count the leading blocks that may enter the tree: unshared ones, or shared with forks only.
 
         Forks that share a block have the same tokens up to its end, so they can follow this lease into the
         tree. Fills `followers` with them and the number of leading blocks that each must take over.

@@ -5,7 +5,7 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
                     found
     |-- whole blocks --|- partial -|
-    [b0] [b1] ... [bn-1] [bn . . . ]        bn: copied from, or taken over if nobody holds it
+    [b0] [b1] ... [bn-1] [bn . . . ]        bn: copied from, or taken over if it is not held
     |------ held ------|---- new blocks ... |
 """
 
@@ -49,7 +49,7 @@ class Leasing:
     ) -> Lease:
         """Plan what to hold, copy and allocate; make sure that there is room; only then change anything.
 
-        `walk` is what a lookup of the prompt found, `skip` why there was none. OutOfBlocks: nothing was
+        `walk` is the result of the prompt's lookup, `skip` the reason for its lack. OutOfBlocks: nothing was
         changed.
         """
         capacity = self._capacity

@@ -32,7 +32,7 @@ class Match:
         return f"Match({self.num_tokens} of {len(self.data) // TOKEN_BYTES} tokens)"
 
     def end_at(self, walk: Walk | None) -> None:
-        """This is what a lookup found just now."""
+        """Take the result of a lookup made just now."""
         self.walk = walk
         if walk is None:
             self.num_tokens = 0
@@ -42,7 +42,7 @@ class Match:
         self._versions = node.version, 0 if source is None else source.version
 
     def is_untouched(self) -> bool:
-        """Whether the nodes where it ends are there and unchanged; False: nothing was found."""
+        """True if the nodes where it ends are there and unchanged; False: nothing was found."""
         walk = self.walk
         if walk is None or walk[0].version != self._versions[0]:
             return False
@@ -82,12 +82,12 @@ class Lookup:
         return match
 
     def nothing_found(self, data: bytes, owner: Namespace) -> Walk:
-        """Where a lookup of these tokens begins, as one that found nothing. O(log public prefixes)."""
+        """Return the start of a lookup of these tokens, as an empty result. O(log public prefixes)."""
         root = self._tree.root(owner.public if owner.declared.length_in(data) else owner)
         return Walk(root, 0, 0, None, None, b"")
 
     def following(self, data: bytes, owner: Namespace | None, most: int) -> bytes:
-        """What is cached after these tokens in the namespace, at most `most` bytes. O(tokens + path)."""
+        """Return the cached continuation of these tokens, at most `most` bytes. O(tokens + path)."""
         if owner is None or not self._enabled:
             return b""
         whole = len(data) - len(data) % self._tree.block_bytes
@@ -97,7 +97,7 @@ class Lookup:
         return self._tree.following(walk, owner, data[whole:], most)
 
     def still_holds(self, match: Match, data: bytes, namespace: NamespaceName) -> bool:
-        """Whether an earlier match found something, and a lookup of these tokens would, too. O(tokens)."""
+        """Return True if an earlier match found something and a lookup of these tokens would. O(tokens)."""
         walk = match.walk
         if walk is None or match.version != self.version or match.namespace != namespace:
             return False
@@ -129,7 +129,7 @@ class Lookup:
         return tree.walk(node, owner, data, public, len(data)) if public < len(data) else walk
 
     def is_current(self, match: Match, owner: Namespace | None) -> bool:
-        """Whether a new lookup in `owner` would give the same length."""
+        """Return True if a new lookup in `owner` would give the same length."""
         if not self._enabled:
             return True
         any_declared = self._namespaces.any_declared

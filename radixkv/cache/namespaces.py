@@ -27,9 +27,9 @@ class Namespaces:
     ) -> None:
         self._identities = identities  # give each its seed
         self._block_bytes = block_bytes  # bytes of a block's token ids
-        # What computes, in the keys of which callers name less than all four parts; empty: nothing.
+        # The model of keys in which callers name less than all four parts; empty: none.
         self._model = model
-        # The public text, by what computes it, as far as some was ever asked for.
+        # The public text, by model, as far as some was ever asked for.
         self.publics: dict[NamespaceKey, Namespace] = {}
         self.any_declared = False  # whether a prefix is declared public
         self._groups = groups  # what their blocks count in

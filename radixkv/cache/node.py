@@ -29,7 +29,7 @@ _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker
 
 
 class Namespace:
-    """One namespace, or the public text of all whose K/V is computed alike."""
+    """A namespace, or the public text of all namespaces with the same model."""
 
     __slots__ = (
         "__weakref__",
@@ -72,8 +72,8 @@ class Node:
         "children",  # nodes below, or None for a leaf
         "data",  # the eviction policy's own
         "entry",  # in the eviction index, which writes it; None when it is not a candidate
-        # How often a lease acquired a prefix through this node, where the policy asks for that; else one that
-        # ends here, or in what was below and has gone: with all below, they add up to the same.
+        # Number of leases that acquired a prefix through this node, if the policy asks for that; else of
+        # prefixes that end here, or in departed descendants: with all below, they add up to the same.
         "hits",
         "holders",  # how many of the refs are leases
         "ids",  # identities of the run's whole blocks, see `block_identity`; of a root its namespace's seed
@@ -137,7 +137,7 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether nothing hangs below."""
+        """True for a node without children."""
         return self.children is None and self.namespace_children is None
 
     def unlink(self) -> None:
@@ -192,7 +192,7 @@ class Children:
         return self.whole.get(block)
 
     def _place(self, block: bytes) -> int:
-        """Where `block` is or would be in the order."""
+        """Return the place of `block` in the order, existing or not."""
         order = self._order
         return bisect_left(order, block) if type(order) is list else order.bisect_left(block)
 
@@ -218,7 +218,7 @@ class Children:
         return self._member(best), most - most % TOKEN_BYTES, order[best]
 
     def begins_with(self, block: bytes) -> bool:
-        """Whether a child's first block begins with all of `block`."""
+        """Return True if a child's first block begins with all of `block`."""
         i = self._place(block)
         return i < len(self._order) and self._order[i].startswith(block)
 
@@ -235,14 +235,14 @@ class Children:
         return best
 
     def is_covered(self, node: Node) -> bool:
-        """Whether another child begins with all the tokens of `node`, a partial child."""
+        """Return True if another child begins with all the tokens of `node`, a partial child."""
         assert self.partial is not None
         block, order = bytes(node.key), self._order
         after = self._place(block) + 1
         return len(self.partial[block]) > 1 or (after < len(order) and order[after].startswith(block))
 
     def unheld_beginning(self, node: Node) -> Node | None:
-        """A partial child with which `node` begins and that nobody holds, or None."""
+        """Return an unheld partial child that `node` begins with, or None."""
         if not self.partial:
             return None
         block = bytes(node.key[: self._size])

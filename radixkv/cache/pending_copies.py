@@ -1,7 +1,7 @@
-"""PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on what they read.
+"""PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on their sources.
 
     listed ---- take ----> part of a step ---- done ----> run
-    |   their sources are held: nobody gets these blocks  |
+    |   their sources are held: they are not allocated      |
 
 Who makes copies later, with others' work between, takes them `until_done`: a block that is still to be read
 must not be given to anybody, who could overwrite it first. Other copies are made by the lease's user before
@@ -37,7 +37,7 @@ class PendingCopies:
 
     @property
     def hold_something(self) -> bool:
-        """Whether some have not run yet."""
+        """True if some have not run yet."""
         return bool(self.nodes or self.blocks)
 
     def add(self, source: int, target: int, slots: int, node: Node | None) -> None:
@@ -49,7 +49,7 @@ class PendingCopies:
             self.blocks.append(source)
 
     def take(self, until_done: bool) -> list[Copy]:
-        """The copies; they are listed no longer, but hold what they read, `until_done` even over a commit."""
+        """Take the copies off the list; they hold their sources still, `until_done` even over a commit."""
         copies, self.copies = self.copies, []
         self.outlasts_commit = self.outlasts_commit or until_done
         return copies
@@ -59,7 +59,7 @@ class PendingCopies:
         self.copies = [copy for copy in self.copies if copy[1] not in blocks]
 
     def for_fork(self) -> PendingCopies:
-        """The same for a fork: it waits for them, too, and keeps what they read. O(copies)."""
+        """The same for a fork: it waits for them, too, and holds their sources. O(copies)."""
         fork = PendingCopies(self._capacity, self._group)
         for node, _ in self.nodes:
             self._capacity.tree.protect(node)
@@ -69,7 +69,7 @@ class PendingCopies:
         return fork
 
     def done(self) -> None:
-        """They have run, or never will: let go of what they read. O(copies)."""
+        """Release the sources of copies that have run, or never will. O(copies)."""
         self.outlasts_commit = False
         nodes, self.nodes = self.nodes, []
         for node, _ in nodes:

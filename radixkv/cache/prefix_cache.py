@@ -9,7 +9,7 @@ The life of a cached block:
 4. Eviction trims candidates from their tail and gives the blocks back to the pool; the ghost index remembers
    that they were here.
 
-The cache moves no memory: `lease.copies` says what the caller must copy. It is not thread-safe; one thread
+The cache moves no memory: `lease.copies` lists the copies for the caller. It is not thread-safe; one thread
 (the engine's) owns it.
 """
 
@@ -76,8 +76,8 @@ class PrefixCache:
         model: fingerprint of the model; completes the key (tenant, salt, adapter, model) of namespaces that
             name fewer parts. Empty: namespaces are taken as they are.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
-        explain: False: leases carry no report (`skipped`), for measuring what reports cost.
-        observer: is told of every acquired prompt that parts from what is cached.
+        explain: False: leases carry no report (`skipped`), for measuring the cost of reports.
+        observer: receives every acquired prompt that parts from cached text.
 
     Raises:
         ConfigError: an option is out of range.
@@ -137,7 +137,7 @@ class PrefixCache:
         self._changes = ChangeLog(tree.block_bytes)
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
-        #: The tree, for those who look at it: as text, as data, and what continues a prompt.
+        #: The tree for readers: as text, as data, and the continuation of a prompt.
         self.tree = TreeView(tree, lookup, names, clock)
         #: Leases on whole blocks, for who copies their contents in or out.
         self.block_leases = BlockLeases(tree, lookup, names, leasing)
@@ -171,7 +171,7 @@ class PrefixCache:
 
     @staticmethod
     def encode(token_ids: TokenIds) -> EncodedTokens:
-        """Check and encode a prompt once; what it returns stands for the token ids in every other call. O(n).
+        """Check and encode a prompt once; the result stands for the token ids in every other call. O(n).
 
         Raises:
             InvalidRequestError: something is not an integer, or lies outside [0, 2**31).
@@ -188,7 +188,7 @@ class PrefixCache:
         return match
 
     def is_current(self, match: Match) -> bool:
-        """Whether a new lookup would give the same length. O(1); O(log siblings) after a change there."""
+        """Return True if a new lookup would give the same length. O(1), O(log siblings) after a change."""
         if self._pins.by_key:
             self._pins.expire()
         return self._lookup.is_current(match, match.owner or self._namespaces.known(match.namespace))
@@ -219,8 +219,8 @@ class PrefixCache:
             namespace: whose cache to look in.
             match: an earlier `match` of the same tokens, used if it is still current.
             skip: a reason not to look anything up (all tokens will be computed).
-            cache_key_hint: a name that requests of the namespace which come back together share, for policies
-                that learn when what is cached is used again; empty: nothing is known.
+            cache_key_hint: a name shared by requests of the namespace that come back together, for policies
+                that learn times of reuse; empty: nothing is known.
 
         Raises:
             OutOfBlocks: too few blocks are free or evictable; nothing was changed.
@@ -289,7 +289,7 @@ class PrefixCache:
         return min(ceiling, self.num_blocks)
 
     def shares_quota(self, one: NamespaceName, other: NamespaceName) -> bool:
-        """Whether the blocks of two namespaces count for the same quota, or for none. O(1)."""
+        """Return True if the blocks of two namespaces count for the same quota, or for none. O(1)."""
         return self._group(one) is self._group(other)
 
     def evict(self, num_blocks: int) -> int:
@@ -310,7 +310,7 @@ class PrefixCache:
         self.policy.on_reset()
 
     def discard(self, token_ids: TokenIds, namespace: NamespaceName = "", keep: int = 0) -> None:
-        """Forget what is cached of some tokens beyond the first `keep`, unless leases or pins need it.
+        """Forget the cached part of some tokens beyond the first `keep`, unless leases or pins need it.
 
         For tokens that turned out to be wrong, whoever contributed them. What continues them without a branch
         goes with them; where cached prefixes branch off after, they stay. Nothing happens if no token after
@@ -347,8 +347,8 @@ class PrefixCache:
     def rebuilt(self) -> Self:
         """Return an empty cache with the same settings, clock, declarations and listeners.
 
-        For the caller who found a broken invariant: this cache and its leases must not be used any more. The
-        policy is a new one of the same class; pins, ghosts and counters begin anew.
+        For a caller that found a broken invariant: this cache and its leases must not be used any more. The
+        policy is a new one of the same class; pins, ghosts and counters start empty.
         """
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
@@ -370,12 +370,12 @@ class PrefixCache:
         """Call `listener` with what each call stores or removes; see `radixkv.cache.reporting.events`.
 
         Args:
-            replay: first tell it what is cached already; what it raises then goes to the caller.
+            replay: first send it the cached blocks; its errors meanwhile go to the caller.
 
         Returns:
             A function that ends the subscription, also with what `rebuilt` puts in this cache's place.
 
-        What a listener raises later is logged; one that fails many times in a row is dropped.
+        Later errors of a listener are logged; one that fails many times in a row is dropped.
         """
         tree = self._tree
         if replay:
@@ -406,6 +406,6 @@ class PrefixCache:
         return report_of(due, data, cached, self._lookup.found_elsewhere(data, owner) if admin else None)
 
     def check(self) -> None:
-        """Assert all invariants of pool, tree, leases and index; the error says what is broken. O(blocks)."""
+        """Assert all invariants of pool, tree, leases and index; errors name the broken one. O(blocks)."""
         self._pins.expire()
         check(self._capacity)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class RadixTree(TreeNodes):
     """Nodes, their counts and their order of eviction.
 
-    It writes what nodes hold, and the counts of blocks in the tree of their quota groups; nobody else does.
-    It tells the policy of what happens to nodes, and `use_times` of every use.
+    It alone writes the fields of nodes, and the counts of blocks in the tree of their quota groups.
+    It reports changes of nodes to the policy, and every use to `use_times`.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class RadixTree(TreeNodes):
         return root
 
     def drop_empty_root(self, root: Node | None) -> None:
-        """Remove a namespace's root if nothing hangs below it and nobody holds it. O(1)."""
+        """Remove the root of an empty namespace without holds. O(1)."""
         if root is not None and root.is_leaf and not root.refs and self.roots.get(root.owner) is root:
             del self.roots[root.owner]
             root.version = -1
 
     def end_changes(self) -> None:
-        """A call of the cache has ended: who listens is told what it changed. O(1) but for them."""
+        """End a call of the cache: send its changes to listeners. O(1) but for them."""
         if self.changes is not None and not self.changes.flush():
             self.changes = None
 
@@ -376,7 +376,7 @@ class RadixTree(TreeNodes):
         leaf.parent = None
         leaf.blocks = array("i")
         parent.version += 1
-        # A child's use is a use of what is above it; handing it up when the child goes costs O(1).
+        # A child's use is a use of its ancestors; handing it up when the child goes costs O(1).
         if leaf.last_access > parent.last_access:
             parent.last_access = leaf.last_access
         if not self.policy.tracks_path:

@@ -17,7 +17,7 @@ from radixkv.cache.node import Children, Namespace, Node
 
 
 class Walk(NamedTuple):
-    """Where a lookup ended."""
+    """End of a lookup."""
 
     node: Node  # the deepest node of which at least one whole block matched, or the root
     depth: int  # tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0
@@ -53,19 +53,19 @@ class TreeNodes:
         return node.namespace_children.get(owner) if node.namespace_children is not None else None
 
     def identity_after(self, node: Node, owner: Namespace) -> bytes:
-        """What the identity of a block of `owner` follows that comes after all of `node`. O(1)."""
+        """Identity that a block of `owner` after all of `node` would follow. O(1)."""
         before = bytes(node.ids[-IDENTITY_BYTES:])
         return before if node.owner is owner else self.identities.beyond_public(before, owner.seed)
 
     def identity_before(self, node: Node, num_blocks: int) -> bytes:
-        """What the identity of a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
+        """Identity that a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
         if num_blocks:
             return node.identity(num_blocks)
         assert node.parent is not None
         return self.identity_after(node.parent, node.owner)
 
     def identity_of_match(self, walk: Walk, owner: Namespace) -> bytes:
-        """What the identity of the next block of `owner` would follow where a lookup ended. O(1)."""
+        """Identity that the next block of `owner` would follow where a lookup ended. O(1)."""
         node = walk[0]
         end = (walk[1] - node.start) // self.block_size * IDENTITY_BYTES or IDENTITY_BYTES
         before = bytes(node.ids[end - IDENTITY_BYTES : end])
@@ -108,7 +108,7 @@ class TreeNodes:
             return _new_walk((node, pos // TOKEN_BYTES, same // TOKEN_BYTES, source, neighbour, onward))
 
     def following(self, walk: Walk, owner: Namespace, tail: bytes, most: int) -> bytes:
-        """What follows `tail` in a namespace where a walk over whole blocks ended, at most `most` bytes.
+        """Return at most `most` bytes after `tail` in a namespace, where a walk over whole blocks ended.
 
         Of several continuations the latest used. O(log siblings) for each node passed.
         """

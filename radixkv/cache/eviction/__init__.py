@@ -1,1 +1,1 @@
-"""Which cached block goes first: the order's index and one small class for each policy."""
+"""Order of eviction: its index, and one small class for each policy."""

@@ -2,19 +2,19 @@
 
 The order
 ---------
-Candidates are leaves. What a leaf's last blocks are worth is read from `ReuseStatistics` by their age and
+Candidates are leaves. The worth of a leaf's last blocks is read from `ReuseStatistics` by their age and
 their class, and a class is made of two things the tree knows:
 
 - how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left, a
   conversation that was continued, a system prompt;
 - the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
   when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where the
-  request brings a cache key hint, how long ago one with that hint came says it better: what the path's
-  deepest block tells of a new conversation is the rhythm of the system prompt that it shares with all others.
+  request brings a cache key hint, the age of the last request with that hint says it better: the path's
+  deepest block tells of a new conversation only the rhythm of the system prompt shared with all others.
 
 Within a class, the leaves are kept by age; for each class and each bin of ages that has candidates, the
 oldest one is looked at, and the one with the lowest worth goes. With falling hazards the order becomes LRU
-within each class, with rising ones it keeps what has waited longest, and classes that are never used again
+within each class, with rising ones it keeps the longest waiting, and classes that are never used again
 (one-hit tails) go at once.
 
 The net
@@ -22,8 +22,8 @@ The net
 `ShadowLRU` says, request by request, exactly what plain LRU would have hit. When the hits lost against it
 exceed 0.15 % of the blocks asked for (and 64), the order is LRU until that much is allowed again.
 
-What it remembers
------------------
+Memory
+------
 For each cached block its number of uses, and by identity the same for up to 8 times the pool's blocks after
 their eviction (less for large pools, see `_history_limit`): without that, a block evicted too early would
 look like one that is never used.
@@ -73,7 +73,7 @@ def _history_limit(num_blocks: int) -> int:
 
 
 class _Run:
-    """What the policy knows of a node's blocks."""
+    """The policy's knowledge of a node's blocks."""
 
     __slots__ = ("parts", "request", "rhythm", "uses")
 
@@ -91,7 +91,7 @@ class _Run:
         return self.parts[-1][0] if self.parts else 0
 
     def tail_length(self) -> int:
-        """How many blocks at the end share that class's number of uses."""
+        """Number of blocks at the end that share that class's number of uses."""
         parts = self.parts
         return parts[-1][0] - (parts[-2][0] if len(parts) > 1 else 0)
 
@@ -134,7 +134,7 @@ class _Run:
 
 
 class Adaptive(EvictionPolicy):
-    """The leaf whose last blocks are worth least by what was learned; never much worse than LRU."""
+    """Evict the leaf whose last blocks have the least learned worth; never much worse than LRU."""
 
     name = "adaptive"
     tracks_path = True
@@ -182,7 +182,7 @@ class Adaptive(EvictionPolicy):
         self._cache_key_hint = cache_key_hint
 
     def _rhythm_of_hint(self) -> int | None:
-        """How long ago the hint of the request that comes was seen; None: it has none, or it is new."""
+        """Seconds since the coming request's hint was seen; None: it has none, or it is new."""
         cache_key_hint, self._cache_key_hint = self._cache_key_hint, None
         if cache_key_hint is None:
             return None

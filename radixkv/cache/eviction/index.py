@@ -10,7 +10,7 @@ from sortedcontainers import SortedList
 
 
 class CachedRun(Protocol):
-    """What a policy may use of a node: a run of cached blocks."""
+    """A policy's view of a node: a run of cached blocks."""
 
     data: Any  # the policy's own, None at first; the only one that it may write
     entry: Any  # (priority, serial, run) while it is a candidate, else None

@@ -1,11 +1,11 @@
-"""What an eviction policy is: the base class, and the events it is told of.
+"""Base class of eviction policies, and the events that they receive.
 
 Candidates are the leaves that no lease, pin or pending copy protects. The index keeps them sorted by the
 priority that the policy gives them when they become candidates, lowest first. The tree trims the chosen leaf
 from its tail, block by block, for as long as it stays first.
 
 To write one, subclass `EvictionPolicy` in a file of its own, implement `priority`, and add the class to
-`registry.py`; docs/guide/add_an_eviction_policy.md has an example. `CachedRun` says what it
+`registry.py`; docs/guide/add_an_eviction_policy.md has an example. `CachedRun` lists the fields that it
 may read of a node; it may write `data` and nothing else. The hooks, in the order in which a request causes
 them:
 
@@ -27,10 +27,10 @@ from radixkv.cache.eviction.index import CachedRun, EvictionIndex
 
 
 class RemovalMemory(Protocol):
-    """Remembers what was removed; see `radixkv.cache.reporting.ghost`."""
+    """Memory of removed blocks; see `radixkv.cache.reporting.ghost`."""
 
     def find_block(self, identity: bytes) -> Any:
-        """What removed the whole block of that identity; None: not known."""
+        """The record of the removal of a whole block; None: not known."""
 
 
 class EvictionPolicy:
@@ -55,7 +55,7 @@ class EvictionPolicy:
         self.ghosts = ghosts
 
     def priority(self, node: CachedRun) -> Any:
-        """What the leaf is worth now; lowest goes first. Comparable with this policy's other priorities."""
+        """Worth of the leaf now; lowest goes first. Comparable with this policy's other priorities."""
         raise NotImplementedError
 
     def new_index(self) -> EvictionIndex:
@@ -67,7 +67,7 @@ class EvictionPolicy:
         return index.first()
 
     def trim_limit(self, node: CachedRun) -> int:
-        """How many of the victim's last blocks may go before `victim` is asked again."""
+        """Return how many of the victim's last blocks may go before `victim` is asked again."""
         return len(node.blocks)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
@@ -96,7 +96,7 @@ class EvictionPolicy:
         """The whole tree was forgotten; `on_remove` is not called for its nodes."""
 
     def was_removed(self, node: CachedRun, index: int) -> bool:
-        """Whether the whole block at `index` of the node was cached before, as far as is known. O(1)."""
+        """Return True if the whole block at `index` of the node was cached before, as far as known. O(1)."""
         identity = bytes(node.ids[index * IDENTITY_BYTES : (index + 1) * IDENTITY_BYTES])
         return self.ghosts is not None and self.ghosts.find_block(identity) is not None
 

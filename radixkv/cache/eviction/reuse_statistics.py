@@ -17,7 +17,7 @@ over all times T to keep it, of the expected hits to the expected space-time,
 
 Where the hazard falls with age, that is the hazard now, and the order within a class is least recently used
 first. Where it first rises (people need a minute to type their answer), a block that has waited for some time
-is worth more than a new one: the order sticks to what it holds, as a thrashing cache must.
+is worth more than a new one: the order keeps its present blocks, as a thrashing cache must.
 
 Estimating an age-dependent hit density per class follows LHD (Beckmann et al., NSDI 2018).
 """

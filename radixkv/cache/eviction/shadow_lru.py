@@ -1,4 +1,4 @@
-"""ShadowLRU: what an LRU cache of the same size would hold now, without building one.
+"""ShadowLRU: the contents of an LRU cache of the same size, without building one.
 
 LRU keeps the most recently used blocks, so all it takes is when each block was used last. A request uses a
 path from the root, so of the blocks that one request was the last to use, LRU drops the deepest first.
@@ -38,7 +38,7 @@ class ShadowLRU:
         self._ends[request] = 0
 
     def holds(self, request: int, depth: int, count: int) -> int:
-        """How many of `count` blocks from `depth` on, last used by `request`, LRU held when the latest came.
+        """Count the blocks held by LRU, of `count` from `depth` on last used by `request`, at the last request.
 
         O(1).
         """

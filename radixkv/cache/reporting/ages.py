@@ -1,4 +1,4 @@
-"""Ages: when a node was used last, about, and how old what was evicted had become.
+"""Ages: approximate time of a node's last use, and the ages of evicted nodes.
 
 Nodes carry the cache's use counter, not a time: it orders them exactly, and nothing reads the clock at a use.
 The clock is read once in each quarter of a second in which something is used.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
-#: Upper bounds of the counted ages, seconds; what is older is counted after the last.
+#: Upper bounds of the counted ages, seconds; older ones are counted after the last.
 AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 _RESOLUTION_S = 0.25

@@ -1,4 +1,4 @@
-"""Divergences: places where prompts part from what is cached, and the observer that collects them."""
+"""Divergences: places where prompts part from cached text, and the observer that collects them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.cache.tree_nodes import Walk
 
 @dataclass(frozen=True, slots=True)
 class BreakPoint:
-    """A place where prompts of one group part from what is cached.
+    """A place where prompts of one group part from cached text.
 
     Attributes:
         example_cached, example_new: tokens of one such place.
@@ -38,7 +38,7 @@ class BreakPoint:
 
 
 class DivergenceObserver(Protocol):
-    """Observer of the prompts that part from what is cached, such as `radixkv.observe.advisor.Advisor`."""
+    """Observer of prompts that part from cached text, such as `radixkv.observe.advisor.Advisor`."""
 
     def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
         """An acquire of `data` in `owner` found some tokens, then left `walk.neighbour`.

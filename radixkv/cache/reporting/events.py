@@ -54,7 +54,7 @@ class RemovedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """What one call changed. What was removed was so before anything was stored."""
+    """Changes of one call. Removals happened before anything was stored."""
 
     sequence: int  # consecutive number, from 1; a replay repeats the latest one
     stored: tuple[StoredBlocks, ...] = ()  # parents before what follows them
@@ -74,9 +74,9 @@ Listener = Callable[[BlockChanges], None]
 
 
 class ChangeLog:
-    """Gathers what a call changes in a tree, and tells the listeners when the call ends.
+    """Collects the changes of a call, and sends them to the listeners when the call ends.
 
-    The cache is in the middle of a change when it tells them: what a listener raises is logged and goes no
+    The cache is in the middle of a change then: a listener's error is logged and goes no
     further, and a listener that keeps failing is dropped.
     """
 
@@ -92,7 +92,7 @@ class ChangeLog:
         return len(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Tell a listener of what comes; returns a function that ends that, and may be called again. O(1)."""
+        """Subscribe a listener; returns a function that unsubscribes, and may be called again. O(1)."""
         name = object()
         self._listeners[name] = listener
         return lambda: self._remove(name)
@@ -115,7 +115,7 @@ class ChangeLog:
         self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.owner.key))
 
     def flush(self, cleared: bool = False) -> bool:
-        """The call ends: tell what it changed, if it did; False: nobody listens any more. O(listeners)."""
+        """End a call: send its changes, if any; False: there is no listener any more. O(listeners)."""
         if self._stored or self._removed or cleared:
             stored, removed = tuple(self._stored), tuple(self._removed)
             self._stored.clear()
@@ -146,9 +146,9 @@ class ChangeLog:
                 self._failures.pop(name, None)
 
     def replay(self, nodes: Iterable[Node], listener: Listener) -> None:
-        """Tell a new listener what is there already, under the current sequence number. O(blocks).
+        """Send a new listener the present blocks, under the current sequence number. O(blocks).
 
-        What it raises goes to the caller.
+        Its errors go to the caller.
         """
         runs = [run for node in nodes for run in _stored(node, 0, self._size)]
         if runs:

@@ -15,7 +15,7 @@ The reasons, in the order in which they are tried for the first token that was n
 Of a request, where a tier below the cache has the next blocks or should have, instead of these:
 
     load_too_slow  they were computed, since loading them would have taken longer, or did not end in time
-    checksum       what the tier kept of them was damaged
+    checksum       the tier's copy of them was damaged
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MissReport:
-    """How much of a prompt was found, and why not the rest. Small: text is composed on demand.
+    """Found part of a prompt, and the reason for missing the rest. Small: text is composed on demand.
 
     Attributes:
-        cached_key, new_key: what the cache and the prompt hold from there on, four bytes a token.
+        cached_key, new_key: continuations in the cache and in the prompt, four bytes a token.
     """
 
     reason: Reason
     num_prompt_tokens: int  # length of the prompt
     num_hit_tokens: int  # leading tokens found; for a lease at most the prompt's length - 1
-    # Index of the first token that differs from what is cached; None unless `diverged`.
+    # Index of the first token that differs from the cached one; None unless `diverged`.
     diverged_at: int | None = None
     cached_key: bytes | bytearray = b""
     new_key: bytes = b""
@@ -59,7 +59,7 @@ class MissReport:
     # What removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
     evicted_by: str | None = None
     skipped: str | None = None  # why no lookup was made, for `skipped`
-    # What is cached after `diverged_at` was declared public: others may not be told.
+    # The cached text after `diverged_at` was declared public: others may not be told.
     cached_is_public: bool = False
     # The tier below the cache that has the next blocks, or that is spoken of; None: none is.
     tier: str | None = None
@@ -67,12 +67,12 @@ class MissReport:
 
     @property
     def cached_tokens_after(self) -> list[int]:
-        """What the cache holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
+        """Cached tokens from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
         return decode_tokens(self.cached_key)
 
     @property
     def new_tokens_after(self) -> list[int]:
-        """What the prompt holds from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
+        """Prompt tokens from `diverged_at` on (at most `CONTEXT_TOKENS`); empty unless `diverged`."""
         return decode_tokens(self.new_key)
 
     @property
@@ -138,7 +138,7 @@ class TierHit:
 
 
 class DueReport(NamedTuple):
-    """What a report needs to know of the moment of its lookup; it is composed when it is read."""
+    """Data of a report, taken at the moment of its lookup; the report is composed when it is read."""
 
     walk: Walk | None  # where that ended; None: nothing was cached in the namespace
     num_tokens: int  # of the prompt
@@ -154,7 +154,7 @@ new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, Du
 def due_report(
     ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
 ) -> DueReport:
-    """What the report of a prompt that is looked up just now needs to know. O(1) without resets."""
+    """Take the data of the report of a prompt that is looked up just now. O(1) without resets."""
     num_tokens = len(data) // TOKEN_BYTES
     if walk is None or walk[1] + walk[2] < num_tokens - 1:
         record = ghosts.removal(tree, data, owner, walk)
@@ -170,7 +170,7 @@ def report_of(
 
     Args:
         data: tokens that begin with the prompt.
-        cached: those of the prompt that it gets from the cache, of those that the lookup found.
+        cached: tokens that the prompt gets from the cache, a part of the found ones.
         elsewhere: leading tokens that are cached in another namespace; None: not to be told.
     """
     walk, num_tokens, record = due.walk, due.num_tokens, due.record

@@ -1,7 +1,7 @@
-"""GhostIndex: what was here and is gone, by identity. Bounded, the oldest forgotten first.
+"""GhostIndex: removed blocks by identity. Bounded, the oldest forgotten first.
 
 Of a whole block its identity is remembered; of a partial one its tokens, by the identity that they follow. A
-tree that was reset is kept as it was and asked itself, see `radixkv.cache.invalidated_tree`.
+tree that was reset is kept unchanged and asked itself, see `radixkv.cache.invalidated_tree`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTIAL = b"~"
 
 @dataclass(eq=False, slots=True)
 class GhostRecord:
-    """When, why and by what a run of blocks was removed; shared by the blocks of one removal."""
+    """Time, reason and cause of a removal; shared by the blocks of one removal."""
 
     reason: str  # `evicted`, `expired` or `reset`
     at: float  # clock seconds
@@ -41,7 +41,7 @@ class GhostIndex:
         self.any_partial = False  # whether partial blocks were among them
         self.former: InvalidatedTree | None = None  # the tree before the latest reset, while it is remembered
         self.former_record = GhostRecord("", 0.0, "", 0)  # of that reset
-        # Trees that nobody asks about any more, to be freed by `free_some`.
+        # Trees without readers, to be freed by `free_some`.
         self.leaving: deque[InvalidatedTree] = deque()
         self._former_blocks = 0
         self._former_left = 0  # removals, in blocks, after which it is forgotten
@@ -83,7 +83,7 @@ class GhostIndex:
             self._replace_former(None)
 
     def _forget(self) -> None:
-        """Forget what was removed first. Amortised O(1) for each block removed."""
+        """Forget the oldest removals. Amortised O(1) for each block removed."""
         records, removals = self._records, self._removals
         if self._num_removed > 2 * self.capacity:  # at least half of it was removed again later
             latest = [
@@ -119,20 +119,20 @@ class GhostIndex:
         self.former, self._former_blocks, self._former_left = tree, num_blocks, self.capacity
 
     def free_some(self) -> None:
-        """Go on freeing what nobody asks about any more; to be called now and then. O(1)."""
+        """Go on freeing trees without readers; to be called now and then. O(1)."""
         if self.leaving and self.leaving[0].take_apart(_PIECE):
             self.leaving.popleft()
         elif self.leaving:
             self.leaving.rotate()
 
     def find_block(self, identity: bytes) -> GhostRecord | None:
-        """What removed a whole block; None: not known. O(1)."""
+        """Return the record of a whole block's removal; None: not known. O(1)."""
         return self._records.get(identity)
 
     def removal(
         self, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
     ) -> GhostRecord | None:
-        """What removed the first block of a prompt that a lookup in `owner` missed; None: not known.
+        """Return the record of the removal of the first block missed by a lookup in `owner`; None: not known.
 
         O(1); where all was reset O(tokens + path).
         """

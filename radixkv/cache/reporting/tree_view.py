@@ -1,4 +1,4 @@
-"""TreeView: what stands in the tree, for those who look at it and change nothing."""
+"""TreeView: the contents of the tree, for readers that change nothing."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class TreeView:
         return [node.blocks[0] for node in self.index.path(last) if node.blocks]
 
     def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
-        """With what the nearest prompt that the namespace itself cached goes on where a prompt's match ends.
+        """Return the continuation, where a match ends, of the nearest prompt cached by the namespace itself.
 
-        Empty if nothing does, or if it is public: what others declared is not told. O(tokens + path).
+        Empty if there is none, or if it is public: text declared by others is not told. O(tokens + path).
         """
         owner = self.known(namespace)
         walk = self._lookup.match(encode_tokens(token_ids), owner).walk
@@ -72,7 +72,7 @@ class TreeView:
         return decode_tokens(continuation(walk, size, owner)[:size])
 
     def following(self, token_ids: TokenIds, namespace: NamespaceName = "", most: int = 64) -> list[int]:
-        """What was cached after these tokens before, in the same namespace: a guess of what comes next.
+        """Return the text cached after these tokens in the same namespace: a guess of the next tokens.
 
         At most `most` tokens; of several continuations the latest used one. Of public text only a prefix that
         was declared is followed. O(tokens + path).
@@ -84,7 +84,7 @@ class TreeView:
 
     @property
     def evicts_in_order(self) -> bool:
-        """Whether eviction takes candidates strictly in the order of their priorities."""
+        """True if eviction takes candidates strictly in the order of their priorities."""
         return overridden(self.index.policy, "victim") is None
 
 

@@ -1,4 +1,4 @@
-"""TreeWalk: the tree as plain data, read in slices, so that nobody's step waits for a large one.
+"""TreeWalk: the tree as plain data, read in slices, so that no step waits for a large one.
 
 A walk visits nodes level by level. It is begun, and each slice is read, between two calls of the cache.
 Between two slices the tree may change: what leaves it is not seen any more, what joins it may or may not be,
@@ -22,7 +22,7 @@ SLICE_BYTES = 256 * 1024
 
 
 class CachedNode(NamedTuple):
-    """A run of cached blocks without a branch inside, as it was when the walk came by.
+    """A run of cached blocks without a branch inside, as seen by the walk.
 
     Attributes:
         num_tokens, num_blocks: its own.
@@ -115,7 +115,7 @@ class TreeWalk:
         return len(self._seen)
 
     def _expand(self, node: Node, level: int) -> None:
-        """What of the walk's nodes hangs below is to be visited."""
+        """Schedule the children of the walk's nodes."""
         children, private = node.children, node.namespace_children
         if children is not None:
             self._todo.extend([(child, level) for child in children])
@@ -125,7 +125,7 @@ class TreeWalk:
                     self._todo.extend([(child, level) for child in own])
 
     def advance(self, num_nodes: int = SLICE_NODES, num_bytes: int = SLICE_BYTES) -> bool:
-        """Visit up to so many nodes more; False: there is nothing more to do. O(nodes + bytes)."""
+        """Visit up to `num_nodes` more nodes; False: there is nothing more to do. O(nodes + bytes)."""
         if self._tree.roots is not self._roots:  # all was forgotten
             self._todo.clear()
             return False
@@ -179,8 +179,7 @@ class TreeWalk:
         )
 
     def nodes(self, first_id: int = 0) -> list[CachedNode]:
-        """What was seen so far, a node's parent before it; any thread, once the walk is over. O(nodes log
-        nodes).
+        """Return the nodes seen so far, parents first; any thread, after the walk. O(nodes log nodes).
 
         `first_id` is added to the ids, which are their first blocks' otherwise.
         """
