@@ -38,7 +38,7 @@ class ShadowLRU:
         self._ends[request] = 0
 
     def holds(self, request: int, depth: int, count: int) -> int:
-        """Count the blocks held by LRU, of `count` from `depth` on last used by `request`, at the last request.
+        """Count the blocks held by LRU of `count` from `depth` on, last used by `request`, at the last one.
 
         O(1).
         """
