@@ -11,14 +11,18 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.explain import DueReport, due_report, new_due
 from radixkv.cache.tree_nodes import Walk
+
+if TYPE_CHECKING:
+    from radixkv.cache.reporting.divergence import DivergenceObserver
 
 
 class Leasing:

@@ -18,11 +18,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from radixkv.cache.accounts import BlockAccount, BlockAccounts
 from radixkv.cache.block_identity import BlockIdentities, HashFunction
-from radixkv.cache.block_leases import BlockLeases
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.capacity import Capacity
@@ -45,7 +44,6 @@ from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.pins import PinInfo, Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import UseTimes
-from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.events import ChangeLog, Listener
 from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.reporting.ghost import GhostIndex
@@ -54,7 +52,19 @@ from radixkv.cache.reporting.tree_view import TreeView
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
+if TYPE_CHECKING:
+    from radixkv.cache.reporting.divergence import DivergenceObserver
+
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
+
+
+class CacheParts(NamedTuple):
+    """The parts of one cache."""
+
+    tree: RadixTree
+    lookup: Lookup
+    namespaces: Namespaces
+    leasing: Leasing
 
 
 class PrefixCache:
@@ -139,8 +149,8 @@ class PrefixCache:
         self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
         #: The tree for readers: as text, as data, and the continuation of a prompt.
         self.tree = TreeView(tree, lookup, names, clock)
-        #: Leases on whole blocks, for who copies their contents in or out.
-        self.block_leases = BlockLeases(tree, lookup, names, leasing)
+        #: Its parts, for extensions that lease whole blocks, such as `radixkv.tiers.block_leases`.
+        self.parts = CacheParts(tree, lookup, names, leasing)
 
     # The parts that `radixkv.tenancy` puts others in place of.
     _accounts: type[BlockAccounts] = BlockAccounts

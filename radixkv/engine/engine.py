@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
 from radixkv.engine.fault_recovery import FaultRecovery
@@ -40,7 +39,6 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.engine.runner import Runner
 from radixkv.engine.sample import Sample, sample_of
-from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,
@@ -57,6 +55,8 @@ from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.step_plan import SchedulerStats
 
 if TYPE_CHECKING:
+    from radixkv.engine.config import EngineConfig
+    from radixkv.engine.startup import EngineSummary
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")

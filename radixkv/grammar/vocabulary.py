@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.grammar.json_escapes import allowed_escapes, limit_escapes
+from radixkv.grammar.schema_text import schema_text
 from radixkv.grammar.special_tokens import hidden_names, hide_special_tokens
 from radixkv.sampling.structured import StructuredOutputs
 
@@ -210,7 +211,7 @@ def grammar_text(spec: StructuredOutputs) -> str:
         return _lark(limit_escapes(spec.grammar))
     if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
         return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
-    schema = spec.schema_text
+    schema = schema_text(spec)
     if schema.strip() == "true":
         schema = "{}"
     grammar = llguidance.LLMatcher.grammar_from_json_schema(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
-from radixkv.text.closed_objects import close_objects
 
 #: The kinds of grammar, each a field of `StructuredOutputs`; a request has one of them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -85,44 +84,6 @@ class StructuredOutputs:
         if unknown:
             raise _refused(f"{unknown[0]!r:.80} is not known; known are {', '.join(FIELDS)}")
         return cls(**value)
-
-    @property
-    def json_schema(self) -> str | None:
-        """The JSON Schema as text with what else llguidance is to know of it; None: there is none.
-
-        For a grammar that the JSON is a part of.
-        """
-        if self.kind not in ("json", "json_object"):
-            return None
-        try:
-            schema = json.loads(self.schema_text)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(schema, dict):
-            return None
-        options = {
-            "json_allowed_escapes": '"\\bfnrt',  # one spelling for each character: see `json_escapes`
-            "whitespace_flexible": not self.disable_any_whitespace,
-            "whitespace_pattern": self.whitespace_pattern,
-        }
-        return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-
-    @property
-    def schema_text(self) -> str:
-        """The JSON Schema as it is enforced, of `json` and `json_object`: with its objects closed, if wanted.
-
-        Text that is no schema stays as it is.
-        """
-        if self.json is None:
-            return '{"type":"object"}'
-        text = str(self.json)
-        if not self.disable_additional_properties:
-            return text
-        try:
-            schema = json.loads(text)
-            return json.dumps(close_objects(schema), ensure_ascii=False, separators=(",", ":"))
-        except (ValueError, RecursionError):
-            return text
 
     @property
     def kind(self) -> str:

@@ -23,6 +23,7 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.tier_waits import TierWaits
+from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import NotLoaded, TierWait
 from radixkv.tiers.measured_tier import Found
 from radixkv.tiers.tier import TierState
@@ -51,6 +52,7 @@ class LoadWaits(TierWaits):
         self, cache: PrefixCache, transfers: Transfers, clock: Callable[[], float], deadline_s: float
     ) -> None:
         self._cache = cache
+        self._blocks = BlockLeases(cache)
         self._transfers = transfers
         self._clock = clock
         self._deadline_s = deadline_s
@@ -93,7 +95,7 @@ class LoadWaits(TierWaits):
         is_early = wait.ask_at is not None and now < wait.ask_at
         if is_early and not len(loads):
             return self._asks_later(wait)
-        run = self._cache.block_leases.missing(match)
+        run = self._blocks.missing(match)
         if not len(run):
             return False
         found = loads.load_of(run)
@@ -135,7 +137,7 @@ class LoadWaits(TierWaits):
         if known is None or known[0] != match.num_tokens or now >= known[2]:
             missing = request.num_tokens - match.num_tokens
             until = now + WEIGHT_S
-            run = self._cache.block_leases.missing(match)
+            run = self._blocks.missing(match)
             if len(run):
                 found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
                 if found.state is TierState.RETRY:
@@ -163,7 +165,7 @@ class LoadWaits(TierWaits):
         """
         if report.reason in ("hit", "skipped"):
             return report
-        run = self._cache.block_leases.missing(self._cache.match(token_ids, namespace))
+        run = self._blocks.missing(self._cache.match(token_ids, namespace))
         if not len(run):
             return report
         found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)

@@ -19,6 +19,7 @@ from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.model.block_copy import BlockMemory
+from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
 from radixkv.tiers.saves import Saves
@@ -52,7 +53,7 @@ class Loads:
         log: TransferLog,
     ) -> None:
         self._tiers = tiers
-        self._cache = cache
+        self._blocks = BlockLeases(cache)
         self._memory = memory
         self._saves = saves
         self._speeds = speeds
@@ -142,12 +143,12 @@ class Loads:
     def _reserve(self, run: BlockRun, match: Match) -> Lease:
         """A lease for a load, which saves have to make room for."""
         try:
-            return self._cache.block_leases.reserve(run, match)
+            return self._blocks.reserve(run, match)
         except OutOfBlocks:
             if not self._saves.is_copying:
                 raise
         self._saves.stop_copy()
-        return self._cache.block_leases.reserve(run, match)
+        return self._blocks.reserve(run, match)
 
     # ------------------------------------------------------------------ giving up
 

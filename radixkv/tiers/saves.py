@@ -18,6 +18,7 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.model.block_copy import BlockCopy, BlockMemory
+from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
@@ -83,7 +84,7 @@ class Saves:
         self.saves_all = False
         self.patience = Patience()
         self._tiers = tiers
-        self._cache = cache
+        self._blocks = BlockLeases(cache)
         self._memory = memory
         self._clock = clock
         self._ends = ends
@@ -112,11 +113,11 @@ class Saves:
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceName]]:
         """Cached runs that could be offered, the latest used first."""
-        return list(self._cache.block_leases.cached_texts(limit))
+        return list(self._blocks.cached_texts(limit))
 
     def touch(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
         """Count the cached part of a text as used after all earlier uses, in tiers, too."""
-        for run in self._cache.block_leases.cached_runs(token_ids, namespace):
+        for run in self._blocks.cached_runs(token_ids, namespace):
             for tier in self._tiers:
                 try:
                     tier.touch(run)
@@ -132,7 +133,7 @@ class Saves:
         """
         while self._offers and not self._pieces:
             token_ids, namespace = self._offers.popleft()
-            for run in self._cache.block_leases.cached_runs(token_ids, namespace):
+            for run in self._blocks.cached_runs(token_ids, namespace):
                 self._pieces.extend(self._wanted(run, token_ids, namespace))
         while self._pieces and not self.is_copying:
             self._start_copy(self._pieces.popleft())
@@ -159,7 +160,7 @@ class Saves:
     def _start_copy(self, piece: _Piece) -> None:
         """Copy what of a piece is still cached."""
         run = piece.run
-        lease = self._cache.block_leases.hold(run, piece.token_ids, piece.namespace)
+        lease = self._blocks.hold(run, piece.token_ids, piece.namespace)
         if lease is None:
             _drop(piece)
             return

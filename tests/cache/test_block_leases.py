@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from radixkv import OutOfBlocks, PrefixCache
+from radixkv.tiers.block_leases import BlockLeases
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 NAMESPACES = st.sampled_from(["", "tenant", ("tenant", "salt")])
@@ -93,14 +94,14 @@ class BlockMoves(RuleBasedStateMachine):
     @rule(target=loads, tokens=TOKENS, namespace=NAMESPACES, most=st.integers(1, 14))
     def begin_load(self, tokens: list[int], namespace: Any, most: int) -> Any:
         match = self.cache.match(tokens, namespace)
-        run = self.cache.block_leases.missing(match)
+        run = BlockLeases(self.cache).missing(match)
         assert match.num_tokens - self.size < run.start <= match.num_tokens
         if not len(run):
             return multiple()
         run = run.part(0, min(most, len(run)))
         free = self.cache.available_blocks(namespace)
         try:
-            lease = self.cache.block_leases.reserve(run, match)
+            lease = BlockLeases(self.cache).reserve(run, match)
         except OutOfBlocks:
             assert free < len(run) + run.start // self.size
             return multiple()
@@ -124,7 +125,7 @@ class BlockMoves(RuleBasedStateMachine):
 
     @rule(target=saves, tokens=TOKENS, namespace=NAMESPACES, which=st.integers(0, 9), some=st.integers(1, 14))
     def begin_save(self, tokens: list[int], namespace: Any, which: int, some: int) -> Any:
-        runs = self.cache.block_leases.cached_runs(tokens, namespace)
+        runs = BlockLeases(self.cache).cached_runs(tokens, namespace)
         assert sum(len(run) for run in runs) * self.size <= self.cache.match(tokens, namespace).num_tokens
         position = 0
         for run in runs:
@@ -135,7 +136,7 @@ class BlockMoves(RuleBasedStateMachine):
             return multiple()
         run = runs[which % len(runs)]
         run = run.part(max(0, len(run) - some), len(run))
-        lease = self.cache.block_leases.hold(run, tokens, namespace)
+        lease = BlockLeases(self.cache).hold(run, tokens, namespace)
         assert lease is not None
         assert len(lease.block_table) == run.end // self.size
         return lease, run, tuple(tokens)[: run.end]
@@ -181,17 +182,17 @@ class TestBlockMoves(BlockMoves.TestCase):  # type: ignore[misc, name-defined]
 def test_what_is_missing_of_public_text_is_public() -> None:
     cache = PrefixCache(20, 4)
     cache.publish(list(range(8)))
-    run = cache.block_leases.missing(cache.match(list(range(12)), "tenant"))
+    run = BlockLeases(cache).missing(cache.match(list(range(12)), "tenant"))
     assert (run.is_public, run.start, run.end) == (True, 0, 8)
 
 
 def test_of_a_run_that_was_evicted_in_part_the_rest_is_held() -> None:
     cache = PrefixCache(20, 4)
-    run = cache.block_leases.missing(cache.match(list(range(12))))
+    run = BlockLeases(cache).missing(cache.match(list(range(12))))
     lease = cache.acquire(list(range(8)))
     lease.commit(8)
     lease.release()
-    held = cache.block_leases.hold(run, list(range(12)), "")
+    held = BlockLeases(cache).hold(run, list(range(12)), "")
     assert held is not None
     assert held.num_tokens == 8
     held.release(used=False)

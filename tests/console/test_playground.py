@@ -15,6 +15,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
+from radixkv.grammar.schema_text import json_schema
 
 SYSTEM = "It is 8:15. You are the helpful assistant of the harbour office. Count the ships every evening."
 
@@ -128,7 +129,7 @@ def test_an_answer_of_a_schema(browser: Any, server: LiveServer) -> None:
         answer = say(page, 'Is it raining? say:{"answer": "It is", "sure": true}', 1)
         assert set(json.loads(answer.locator(".words").last.inner_text())) == {"answer", "sure"}
         structured = server.engine.requests[-1].params.structured
-        assert json.loads(structured.json_schema)["required"] == ["answer", "sure"]
+        assert json.loads(json_schema(structured) or "")["required"] == ["answer", "sure"]
         page.get_by_label("anthropic-python").check()
         expect(page.get_by_label("The request as code")).to_contain_text("output_config")
 

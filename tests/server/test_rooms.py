@@ -109,6 +109,7 @@ ENGINE = {
     "radixkv.cluster.routing.replica",
     "radixkv.cluster.routing.router",
     "radixkv.sampling.structured",
+    "radixkv.grammar.schema_text",  # a schema as a part of a larger grammar
     "radixkv.grammar.ebnf",  # a second notation of grammars
     "radixkv.grammar.escaped_lark",  # the grammar of a tool whose input is written as a JSON string
     "radixkv.text.json_text",  # arguments of tool calls as they were written

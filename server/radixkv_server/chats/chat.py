@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
+from radixkv.grammar.schema_text import json_schema
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer import (
@@ -373,7 +374,8 @@ def _grammar(
             )
             raise bad_request(message, param="tool_choice", code="unsupported_parameter")
     else:
-        lark = grammar.json(wanted.json_schema) if wanted.json_schema is not None else None
+        schema = json_schema(wanted)
+        lark = grammar.json(schema) if schema is not None else None
     if lark is None:
         return wanted, GrammarPlaces(param)
     inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}

@@ -18,21 +18,16 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.leasing import Leasing
-from radixkv.cache.lookup import Lookup, Match
-from radixkv.cache.namespaces import Namespaces
+from radixkv.cache.lookup import Match
 from radixkv.cache.node import Namespace
-from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.prefix_cache import PrefixCache
 
 
 class BlockLeases:
-    """Those of one cache."""
+    """Leases on the whole blocks of one cache."""
 
-    def __init__(self, tree: RadixTree, lookup: Lookup, namespaces: Namespaces, leasing: Leasing) -> None:
-        self._tree = tree
-        self._lookup = lookup
-        self._namespaces = namespaces
-        self._leasing = leasing
+    def __init__(self, cache: PrefixCache) -> None:
+        self._tree, self._lookup, self._namespaces, self._leasing = cache.parts
 
     def missing(self, match: Match) -> BlockRun:
         """The whole blocks of a prompt after its match, which must be current: all those of one namespace.

@@ -1,0 +1,46 @@
+"""The JSON Schema of structured outputs as text: as it is enforced, and as a part of another grammar."""
+
+from __future__ import annotations
+
+import json
+
+from radixkv.sampling.structured import StructuredOutputs
+from radixkv.text.closed_objects import close_objects
+
+
+def json_schema(spec: StructuredOutputs) -> str | None:
+    """Return the JSON Schema with llguidance's options in it, for a grammar that it is a part of.
+
+    None: there is no schema, or its text is not an object.
+    """
+    if spec.kind not in ("json", "json_object"):
+        return None
+    try:
+        schema = json.loads(schema_text(spec))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(schema, dict):
+        return None
+    options = {
+        "json_allowed_escapes": '"\\bfnrt',  # one spelling for each character: see `json_escapes`
+        "whitespace_flexible": not spec.disable_any_whitespace,
+        "whitespace_pattern": spec.whitespace_pattern,
+    }
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def schema_text(spec: StructuredOutputs) -> str:
+    """Return the JSON Schema of `json` or `json_object` as it is enforced: with closed objects, if wanted.
+
+    Text that is no schema stays as it is.
+    """
+    if spec.json is None:
+        return '{"type":"object"}'
+    text = str(spec.json)
+    if not spec.disable_additional_properties:
+        return text
+    try:
+        schema = json.loads(text)
+        return json.dumps(close_objects(schema), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text
