@@ -84,7 +84,7 @@ def test_a_stream_tells_name_first_and_arguments_in_pieces(server: LiveServer) -
 
 
 def test_what_is_no_call_is_text(server: LiveServer) -> None:
-    for text in (CALL[:-20], "<tool_call>nonsense</tool_call>", "<tool_call>" * 200):
+    for text in (CALL[:-20], "<tool_call>nonsense</tool_call>", "<tool_call>" * 100):
         answer, reason = message(server, text)
         assert (answer.content, answer.tool_calls, reason) == (text, None, "stop")
 
