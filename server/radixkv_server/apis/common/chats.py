@@ -100,7 +100,8 @@ async def completion_request(
     ]
     others = [breakpoint for _, breakpoint in body.breakpoints]
     request = await with_cache_controls(context, body, chat, request, marked, others)
-    return request.pinning(body.cache_control and body.cache_control.seconds), readers
+    whole = body.cache_control
+    return request.pinning(None if whole is None else whole.seconds), readers
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

@@ -56,9 +56,10 @@ class ReasoningFields(StrictModel):
     @model_validator(mode="after")
     def _one_wish(self) -> ReasoningFields:
         effort = self._effort
+        effort_of_reasoning = None if self.reasoning is None else self.reasoning.effort
         for name, values in (
             ("enable_thinking", {value for _, value in self._switches}),
-            ("reasoning_effort", {self.reasoning_effort, self.reasoning and self.reasoning.effort} - {None}),
+            ("reasoning_effort", {self.reasoning_effort, effort_of_reasoning} - {None}),
         ):
             if len(values) > 1:
                 raise ParamError(f"{name}: the fields about thinking contradict each other.", name)
@@ -77,7 +78,7 @@ class ReasoningFields(StrictModel):
 
     @property
     def _effort(self) -> str | None:
-        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
+        return self.reasoning_effort or (None if self.reasoning is None else self.reasoning.effort)
 
     @property
     def _switches(self) -> list[tuple[str, bool]]:
@@ -88,7 +89,7 @@ class ReasoningFields(StrictModel):
         given = {
             "enable_thinking": self.enable_thinking,
             "thinking": setting,
-            "reasoning": self.reasoning and self.reasoning.enabled,
+            "reasoning": None if self.reasoning is None else self.reasoning.enabled,
         }
         return [(name, value) for name, value in given.items() if value is not None]
 

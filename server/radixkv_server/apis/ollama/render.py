@@ -80,7 +80,7 @@ class OllamaRenderer(Renderer):
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         sample = outputs[0].outputs[0]
-        self._times = outputs[0].times
+        self._times = outputs[0].times or self._times
         self._reason = sample.finish_reason
         self._tokens.add(sample.logprobs)
         whole: Json = {"content": ""}

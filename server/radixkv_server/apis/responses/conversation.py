@@ -114,7 +114,7 @@ def chat_of(
         tool_inputs=tools.inputs,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         options=options,
-        thinking=Thinking(effort=body.reasoning and body.reasoning.effort),
+        thinking=Thinking(effort=None if body.reasoning is None else body.reasoning.effort),
     )
 
 

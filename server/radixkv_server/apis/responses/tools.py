@@ -176,10 +176,11 @@ class Toolbox:
     def __init__(self, tools: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
         own = list(_own(tools))
         num_listed = len(own)
-        known = {(group and group.name, tool.name) for tool, group, _ in own}
+        known = {(None if group is None else group.name, tool.name) for tool, group, _ in own}
         for added in _own(loaded):
-            if (place := (added[1] and added[1].name, added[0].name)) not in known:
-                known.add(place)
+            named = (None if added[1] is None else added[1].name, added[0].name)
+            if named not in known:
+                known.add(named)
                 own.append(added)
         count = Counter(tool.name for tool, _, _ in own)
         self._called: dict[str, Called] = {}
