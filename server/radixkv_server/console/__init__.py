@@ -1,1 +1,1 @@
-"""The console: a page at `/` that shows what the prefix cache holds and why prompts missed it."""
+"""The console: a page at `/` with the contents of the prefix cache and the reasons for misses."""

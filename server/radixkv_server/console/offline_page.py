@@ -1,6 +1,6 @@
-"""A report as one page that works offline: the console's modules and styles, and the report's data, inside.
+"""A report as one offline page, with the console's modules and styles and the report's data inside.
 
-Modules are put into the page as they are; an import map names each by its file's name.
+The page contains the modules unchanged; an import map names each by its file's name.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _POLICY = (
 
 
 def tree_json(snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
-    """The heaviest nodes of a cache, with their texts, as the console's tree takes them.
+    """Return the heaviest nodes of a cache, with their texts, for the console's tree.
 
     Args:
-        token_bytes: what a token adds to a text.
+        token_bytes: returns the bytes of a token.
     """
     shown = TreeJson(snapshot, Onlooker(), NodeNames(), partial(as_text, token_bytes))
     return shown.heaviest(_SHOWN_NODES, 10**9)
 
 
 def page_of(report: Mapping[str, Any], snapshot: Mapping[str, Any]) -> str:
-    """The page, whole. It asks nobody for anything."""
+    """Return the whole page, which loads nothing from the network."""
     files = page_files()
 
     def read(name: str) -> str:

@@ -1,7 +1,7 @@
-"""The console's static files: the page at `/`, and below `/console` what it loads, without a key.
+"""Routes of the console's static files: the page at `/` and its files below `/console`, without a key.
 
-The page is plain modules without a build step. Its content security policy says what it may do: it loads from
-and talks to this server alone, runs no inline script, and no other page can frame it.
+The page consists of plain modules without a build step. Its content security policy lets it load from and
+talk to this server alone, forbids inline scripts, and lets no other page frame it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file of the page, with the headers that it is sent with."""
+    """A file of the page with its headers."""
 
     path: str
     body: bytes
@@ -45,14 +45,14 @@ class StaticFile:
 
     @classmethod
     def of(cls, name: str, body: bytes) -> StaticFile:
-        """The file `name` (its path below the folder), at the path of its URL."""
+        """Make the file `name` (its path below the folder), at the path of its URL."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         media_type = MEDIA_TYPES[name.rpartition(".")[2]]
         headers = {**HEADERS, "Content-Type": media_type, "ETag": tag}
         return cls("/" if name == PAGE else f"/console/{name}", body, headers)
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 for a browser that has it."""
+        """Return the file, or 304 for a browser that has it."""
         known = [
             tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
         ]
@@ -62,12 +62,12 @@ class StaticFile:
 
 
 def static_files() -> list[StaticFile]:
-    """Every file of the page. O(their bytes)."""
+    """Return every file of the page. O(their bytes)."""
     return [StaticFile.of(name, body) for name, body in page_files().items()]
 
 
 def console_api() -> Api:
-    """The routes of the page: one for each file, and no others."""
+    """Make the routes of the page, one for each file."""
     router = APIRouter()
     files = static_files()
     for file in files:

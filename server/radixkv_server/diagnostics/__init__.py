@@ -1,1 +1,1 @@
-"""Requests compared with earlier ones, by fingerprints: what broke the prefix that they would have shared."""
+"""Comparison of requests with earlier ones, by fingerprints, to find the first break of a shared prefix."""

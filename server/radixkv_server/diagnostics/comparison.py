@@ -1,12 +1,12 @@
-"""Comparison: a request beside an earlier one that its client named, and what is found out about the two.
+"""Comparison: a request beside an earlier one that its client named, and the finding about the two.
 
     the earlier prompt    |  shared with this one  |  not shared  |
     this prompt           |  shared                |  its own             |
     found in the cache    |  reused          |
     missed                                   |  of the earlier one       |
 
-Requests are compared, not the states of the cache: what differs first is named also where the cache had all
-of the prompt by way of a third request.
+Requests are compared, not states of the cache: the first difference is named even if a third request put all
+of the prompt into the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from radixkv_server.diagnostics.fingerprint import Fingerprint, FirstDifference
 from radixkv_server.diagnostics.store import KeptRequest
 
-#: The prompt's end, where the assistant begins to speak, is not the same in a later turn with all templates.
+#: With some templates the end of a prompt, where the assistant's turn begins, differs in the next turn.
 MAX_TAIL_TOKENS = 16
 
 State = Literal["first_turn", "not_found", "running", "compared"]
@@ -25,15 +25,15 @@ State = Literal["first_turn", "not_found", "running", "compared"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of a request compared with an earlier one; all counts are of tokens.
+    """Result of a comparison with an earlier request; all counts are of tokens.
 
     Attributes:
-        state: only what is `compared` has the rest.
-        difference: what the request changed first; None: nothing.
-        compared_tokens: of the earlier prompt.
-        shared_tokens: that both prompts begin with.
-        reusable_tokens: of the earlier prompt, that the cache held once it had been computed.
-        reused_tokens: of the shared ones, those that the cache still had for this request.
+        state: the other fields are set only for `compared`.
+        difference: the first part that the request changed; None: nothing.
+        compared_tokens: length of the earlier prompt.
+        shared_tokens: length of the common prefix.
+        reusable_tokens: tokens of the earlier prompt that the cache held after its computation.
+        reused_tokens: shared tokens that the cache still had for this request.
     """
 
     state: State
@@ -45,17 +45,17 @@ class Finding:
 
     @property
     def missed_tokens(self) -> int:
-        """Of the earlier prompt, what this request would have found if it began with all of it."""
+        """Tokens that this request would have found beyond, had it begun with the whole earlier prompt."""
         return max(0, self.reusable_tokens - self.reused_tokens)
 
     @property
     def prompts_part(self) -> bool:
-        """Whether this prompt does not begin with the earlier one, but for how that ended."""
+        """True if this prompt leaves the earlier one before its last tokens."""
         return self.shared_tokens < self.compared_tokens - MAX_TAIL_TOKENS
 
     @property
     def is_lost(self) -> bool:
-        """Whether the cache no longer had all that it could have had for both prompts."""
+        """True if the cache had lost tokens that both prompts share."""
         could = min(self.shared_tokens, self.reusable_tokens)
         return self.reused_tokens < could or not could
 
@@ -66,8 +66,8 @@ class Comparison:
 
     Args:
         own: its fingerprint.
-        earlier_id: of the request to be compared with; None: there is none yet.
-        earlier: that request; None: it is not known.
+        earlier_id: id of the earlier request; None: there is none yet.
+        earlier: the earlier request; None: it is not known.
     """
 
     own: Fingerprint
@@ -75,10 +75,10 @@ class Comparison:
     earlier: KeptRequest | None
 
     def finding(self, cached_tokens: int) -> Finding:
-        """What is known by now. O(tokens): 0.1 ms for 100,000.
+        """Return the present finding. O(tokens): 0.1 ms for 100,000.
 
         Args:
-            cached_tokens: that the cache had of the request's prompt.
+            cached_tokens: cached tokens of the request's prompt.
         """
         if self.earlier_id is None:
             return Finding("first_turn")

@@ -1,9 +1,9 @@
-"""Fingerprint: what a request was made of, as hashes and counts, so that a later one can be compared with it.
+"""Fingerprint: the parts of a request as hashes and counts, for comparisons with later requests.
 
     model | each tool | each block of the system prompt | each message | each parameter     one hash each
     each token of the prompt, at its position                                                one hash each
 
-No text is kept. All hashes are keyed with a secret of this process: they say nothing to another one.
+No text is kept. All hashes are keyed with a secret of this process, and meaningless to others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic_core import to_json
 _DIGEST_BYTES = 16
 _SECRET = secrets.token_bytes(32)
 _OFFSET = np.uint64(secrets.randbits(64))
-# Of splitmix64's finaliser.
+# Factors of splitmix64's finaliser.
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 TokenHashes = npt.NDArray[np.uint32]
@@ -29,15 +29,15 @@ TokenHashes = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """What decides a request's prompt, as JSON-like data in the order in which it is compared.
+    """The parts that decide a request's prompt, as JSON-like data in the order of their comparison.
 
     Args:
-        api: what kind of request it is; those of another kind are not comparable.
+        api: kind of request; requests of different kinds are not comparable.
         tools: in OpenAI's form, as chat templates take them.
         system, messages: blocks of text, and objects whose `content` is a list of blocks.
-        summaries: of the messages, those that stand for a part of the conversation.
-        parameters: all else that shapes the prompt, or the cache's part that it is looked for in; None and a
-            missing one are the same.
+        summaries: messages that replace a part of the conversation.
+        parameters: everything else that shapes the prompt or chooses its part of the cache; None equals a
+            missing one.
     """
 
     api: str
@@ -55,8 +55,8 @@ class FirstDifference:
 
     Args:
         part: `model`, `tools`, `system`, `messages`, or the name of a parameter.
-        index: of the tool, the block or the message; None: the part is no list.
-        compacted: a summary has come in the place of messages.
+        index: index of the tool, block or message; None: the part is no list.
+        compacted: a summary has replaced messages.
     """
 
     part: str
@@ -66,7 +66,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """See the module's text; made by `fingerprint_of`."""
+    """Hashes of a request's parts and tokens; made by `fingerprint_of`."""
 
     api: str
     model: bytes
@@ -79,14 +79,14 @@ class Fingerprint:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes of the memory."""
+        """Approximate size in memory."""
         hashes = len(self.tools) + len(self.system) + len(self.messages) + len(self.summaries)
         return 1024 + 64 * (hashes + len(self.parameters)) + self.tokens.nbytes
 
     def first_difference(self, later: Fingerprint) -> FirstDifference | None:
-        """What a later request changed first, in the order model, tools, system, messages, parameters.
+        """Return the first part that a later request changed: model, tools, system, messages, parameters.
 
-        Messages that were added at the end change nothing; left out ones do. O(parts).
+        Appended messages are no change; dropped ones are. O(parts).
         """
         if self.model != later.model:
             return FirstDifference("model")
@@ -106,14 +106,14 @@ class Fingerprint:
         return None
 
     def num_shared_tokens(self, later: Fingerprint) -> int:
-        """How many tokens both prompts begin with. O(tokens)."""
+        """Return the length of the common prefix of both prompts. O(tokens)."""
         count = min(len(self.tokens), len(later.tokens))
         differs = self.tokens[:count] != later.tokens[:count]
         return int(differs.argmax()) if differs.any() else count
 
 
 def fingerprint_of(parts: RequestParts, token_ids: npt.NDArray[np.int32]) -> Fingerprint:
-    """The fingerprint of a request with this prompt. O(its text): about 5 ms for 100,000 tokens."""
+    """Make the fingerprint of a request with this prompt. O(its text): about 5 ms for 100,000 tokens."""
     return Fingerprint(
         parts.api,
         _digest(parts.model),
@@ -138,7 +138,7 @@ _NOTHING = _digest(None)
 
 
 def _token_hashes(token_ids: npt.NDArray[np.int32]) -> TokenHashes:
-    """A hash of each token and its position."""
+    """Hash each token with its position."""
     positions = np.arange(len(token_ids), dtype=np.uint64) << np.uint64(32)
     mixed = positions + token_ids.astype(np.uint64) + _OFFSET
     for factor, shift in zip(_FACTORS, (30, 27), strict=True):

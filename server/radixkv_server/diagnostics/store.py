@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 
-MAX_REQUESTS = 1000  # of each tenant,
-MAX_BYTES = 16 * 1024 * 1024  # and what they take: prompts of four million tokens
+#: Most requests of a tenant, and most bytes of them: prompts of four million tokens.
+MAX_REQUESTS = 1000
+MAX_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class KeptRequest:
-    """A request that has begun to be answered.
+    """A request whose answer has begun.
 
     Attributes:
-        reusable_tokens: of its prompt, that the cache held once it had been computed.
+        reusable_tokens: tokens of its prompt that the cache held after its computation.
         is_running: its answer has not ended.
     """
 
@@ -26,12 +27,12 @@ class KeptRequest:
 
 
 class FingerprintStore:
-    """A tenant's oldest requests make room for its new ones, and never another tenant's.
+    """Keeps requests of each tenant; its oldest make room for its new ones, never another tenant's.
 
-    All is O(1), amortised.
+    All methods are O(1), amortised.
 
     Args:
-        max_requests, max_bytes: of one tenant.
+        max_requests, max_bytes: bounds of one tenant.
     """
 
     def __init__(self, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
@@ -50,7 +51,7 @@ class FingerprintStore:
         self._bytes[tenant] = size
 
     def get(self, tenant: str, request_id: str, api: str) -> KeptRequest | None:
-        """A tenant's request of one API, used just now; None: there is none, or no longer."""
+        """Return a tenant's request of one API and count it as used; None: there is none, or no longer."""
         requests = self._tenants.get(tenant, OrderedDict())
         kept = requests.get(request_id)
         if kept is None or kept.fingerprint.api != api:
@@ -59,5 +60,5 @@ class FingerprintStore:
         return kept
 
     def num_bytes(self, tenant: str) -> int:
-        """What a tenant's fingerprints take."""
+        """Return the size of a tenant's fingerprints."""
         return self._bytes.get(tenant, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from fastapi import Request, Response
@@ -59,7 +60,10 @@ class Admitted(Generic[AnyRenderer]):
 
 
 async def begin(
-    context: ServerContext, record: RequestRecord, read: Awaitable[Body], parse: Parse[Body, AnyRenderer]
+    context: ServerContext,
+    record: RequestRecord,
+    read: Callable[[], Awaitable[Body]],
+    parse: Parse[Body, AnyRenderer],
 ) -> Admitted[AnyRenderer]:
     """Read a body, parse it, and count the request for its caller's limits.
 
@@ -67,7 +71,7 @@ async def begin(
         ApiError, RadixKVError: the request is refused.
     """
     visit = record.enter(context.tenants.limiter_of(record.caller))
-    wanted, renderer = await parse(context, await read, record.caller)
+    wanted, renderer = await parse(context, await read(), record.caller)
     record.ignored += [word for prompt in wanted.prompt_requests for word in prompt.ignored]
     record.notes += dict.fromkeys(note for prompt in wanted.prompt_requests for note in prompt.notes)
     generation = Generation(context, record, wanted)
@@ -93,8 +97,8 @@ async def respond(
     """
     context = context_of(request)
     most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
-    body = context.bodies.read(request, model, most)
-    return await answer(request, dialect, await begin(context, record_of(request.scope), body, parse))
+    read = partial(context.bodies.read, request, model, most)
+    return await answer(request, dialect, await begin(context, record_of(request.scope), read, parse))
 
 
 async def answer(request: Request, dialect: Dialect, begun: Admitted[WholeRenderer]) -> Response:

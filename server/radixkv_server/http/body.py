@@ -1,4 +1,4 @@
-"""Reading a request's JSON body strictly: what is not plain, finite, shallow JSON is refused with a 400.
+"""BodyReader: read JSON bodies strictly, with a 400 for anything but plain, finite, shallow JSON.
 
 The standard parser accepts NaN, overflowing floats and lone surrogates and recurses as deep as the input
 says; each of these would surface later as a crash far from its cause.
@@ -89,13 +89,13 @@ def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
 
 
 class BodyReader:
-    """Reads JSON bodies. Long ones are parsed in a thread, huge ones one at a time.
+    """Reads JSON bodies: long ones in a thread, huge ones one at a time.
 
     Args:
         max_depth: deepest nesting of arrays and objects.
         max_parts: most arrays, objects and members of objects. Each is an object of Python's, which takes
-            memory, and time of everybody's in the garbage collector.
-        takes_unknown: leave unknown fields out, with a warning, and do not refuse them.
+            memory, and time in the garbage collector for all requests.
+        takes_unknown: drop unknown fields with a warning instead of refusing them.
         images: see `ServerSettings.images`.
     """
 
@@ -109,7 +109,7 @@ class BodyReader:
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
-        """Read, parse and validate the body of `request`; its record notes what of it is ignored.
+        """Read, parse and validate the body of `request`; its record notes ignored fields.
 
         Raises:
             ApiError: 415 without a JSON content type, or compressed (it could be a bomb), 413 with a body
@@ -155,7 +155,7 @@ class BodyReader:
 def set_text_owner(tenant: str, body: BaseModel) -> None:
     """Let the request's texts be encoded as its tenant's, in the part of the cache that its body names.
 
-    Nobody finds what was tokenised for another owner, so that no time tells of another's texts.
+    No owner finds the tokens of another, so that no time tells of another's texts.
     """
     text_owner.set((tenant, getattr(body, "cache_salt", None) or ""))
 
@@ -205,7 +205,7 @@ def _param(location: tuple[int | str, ...]) -> str | None:
 
 
 def validation_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first complaint of pydantic's, in words for users."""
+    """Reword the first complaint of pydantic for users."""
     first = error.errors(include_url=False, include_context=True)[0]
     param = _param(first["loc"])
     kind = first["type"]
@@ -246,7 +246,7 @@ class ParamError(ValueError):
 
 
 def unsupported(param: str, what: str) -> ParamError:
-    """A field that can't be ignored without changing what the answer means."""
+    """Make the error of a field that would change the meaning of the answer."""
     return ParamError(f"{param}: {what} is not supported by this server.", param, "unsupported_parameter")
 
 
@@ -274,12 +274,12 @@ _OTHER_NAMES = {
 
 
 class FieldError(ValueError):
-    """A complaint about a field, wherever in the body it is: it is unknown, or refused.
+    """Complaint about an unknown or refused field, at any place of the body.
 
     Args:
-        field: its name in the object that it belongs to, whose place pydantic knows.
-        what: is not supported; None: the field is unknown.
-        known: names of fields that it may have been meant to be.
+        field: its name in its object, whose place pydantic knows.
+        what: the unsupported feature; None: the field is unknown.
+        known: names of fields that may have been meant.
     """
 
     def __init__(self, field: str, what: str | None, known: Iterable[str] = ()) -> None:
@@ -290,7 +290,7 @@ class FieldError(ValueError):
         self.code = "unknown_parameter" if what is None else "unsupported_parameter"
 
     def message(self, path: str) -> str:
-        """What to tell, with the field's place in the whole body."""
+        """Return the message, with the field's path in the whole body."""
         if self._what is not None:
             return f"{path}: {self._what} is not supported by this server."
         close = difflib.get_close_matches(self.field, self._known, n=1)
@@ -302,10 +302,10 @@ class FieldError(ValueError):
 
 
 class StrictModel(BaseModel):
-    """A body or a part of one: no coercion (`"0.5"` is not a number, `true` is not 1), and each field is one
-    that works, has no effect, is refused or is unknown; see `fields`.
+    """A body or a part of one, without coercion: `"0.5"` is not a number, `true` is not 1.
 
-    A subclass with `extra="allow"` also takes the names in its `PASSED_ON` as they come; without that, any.
+    See `fields` for supported, refused and unknown fields. A subclass with `extra="allow"` also takes the
+    names in its `PASSED_ON` unchecked; without `PASSED_ON`, any name.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
@@ -332,7 +332,7 @@ class StrictModel(BaseModel):
 
 
 def _check_field(owner: dict[str, Any], name: str, rule: Rule, given: Any, ignored: Ignored) -> bool:
-    """Whether a known field is to be left out: its value asks for nothing, in no form that its type knows."""
+    """Return whether to drop a known field: its value asks for nothing, in a form foreign to its type."""
     marker = rule.marker
     if marker is None:
         return type(given) in rule.drops and asks_for_nothing(given)

@@ -1,8 +1,8 @@
-"""The watch for clients that leave.
+"""run_until_disconnect: cancel work whose client leaves.
 
-A request whose client is gone must not hold blocks: the work runs in a task of its own beside a watcher of
-the connection, and is cancelled when the connection closes. Cancelling the task closes the engine's
-iterator, which aborts the request there.
+A request without a client must not hold blocks: the work runs in a task of its own beside a watcher of the
+connection, and is cancelled when the connection closes. Cancelling the task closes the engine's iterator,
+which aborts the request there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What becomes of each field of a body: one declaration, for the check of bodies, the docs and the tests.
+"""Declarations of fields, for the check of bodies, the documentation and the tests.
 
 supported        an ordinary field of a body's model
-without effect   `Annotated[Any, WithoutEffect()]`: real clients send it, and it changes nothing here; it is
-                 taken, and the answer's `warning` header names it
-refused          `Annotated[Any, Refused("...")]`: ignoring it would change what the answer means
-unknown          any other: refused, or with `--unknown-fields warn` left out and named in the header
+without effect   `Annotated[Any, WithoutEffect()]`: real clients send it, and it changes nothing here; the
+                 answer's `warning` header names it
+refused          `Annotated[Any, Refused("...")]`: ignoring it would change the meaning of the answer
+unknown          any other: refused, or with `--unknown-fields warn` dropped and named in the header
 
 A known field whose value asks for nothing (null, false, an empty list, an object of nothing else) is never
 refused and never named.
@@ -28,11 +28,11 @@ MAX_HEADER = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithoutEffect:
-    """Marks a field that is taken and changes nothing.
+    """Marks an accepted field without effect.
 
     Args:
-        why: for the docs.
-        usual: values that ask for what happens anyway: no warning names them.
+        why: reason, for the documentation.
+        usual: values that ask for the default behaviour: no warning names them.
     """
 
     why: str = ""
@@ -45,8 +45,8 @@ class Refused:
     """Marks a field that is refused unless it asks for nothing.
 
     Args:
-        what: is not supported, for the error and the docs.
-        usual: values that ask for what happens anyway: they are taken.
+        what: the unsupported feature, for the error and the documentation.
+        usual: values that ask for the default behaviour: they are accepted.
     """
 
     what: str = "this field"
@@ -62,7 +62,7 @@ NoOp = Annotated[Any, WithoutEffect()]
 
 
 def asks_for_nothing(value: Any) -> bool:
-    """Whether a value is null, false, empty, or an object of such values. O(its parts)."""
+    """Return whether a value is null, false, empty, or an object of such values. O(its parts)."""
     if isinstance(value, dict):
         return all(asks_for_nothing(item) for item in value.values())
     return value is None or value is False or value == []
@@ -70,10 +70,10 @@ def asks_for_nothing(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Ignored:
-    """What of one body is ignored, as its models find it.
+    """Ignored parts of one body, as its models find them.
 
     Args:
-        takes_unknown: unknown fields are left out, not refused.
+        takes_unknown: unknown fields are dropped, not refused.
         images: see `ServerSettings.images`.
     """
 
@@ -83,15 +83,15 @@ class Ignored:
     _said: list[str] = field(default_factory=list)
 
     def note(self, owner: Json, name: str, *, is_unknown: bool = False) -> None:
-        """A field of the object `owner`, which is part of the body, is ignored."""
+        """Note an ignored field of the object `owner`, which is part of the body."""
         self._noted.append((owner, name, " (unknown)" if is_unknown else ""))
 
     def say(self, what: str) -> None:
-        """Something else of the body has no effect."""
+        """Note another part of the body without effect."""
         self._said.append(what)
 
     def words(self, body: Json) -> list[str]:
-        """What was ignored, each once: paths, without the places in lists. O(parts of the body)."""
+        """Return the paths of the ignored fields, each once, without list positions. O(parts of the body)."""
         if not self._noted:
             return list(dict.fromkeys(self._said))
         places = {id(owner): "" for owner, _, _ in self._noted}
@@ -103,7 +103,7 @@ class Ignored:
 
 
 def _objects(value: Any, path: str) -> Iterator[tuple[str, Json]]:
-    """All objects within a value, and where they are."""
+    """Iterate over the objects within a value, with their paths."""
     if isinstance(value, dict):
         yield path, value
         for name, item in value.items():
@@ -119,7 +119,7 @@ def _under(path: str, name: str) -> str:
 
 
 def warning_header(words: list[str], notes: list[str]) -> str:
-    """The value of a `warning` header: what was ignored, and notes; only printable ASCII of it is kept."""
+    """Return the value of a `warning` header with ignored fields and notes, in printable ASCII."""
     text = "; ".join([*(["without effect: " + ", ".join(words)] if words else ()), *notes])
     plain = "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in text)
     shown = plain if len(plain) <= MAX_HEADER else plain[: MAX_HEADER - 3] + "..."
@@ -127,7 +127,7 @@ def warning_header(words: list[str], notes: list[str]) -> str:
 
 
 class EmptyCounts:
-    """Marks an object that asks for something when it is empty, or all of it is null."""
+    """Marks an object that asks for something even when empty or all null."""
 
 
 # ---------------------------------------------------------------------- rules
@@ -135,10 +135,10 @@ class EmptyCounts:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is asked of one field before its type is checked.
+    """Check of one field before the check of its type.
 
     Args:
-        marker: how it is declared, if it is not supported.
+        marker: its declaration, if it is not supported.
         drops: types of values that ask for nothing and that the field's own type does not know (a `false`
             where a number belongs): the field counts as not given.
     """
@@ -149,7 +149,7 @@ class Rule:
 
 @functools.cache
 def rules_of(model: type[BaseModel]) -> Mapping[str, Rule]:
-    """The rules of a model's declared fields, by the names that bodies use."""
+    """Return the rules of a model's declared fields, by their names in bodies."""
     rules = {}
     for name, info in model.model_fields.items():
         marker = next((item for item in info.metadata if isinstance(item, WithoutEffect | Refused)), None)
@@ -172,7 +172,7 @@ def _marker_of(kind: Any) -> WithoutEffect | Refused | None:
 
 
 def _branches(kind: Any) -> Iterator[Any]:
-    """The members of a union, or the type itself."""
+    """Iterate over the members of a union, or the type itself."""
     if get_origin(kind) in (Union, types.UnionType):
         for member in get_args(kind):
             yield from _branches(member)
@@ -187,7 +187,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _emptiable(kind: Any, least: bool) -> set[type]:
-    """Which of `false`, `[]` and `{}` mean something to a type."""
+    """Return the types among bool, list and dict whose empty value means something to a type."""
     found: set[type] = set()
     for branch in _branches(kind):
         plain = _plain(branch)
@@ -204,7 +204,7 @@ def _emptiable(kind: Any, least: bool) -> set[type]:
 
 
 def _has_least(metadata: Iterable[Any]) -> bool:
-    """Whether a list must have items."""
+    """Return whether a list must have items."""
     nested = (inner for item in metadata for inner in (item, *getattr(item, "metadata", ())))
     return any(getattr(item, "min_length", None) for item in nested)
 
@@ -214,13 +214,13 @@ def _has_least(metadata: Iterable[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """One field of a body, for the docs and the tests.
+    """A row about a field, for the documentation and the tests.
 
     Attributes:
-        path: as `messages[].content[].text`.
-        why: a few words about a field that is not supported.
-        is_open: what lies within is free: data, a schema, or fields that a template reads.
-        kinds: the literals that a field may be; empty: others, or any.
+        path: for example `messages[].content[].text`.
+        why: reason of a field that is not supported.
+        is_open: its content is free: data, a schema, or fields that a template reads.
+        kinds: the literals of its type; empty: its type is no literal.
     """
 
     path: str
@@ -231,7 +231,7 @@ class FieldRow:
 
 
 def field_rows(root: type[BaseModel]) -> list[FieldRow]:
-    """All fields of a body, nested ones after the one they are in, each path once."""
+    """Return all fields of a body, nested ones after their parent, each path once."""
     rows: dict[str, FieldRow] = {}
     for path, row in _walk(root, "", ()):
         known = rows.get(path)
@@ -270,7 +270,7 @@ def _literals(kind: Any) -> tuple[Any, ...]:
 
 
 def _nested(kind: Any, path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The models within a type, and their places."""
+    """Iterate over the models within a type, with their paths."""
     for branch in _branches(kind):
         plain = _plain(branch)
         if isinstance(plain, type) and issubclass(plain, BaseModel):
@@ -280,9 +280,9 @@ def _nested(kind: Any, path: str) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def passed_on(model: type[BaseModel]) -> frozenset[str] | None:
-    """Names beside the declared fields that a model takes as they come; None: any.
+    """Return the undeclared names that a model accepts unchecked; None: any.
 
-    Models say so as `PASSED_ON`; those that take any may name some for the docs, as `FOR_TEMPLATES`.
+    A model lists them in `PASSED_ON`; a model that accepts any may list examples in `FOR_TEMPLATES`.
     """
     if model.model_config.get("extra") != "allow":
         return frozenset()

@@ -1,9 +1,9 @@
-"""Parsing long JSON in pieces, so that other threads run in between.
+"""Parser of long JSON texts that lets other threads run between pieces.
 
-The standard parser keeps Python's interpreter lock from the first byte to the last, and so do the faster
-ones; a worker process does not help, since taking over what it found costs as much again. Here numpy looks
-for the commas first, a window at a time (`outline`), and the standard parser gets runs of elements between
-them (`parse_pieces`):
+The standard parser holds Python's interpreter lock from the first byte to the last, and so do the faster
+ones; a worker process does not help, since copying its result costs as much again. Here numpy finds the
+commas first, a window at a time (`outline`), and the standard parser gets runs of elements between them
+(`parse_pieces`):
 
     {"model": "m", "messages": [{...}, {...}, ... , {...}], "seed": 1}      a body of megabytes
     |           |  |                                      | |       |
@@ -11,8 +11,8 @@ them (`parse_pieces`):
                                [{...}, {...}]
                                [{...}, ...  ]                               runs of at most two windows
 
-Only runs that the standard parser accepts are put together, with nothing left out between them: whatever the
-outline says, what is accepted is JSON.
+The result joins only runs that the standard parser accepted, with nothing dropped between them: even a wrong
+outline can't let anything but JSON pass.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 @dataclass(slots=True)
 class Outline:
-    """What is known of a JSON text without parsing it.
+    """Structure of a JSON text, found without parsing it.
 
     Attributes:
         depth: deepest nesting of arrays and objects.
         num_parts: arrays, objects and members of objects.
-        window: bytes that were looked at in one go.
-        commas: depth -> positions, ascending, of each window's first and last comma there. Between two of
-            them lies less than a window, or a single element.
+        window: bytes of one pass.
+        commas: depth -> ascending positions of each window's first and last comma there. Less than a window,
+            or a single element, lies between two of them.
     """
 
     depth: int = 0
@@ -55,9 +55,9 @@ class Outline:
 
 
 def outline(body: bytes, *, max_depth: int, max_parts: int, window: int = WINDOW) -> Outline:
-    """Look over a JSON text; ends early beyond one of the limits. O(bytes).
+    """Return the outline of a JSON text; stops early beyond one of the limits. O(bytes).
 
-    Text that is not JSON has some outline, too.
+    Text that is not JSON gets some outline, too.
     """
     found = Outline(window=window)
     depth, in_string, escaped = 0, False, False
@@ -88,7 +88,7 @@ def outline(body: bytes, *, max_depth: int, max_parts: int, window: int = WINDOW
 
 
 def _escaped(backslashes: npt.NDArray[np.bool_], carried: bool) -> npt.NDArray[np.bool_]:
-    """Which characters follow an odd number of backslashes; `carried`: the first one does."""
+    """Mark characters after an odd number of backslashes; `carried`: the first one is one of them."""
     places = np.arange(len(backslashes))
     last_other = np.maximum.accumulate(np.where(backslashes, -1 - carried, places))
     runs = places - last_other  # backslashes up to and including each character
@@ -104,7 +104,7 @@ def _note_commas(found: Outline, places: npt.NDArray[np.int64], depths: npt.NDAr
 
 
 def parse_pieces(body: bytes, shape: Outline, loads: Loads) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         shape: the text's outline.
@@ -113,13 +113,13 @@ def parse_pieces(body: bytes, shape: Outline, loads: Loads) -> Any:
     Raises:
         json.JSONDecodeError: not JSON; its position is one in `body`, in bytes.
         UnicodeDecodeError: not UTF-8; likewise.
-        ValueError: what else `loads` raises.
+        ValueError: further errors of `loads`.
     """
     return _Pieces(body, shape, loads).value(0, len(body), 0)
 
 
 class _Pieces:
-    """One text that is being parsed."""
+    """A text that is being parsed."""
 
     def __init__(self, body: bytes, shape: Outline, loads: Loads) -> None:
         self._body = body
@@ -128,7 +128,7 @@ class _Pieces:
         self._loads = loads
 
     def value(self, start: int, end: int, depth: int) -> Any:
-        """The value that is all of `body[start:end]`, and has `depth` containers around it."""
+        """Return the value of `body[start:end]`, which has `depth` containers around it."""
         start = self._after_whitespace(start, end)
         while end > start and self._body[end - 1] in b" \t\n\r":
             end -= 1
@@ -160,7 +160,7 @@ class _Pieces:
         return members
 
     def _runs(self, start: int, end: int, depth: int) -> Iterator[tuple[int, int]]:
-        """The elements of the container `body[start:end]` in runs, none of them blank."""
+        """Iterate over the elements of the container `body[start:end]` in runs, none of them blank."""
         commas = self._commas.get(depth, [])
         cuts = commas[bisect_right(commas, start) : bisect_left(commas, end)]
         left = start + 1
@@ -172,7 +172,7 @@ class _Pieces:
             left = right + 1
 
     def _key(self, start: int, end: int) -> tuple[str, int]:
-        """The key that a member begins with, and where its value begins."""
+        """Return the key of a member, and the position of its value."""
         start = self._after_whitespace(start, end)
         found = _STRING.match(self._body, start, min(end, start + WINDOW))
         if found is None:

@@ -42,8 +42,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     # A name may stand for an IPv6 and an IPv4 address: clients that get only one listen to expect IPv4.
     family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     sock = socket.socket(family, kind, proto)
-    # Connections inherit it. Left to itself the kernel would take megabytes, thousands of tokens, for a
-    # client that reads nothing.
+    # Connections inherit it. The kernel's own choice would be megabytes, thousands of tokens, for a client
+    # that reads nothing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     try:
         if os.name == "posix":
@@ -57,7 +57,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def check_port_is_free(host: str, port: int) -> None:
-    """Find out early, before a model is loaded, that a port can't be had.
+    """Check, before a model is loaded, that a port is free.
 
     Raises:
         ConfigError: see `bind_socket`.
@@ -66,7 +66,7 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def bind_error(host: str, port: int, error: OSError) -> ConfigError:
-    """Describe what is wrong with the address, and the flag that changes it."""
+    """Describe the fault of the address, and the flag that changes it."""
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"port {port} on {host} is in use by another program; stop that one, or choose another port "
@@ -106,7 +106,7 @@ def _whole_seconds(seconds: float) -> int:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, which tells when it listens and leaves quietly on a signal."""
+    """uvicorn's server that reports when it listens and ends quietly on a signal."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 protocol of the server: uvicorn's h11 one, with deadlines and answers for bad clients.
+"""GuardedProtocol: uvicorn's HTTP/1.1 protocol on h11, with deadlines and answers for bad clients.
 
 A client that sends its request one byte at a time would hold a connection forever; one that sends a
 megabyte of headers would get a plain-text 400. Here the first gets 408, the second 431, both in the dialect
@@ -26,17 +26,17 @@ from radixkv_server.errors import ApiError
 from radixkv_server.http.strict_connection import StrictConnection
 from radixkv_server.settings import ServerSettings
 
-# After an early error the client may still be sending. Closing at once would reset the connection and
-# take the answer with it, so its bytes are thrown away for a moment first.
+# After an early error the client may still be sending. Closing at once would reset the connection and lose
+# the answer, so its bytes are discarded for a moment first.
 LINGER_S = 2.0
 
-# What a client that reads nothing can make the server keep of its answer, here and once more in the kernel:
-# beyond that its request waits, and `slow_client_timeout_s` runs.
+# Most bytes of an answer that the server keeps for a client that reads nothing, here and once more in the
+# kernel: beyond them its request waits, and `slow_client_timeout_s` runs.
 MAX_UNSENT_BYTES = 64 * 1024
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. Subclassed by `guarded_protocol` with the server's settings and dialects."""
+    """A connection; `guarded_protocol` subclasses it with the server's settings and dialects."""
 
     settings: ServerSettings
     dialects: Dialects
@@ -183,5 +183,5 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded_protocol(settings: ServerSettings, dialects: Dialects) -> type[GuardedProtocol]:
-    """The protocol class to hand to uvicorn, bound to `settings` and `dialects`."""
+    """Make the protocol class for uvicorn, bound to `settings` and `dialects`."""
     return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings, "dialects": dialects})

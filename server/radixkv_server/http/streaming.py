@@ -1,4 +1,4 @@
-"""EventStream: server-sent events as a response, with pings and errors in the dialect of the request."""
+"""EventStream: a response of server-sent events, with pings and errors in the dialect of the request."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ logger = logging.getLogger("radixkv.server")
 
 
 class EventStream(Response):
-    """A response of server-sent events out of an iterator of ready-made frames.
+    """Response of server-sent events from an iterator of ready frames.
 
-    The status line waits for the first frame, so that a request which the engine refuses gets a real
-    error status. If that takes longer than `ping_interval_s` (a long queue), or later frames do, the
+    The status line waits for the first frame, so that a request refused by the engine gets a real error
+    status. If that takes longer than `ping_interval_s` (a long queue), or later frames do, the
     dialect's pings keep proxies and clients from giving up. An error after the start becomes the dialect's
     error event, and nothing follows it.
 
     Args:
-        frames: events, framed by the dialect; closed when the response ends, whichever way.
+        frames: events, framed by the dialect; closed at the end of the response, however it ends.
     """
 
     media_type = "text/event-stream"

@@ -1,4 +1,4 @@
-"""h11's state machine, with two refusals that it leaves to others."""
+"""StrictConnection: h11's state machine with two further refusals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import h11
 class StrictConnection(h11.Connection):
     """The server's side of a connection.
 
-    - The limit of a request's head holds however its bytes arrive. h11 applies it to what it has to wait for,
-      not to what comes in one read.
-    - A request with both Content-Length and Transfer-Encoding is refused. HTTP/1.1 lets the second win, but a
+    - The size limit of a request's head also holds for a head that arrives in one read; h11 applies it only
+      to heads in several reads.
+    - A request with both Content-Length and Transfer-Encoding is refused. In HTTP/1.1 the second wins, but a
       proxy that goes by the first would take part of the body for the next request, or the other way round.
 
     Attributes:
-        path: of the request that is being read or answered; "/" before it is known.
+        path: path of the request that is read or answered; "/" before it is known.
     """
 
     def __init__(self, max_head_bytes: int) -> None:
@@ -25,10 +25,10 @@ class StrictConnection(h11.Connection):
         self._max_head_bytes = max_head_bytes
 
     def next_event(self) -> Any:
-        """The next event.
+        """Return the next event.
 
         Raises:
-            h11.RemoteProtocolError: the client broke the protocol, or sent one of the above.
+            h11.RemoteProtocolError: the client broke the protocol, or sent a request refused as above.
         """
         beginning = self.their_state is h11.IDLE
         if beginning:

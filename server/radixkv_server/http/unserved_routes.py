@@ -1,4 +1,4 @@
-"""Routes of other servers that this one does not have, and what it has in their place, for its 404s."""
+"""Hints for 404s: routes of other servers, and the replacements that this server has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_STATE = "this server keeps no assistants; POST /v1/responses keeps conversat
 _CACHE = "POST /v1/cache/reset empties the prefix cache, GET /v1/cache tells what it holds"
 _GENERATE = "POST /v1/completions generates from a text or token ids"
 
-#: Pattern of a path -> one clause; the first that fits is said.
+#: Pattern of a path -> one clause; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (
     (r"(/v1|/v2|/api)?/(rerank|score|classify|pooling|encode|embed(dings?)?|similarity)", _NO_VECTORS),
     (r"/v1/(moderations|audio/.*|images/.*|videos.*)", "this server takes and gives text only"),
@@ -22,7 +22,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (r"/v1/fine_tuning.*", "this server trains no models"),
     (r"/v1/(assistants|threads).*", _NO_STATE),
-    (r"/v1/realtime.*", "this server takes HTTP requests; with `stream` they answer token by token"),
+    (r"/v1/realtime.*", "the WebSocket here is /v1/responses, and takes text"),
     (r"/api/(pull|push|create|copy|delete|blobs.*)", _ONE_MODEL),
     (
         r"/v1/(un)?load_lora_adapter|/lora-adapters|/(un)?load_lora_adapter",
@@ -47,6 +47,6 @@ _COMPILED = [(re.compile(pattern), hint) for pattern, hint in _HINTS]
 
 
 def hint_of(path: str) -> str | None:
-    """Return what serves the purpose of a route that other servers have; None: not a known route."""
+    """Return the replacement of another server's route; None: the route is not known."""
     plain = path.rstrip("/")
     return next((hint for pattern, hint in _COMPILED if pattern.fullmatch(plain)), None)

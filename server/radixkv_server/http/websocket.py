@@ -17,7 +17,7 @@ SERVICE_RESTART = 1012
 
 
 class GuardedSocket(WebSocketsSansIOProtocol):
-    """One connection. Subclassed by `guarded_socket` with the server's settings."""
+    """A connection; `guarded_socket` subclasses it with the server's settings."""
 
     settings: ServerSettings
 
@@ -26,7 +26,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def shutdown(self) -> None:
-        """Tell the route of an open connection; uvicorn itself would cut off what it still sends."""
+        """Tell the route of an open connection; uvicorn itself would cut off its answers."""
         if self.handshake_complete and not self.close_sent:
             self.queue.put_nowait({"type": "websocket.disconnect", "code": SERVICE_RESTART})
         else:
@@ -51,5 +51,5 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
 
 def guarded_socket(settings: ServerSettings) -> type[GuardedSocket]:
-    """Make the protocol class to hand to uvicorn, bound to `settings`."""
+    """Make the protocol class for uvicorn, bound to `settings`."""
     return type("GuardedSocket", (GuardedSocket,), {"settings": settings})

@@ -1,1 +1,1 @@
-"""What the server measures: requests as they end, the engine when it is asked, under names of Prometheus."""
+"""Prometheus metrics and traces: of requests at their end, of the engine at each scrape."""

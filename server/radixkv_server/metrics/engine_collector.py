@@ -1,4 +1,4 @@
-"""The engine's counters as Prometheus metrics, read when they are scraped."""
+"""EngineCollector: the engine's counters as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv.engine.counts import EventCounts, ReplicaCounts, SpeculationCounts,
 
 
 class EngineCollector(Collector):
-    """Reads `engine.stats()` when scraped, so that the engine never pays for metrics between scrapes."""
+    """Reads `engine.stats()` at each scrape, so that metrics cost the engine nothing in between."""
 
     def __init__(self, engine: EngineClient) -> None:
         self.engine = engine
@@ -60,7 +60,7 @@ class EngineCollector(Collector):
         blocks.add_metric(["held"], cache.held_blocks)
         yield blocks
         yield gauge("kv_blocks_capacity", "KV blocks in the pool.", cache.total_blocks)
-        yield gauge("kv_blocks_pinned", "Of the held blocks, those that pins protect.", cache.pinned_blocks)
+        yield gauge("kv_blocks_pinned", "Held blocks that pins protect.", cache.pinned_blocks)
         yield gauge("kv_cache_usage_ratio", "Held over all blocks.", cache.held_blocks / cache.total_blocks)
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
         yield from self._speculation(stats.speculation)
@@ -77,7 +77,7 @@ class EngineCollector(Collector):
 
     @staticmethod
     def _speculation(counts: SpeculationCounts) -> Iterator[Metric]:
-        """Guesses of next tokens, and what came of them."""
+        """Counters of drafted and accepted tokens."""
         for name, text, value in (
             ("drafts", "Guesses of a request's next tokens, one or several at once.", counts.num_drafts),
             ("draft_tokens", "Tokens guessed.", counts.num_draft_tokens),
@@ -95,7 +95,7 @@ class EngineCollector(Collector):
 
 
 def _events(counts: EventCounts | None) -> Iterator[Metric]:
-    """What was published of block events; nothing where they are not."""
+    """Counters of published block events; empty where none are published."""
     if counts is None:
         return
     for name, text, value in (
@@ -110,7 +110,7 @@ def _events(counts: EventCounts | None) -> Iterator[Metric]:
 
 
 def _replicas(replicas: Sequence[ReplicaCounts]) -> Iterator[Metric]:
-    """How each replica is; nothing where there is one engine."""
+    """State of each replica; empty for a single engine."""
     for name, text, attribute in (
         ("up", "1 while requests are sent to the replica.", "is_open"),
         ("blocks", "Whole blocks that it holds.", "blocks"),
@@ -125,7 +125,11 @@ def _replicas(replicas: Sequence[ReplicaCounts]) -> Iterator[Metric]:
             yield gauge
     for name, text, attribute in (
         ("requests", "Requests sent to the replica.", "requests"),
-        ("retries", "Of these, those that others got, since it failed before the first token.", "retries"),
+        (
+            "retries",
+            "Of these, requests retried elsewhere, since it failed before the first token.",
+            "retries",
+        ),
     ):
         counter = CounterMetricFamily(f"radixkv_replica_{name}", text, labels=["replica"])
         for replica in replicas:
@@ -135,7 +139,7 @@ def _replicas(replicas: Sequence[ReplicaCounts]) -> Iterator[Metric]:
 
 
 def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:
-    """What the tiers below the cache have done, by tier; nothing where there are none."""
+    """Counters of each tier below the cache; empty without tiers."""
     if not tiers:
         return
     up = GaugeMetricFamily("radixkv_tier_up", "1 while the tier is asked for blocks.", labels=["tier"])

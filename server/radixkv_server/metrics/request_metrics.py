@@ -1,4 +1,4 @@
-"""Prometheus metrics of one app: what requests used and how long they took, by how much was cached."""
+"""ServerMetrics: Prometheus metrics of requests, by the share of their prompt that was cached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LENGTH_BUCKETS = tuple(float(2**power) for power in range(18))
 
 LAG_PROBE_S = 0.05
 
-#: Upper bounds of the share of a prompt that was cached, and the label of what is up to there.
+#: Upper bounds of the cached share of a prompt, and their labels.
 _HIT_CLASSES = ((0.0, "0"), (0.5, "0-50%"), (0.9, "50-90%"), (1.0, "90-100%"))
 
 
@@ -38,7 +38,7 @@ M = TypeVar("M", Counter, Histogram)
 
 
 def hit_class(cached_tokens: int, prompt_tokens: int) -> str:
-    """The label `hit` of a request: the share of its prompt that was cached, in four classes.
+    """Return the label `hit` of a request: the cached share of its prompt, in four classes.
 
     >>> [hit_class(cached, 100) for cached in (0, 1, 50, 51, 90, 99)]
     ['0', '0-50%', '0-50%', '50-90%', '50-90%', '90-100%']
@@ -61,8 +61,8 @@ class ServerMetrics:
     """The metrics of one app, in a registry of its own (two apps in one process do not mix).
 
     Args:
-        by_tenant: give what tenants used and how long they waited a label `tenant` (at most 100 of them).
-        vllm_names: repeat them under the names that vLLM's dashboards ask for.
+        by_tenant: label usage and waits by `tenant` (at most 100 of them).
+        vllm_names: repeat the metrics under the names of vLLM's dashboards.
     """
 
     def __init__(self, engine: EngineClient, *, by_tenant: bool = False, vllm_names: bool = False) -> None:
@@ -136,22 +136,22 @@ class ServerMetrics:
             self._e2e.labels(hit, *tenant).observe(record.age_s)
 
     def observe_cache_report(self, tenant: str, report: MissReport) -> None:
-        """Count what one prompt missed (`hit`: the one token that is always computed)."""
+        """Count the missed tokens of a prompt (`hit`: the one token that is always computed)."""
         labels = self._tenants.values(tenant)
         self._missed_tokens.labels(report.reason, *labels).inc(report.num_missed_tokens)
 
     def observe_first_token(self, tenant: str, hit: str, seconds: float) -> None:
-        """A request has its first token, that many seconds after it arrived. `hit`: see `hit_class`."""
+        """Count the time from arrival to the first token. `hit`: see `hit_class`."""
         self._ttft.labels(hit, *self._tenants.values(tenant)).observe(seconds)
 
     def observe_tokens(self, tenant: str, hit: str, seconds: float, num_tokens: int) -> None:
-        """A sample got `num_tokens` more, all of them `seconds` after those before: one latency each."""
+        """Count `num_tokens` new tokens of a sample, `seconds` after its previous ones: one latency each."""
         child = self._itl.labels(hit, *self._tenants.values(tenant))
         for _ in range(num_tokens):
             child.observe(seconds / num_tokens)
 
     def observe_prompt(self, tenant: str, hit: str, num_tokens: int, times: RequestTimes | None) -> None:
-        """A prompt's samples have all ended."""
+        """Count a prompt whose samples have all ended."""
         labels = self._tenants.values(tenant)
         _child(self._prompt_length, labels).observe(num_tokens)
         if times is None or times.first_scheduled is None:
@@ -164,16 +164,16 @@ class ServerMetrics:
             _child(self._decode, labels).observe(max(0.0, times.finished - times.first_token))
 
     def observe_sample(self, tenant: str, reason: str, num_tokens: int) -> None:
-        """A sample has ended, for `reason`."""
+        """Count a sample that ended for `reason`."""
         labels = self._tenants.values(tenant)
         self._finished.labels(reason, *labels).inc()
         _child(self._sample_length, labels).observe(num_tokens)
 
     def render(self, tenant: str | None = None) -> bytes:
-        """The text that Prometheus scrapes.
+        """Return the text that Prometheus scrapes.
 
         Args:
-            tenant: a user's, who sees its own; None: all.
+            tenant: show only this tenant's metrics; None: all.
         """
         metrics = list(self.registry.collect())
         if tenant is not None:
@@ -183,7 +183,7 @@ class ServerMetrics:
         return generate_latest(_Shown(metrics))
 
     async def probe_event_loop(self) -> None:
-        """Run forever: measure how late a timer fires, the delay every other callback sees too."""
+        """Run forever: measure the delay of timers, which all callbacks share."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_PROBE_S
@@ -192,5 +192,5 @@ class ServerMetrics:
 
 
 def _child(metric: M, labels: Sequence[str]) -> M:
-    """The metric with these label values, which may be none."""
+    """Return the metric with these label values, if any."""
     return metric.labels(*labels) if labels else metric

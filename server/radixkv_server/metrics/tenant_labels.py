@@ -1,4 +1,4 @@
-"""Tenants as label values, up to a limit, since each one adds lines to every later scrape; what they see."""
+"""TenantLabels: tenants as label values, up to a limit, since each adds lines to every later scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TenantLabels:
     """The label `tenant`, where there is more than one.
 
     Args:
-        enabled: whether metrics have the label at all.
+        enabled: add the label to metrics.
 
     Attributes:
         names: the label's name, or nothing.
@@ -25,7 +25,7 @@ class TenantLabels:
         self._seen: set[str] = set()
 
     def values(self, tenant: str) -> tuple[str, ...]:
-        """The label's value for a tenant: its name, or `others` once 100 have been seen. O(1)."""
+        """Return the label's value for a tenant: its name, or `others` after the first 100. O(1)."""
         if not self.names:
             return ()
         if tenant == OTHERS:
@@ -37,20 +37,20 @@ class TenantLabels:
         return (tenant,)
 
     def own(self, tenant: str) -> str | None:
-        """The label's value that this tenant alone has; None: it has none of its own. O(1)."""
+        """Return the label's value of this tenant alone; None: it has none of its own. O(1)."""
         return tenant if tenant in self._seen else None
 
 
-#: What says nothing of anybody's requests. All that counts for everybody is left out: a total, less what is
-#: one's own, is what the others did; so are times and sizes of the process, of steps, blocks and queues.
+#: Metrics that tell nothing about requests. Totals are not among them: a total minus one's own share tells
+#: about the other tenants, and so do times and sizes of the process, of steps, blocks and queues.
 _OF_NOBODY = ("radixkv", "radixkv_healthy")
 
 
 def of_tenant(metrics: Iterable[Metric], tenant: str | None) -> Iterator[Metric]:
-    """The samples whose label `tenant` is this one, and those that say nothing of requests. O(samples).
+    """Return the samples with this `tenant`, and metrics that tell nothing about requests. O(samples).
 
     Args:
-        tenant: a value of the label, as `TenantLabels.own` gives it; None: it has no samples of its own.
+        tenant: result of `TenantLabels.own`; None: there are no samples of its own.
     """
     for metric in metrics:
         if metric.name in _OF_NOBODY:

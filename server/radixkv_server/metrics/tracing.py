@@ -1,7 +1,7 @@
-"""Traces of generation requests, by OpenTelemetry's conventions for generative AI.
+"""Tracing: OpenTelemetry traces of generation requests, by the conventions for generative AI.
 
-One span a request, a child of what its `traceparent` header names, with a child for each of its phases:
-queue, prefill, decode. Spans are made when the request has ended, from readings that were taken anyway.
+Each request has a span, a child of the span in its `traceparent` header, with a child for each of its phases:
+queue, prefill, decode. Spans are made at the end of the request, from times that are measured anyway.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ (in development).
 """
@@ -29,8 +29,8 @@ class Tracing:
     """Sends spans to an exporter, in batches, from a thread of its own.
 
     Args:
-        exporter: where to; see `otlp_exporter`.
-        model: the name of the model that is served.
+        exporter: destination; see `otlp_exporter`.
+        model: name of the served model.
 
     Raises:
         ConfigError: OpenTelemetry's SDK is not installed.
@@ -53,7 +53,7 @@ class Tracing:
         self._model = model
 
     def request_ended(self, scope: Scope, route: str, record: RequestRecord) -> None:
-        """Trace a request that has ended; those that generate nothing are left out."""
+        """Trace a request that has ended, if it generated anything."""
         if record.operation is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -75,7 +75,7 @@ class Tracing:
         span.end(int((wall + time.monotonic()) * _NS))
 
     def close(self) -> None:
-        """Send what is waiting; blocks for some seconds at most."""
+        """Send the waiting spans; blocks for some seconds at most."""
         self._provider.shutdown()
 
     def _attributes(self, scope: Scope, route: str, record: RequestRecord) -> dict[str, Any]:
@@ -108,10 +108,10 @@ class Tracing:
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans as OTLP over HTTP to a collector, `http://host:4318/v1/traces` say.
+    """Make an exporter that sends spans as OTLP over HTTP, for example to `http://host:4318/v1/traces`.
 
     Raises:
-        ConfigError: OpenTelemetry's SDK or its exporter is not installed, or the address is none.
+        ConfigError: OpenTelemetry's SDK or its exporter is not installed, or the address is malformed.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"otlp_traces_endpoint must be an http(s) address, not {endpoint!r}")
@@ -127,7 +127,7 @@ def _not_installed() -> ConfigError:
 
 
 def _phases(usage: Usage) -> list[tuple[str, float, float]]:
-    """(name, start, end) of the phases that the first prompt went through, seconds of the monotonic clock."""
+    """Return (name, start, end) of the first prompt's phases, in seconds of the monotonic clock."""
     if not usage.prompts or usage.prompts[0].times is None:
         return []
     times, arrived_at = usage.prompts[0].times, usage.prompts[0].arrived_at

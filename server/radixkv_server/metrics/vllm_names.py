@@ -1,7 +1,7 @@
-"""The same figures under vLLM's names, so that dashboards made for it show this server.
+"""The metrics under vLLM's names, so that its dashboards show this server.
 
-Names and meaning as in vLLM's `/metrics`; every sample has its label `model_name` and the engine's number.
-What this server splits by `hit` or `tenant` is summed, as those dashboards do not know the labels.
+Names and meanings follow vLLM's `/metrics`; each sample has the labels `model_name` and `engine`. The labels
+`hit` and `tenant`, which its dashboards do not know, are summed over.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LABELS = {"reason": "finished_reason", "le": "le", "position": "position"}
 
 
 def under_vllm_names(metrics: Iterable[Metric], model_name: str) -> Iterator[Metric]:
-    """Those of these metrics that vLLM has, too, under its names.
+    """Return the metrics that vLLM has, too, under its names.
 
     Args:
-        model_name: the label `model_name` of all of them.
+        model_name: value of their label `model_name`.
     """
     for metric in metrics:
         if metric.name.startswith(_SOURCE):

@@ -1,1 +1,1 @@
-"""Who may ask what, and how much: tenants, their keys, limits and counts."""
+"""Tenants: their API keys, limits, quotas and counts."""

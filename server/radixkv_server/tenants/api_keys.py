@@ -1,4 +1,4 @@
-"""API keys: as users write them (`KEY`, `NAME=KEY`), as they are stored (a digest), and whose they are."""
+"""API keys: the forms that users write (`KEY`, `NAME=KEY`), the stored digests, and their tenants."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _STORED = re.compile(rf"{_DIGEST_PREFIX}([0-9a-fA-F]{{64}})")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One accepted key: whose it is and the digest of the secret (the secret is not kept)."""
+    """An accepted key: its tenant and the digest of the secret, which itself is not kept."""
 
     tenant: Tenant
     digest: bytes = field(repr=False)
 
 
 def digest_of(secret: str) -> bytes:
-    """SHA-256 of a secret, so that secrets of any length compare in the same time."""
+    """Return the SHA-256 of a secret, so that secrets of any length compare in the same time."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def new_secret() -> str:
-    """A fresh key: 256 random bits, so that its plain SHA-256 can't be turned back."""
+    """Make a key of 256 random bits, so that its plain SHA-256 can't be inverted."""
     return f"rk-{secrets.token_urlsafe(32)}"
 
 
 def stored_form(secret: str) -> str:
-    """How a keys file holds a key.
+    """Return the form of a key in a keys file.
 
     >>> stored_form("s3cret")[:15]
     'sha256:1ec1c26b'
@@ -52,13 +52,13 @@ def stored_form(secret: str) -> str:
 
 
 def stored_digest(text: str) -> bytes | None:
-    """The digest in `sha256:` and 64 hexadecimal digits; None: it is something else."""
+    """Return the digest in `sha256:` and 64 hexadecimal digits; None: the text has another form."""
     found = _STORED.fullmatch(text)
     return bytes.fromhex(found[1]) if found else None
 
 
 def split_api_key(text: str) -> tuple[str | None, str]:
-    """`NAME=KEY` or `KEY` as (name or None, secret).
+    """Split `NAME=KEY` or `KEY` into (name or None, secret).
 
     >>> split_api_key("team-a=s3cret"), split_api_key("c2VjcmV0=="), split_api_key("s3cret")
     (('team-a', 's3cret'), (None, 'c2VjcmV0=='), (None, 's3cret'))
@@ -86,12 +86,12 @@ def parse_api_key(text: str, role: Role = "user") -> ApiKey:
 def keys_from_environment(
     environ: Mapping[str, str] = os.environ, variable: str = ENV_VARIABLE
 ) -> tuple[str, ...]:
-    """The keys in RADIXKV_API_KEY (or another variable), separated by commas or white space."""
+    """Return the keys in RADIXKV_API_KEY (or another variable), separated by commas or white space."""
     return tuple(part for part in re.split(r"[,\s]+", environ.get(variable, "")) if part)
 
 
 def keys_from_file(path: str | Path) -> tuple[str, ...]:
-    """The keys in a file, one `KEY` or `NAME=KEY` a line; empty lines and those with # in front are skipped.
+    """Return the keys in a file, one `KEY` or `NAME=KEY` a line, without empty lines and # comments.
 
     Raises:
         ConfigError: the file can't be read, or has no key.
@@ -107,7 +107,7 @@ def keys_from_file(path: str | Path) -> tuple[str, ...]:
 
 
 class KeyRing:
-    """The accepted keys. Without any, everyone is `EVERYBODY` and no key is asked for.
+    """The accepted keys. Without any, all requests belong to `EVERYBODY` and need no key.
 
     Raises:
         ConfigError: a key is given to two tenants or with two roles.
@@ -125,7 +125,7 @@ class KeyRing:
 
     @classmethod
     def of(cls, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> KeyRing:
-        """The keys of users and of admins, as `parse_api_key` takes them.
+        """Make a ring of the keys of users and admins, in the forms of `parse_api_key`.
 
         Raises:
             ConfigError: a key is malformed, or given to two tenants or with two roles.
@@ -133,7 +133,7 @@ class KeyRing:
         return cls([*map(parse_api_key, keys), *(parse_api_key(text, "admin") for text in admin_keys)])
 
     def with_keys(self, keys: Iterable[ApiKey]) -> KeyRing:
-        """A ring of these keys, too.
+        """Make a ring with further keys.
 
         Raises:
             ConfigError: a key is given to two tenants or with two roles.
@@ -146,14 +146,13 @@ class KeyRing:
 
     @property
     def tenants(self) -> list[str]:
-        """The names of all who have a key."""
+        """The names of all tenants with a key."""
         return [key.tenant.name for key in self._keys]
 
     def tenant_of(self, secret: str) -> Tenant | None:
-        """The tenant who owns `secret`, or None.
+        """Return the tenant that owns `secret`, or None.
 
-        Digests of fixed length are compared in constant time, and all of them, so that the time taken
-        says nothing about the keys.
+        All digests are compared, each in constant time, so that the time tells nothing about the keys.
         """
         digest = digest_of(secret)
         found: Tenant | None = None

@@ -1,4 +1,4 @@
-"""The keys file: TOML that says which tenants there are, their keys (hashed), limits and quotas.
+"""The keys file: TOML with the tenants, their hashed keys, limits and quotas.
 
 [tenants.alice]
 keys = ["sha256:5e88..."]      # radixkv keys new alice
@@ -6,7 +6,7 @@ role = "user"                  # or "admin"
 requests_per_minute = 60
 tokens_per_minute = 100_000
 concurrency = 8
-floor_blocks = 500             # other tenants can't push what it has cached under so many
+floor_blocks = 500             # other tenants can't evict its cached blocks below this number
 ceiling_blocks = 4_000
 """
 
@@ -36,7 +36,7 @@ _NAMES = ("keys", "role", *_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class KeysFile:
-    """What a keys file says: the keys, and what each tenant is granted.
+    """Contents of a keys file: the keys, and the grants of each tenant.
 
     Attributes:
         bare: tenants whose tables are empty.
@@ -47,7 +47,7 @@ class KeysFile:
     bare: frozenset[str] = frozenset()
 
     def check_follows(self, before: KeysFile) -> None:
-        """Make sure that it is a later version of `before`, and not what is left of it after an accident.
+        """Make sure that this is a later version of `before`, not a truncated one.
 
         Raises:
             ConfigError: it is empty now, or ends with the mere name of a tenant that had keys.
@@ -66,8 +66,8 @@ def read_keys_file(path: str | Path) -> KeysFile:
     """Read and check a keys file.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, or says something that is not known or out of range; names
-            the file, the tenant and what is wrong, and never prints a key.
+        ConfigError: the file can't be read, is no TOML, or has an unknown name or a value out of range; names
+            the file, the tenant and the fault, and never prints a key.
     """
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
-"""How much a tenant may ask for: token buckets for a minute's requests and tokens, and a count of what runs.
+"""Rate limits of tenants: token buckets for requests and tokens a minute, and a bound of running requests.
 
 The life of a request in here:
 
-1. `Limiter.enter` counts it, or says no, before its body is read.
-2. `RateReservation.expect`, when its prompt is known, takes the tokens of the prompt and of the longest
-   answer it asks for from the tenant's bucket, or says no.
-3. `RateReservation.end`, when it has ended, gives back what it did not use, or takes what it used beyond.
+1. `Limiter.enter` counts or refuses it before its body is read.
+2. `RateReservation.expect` takes the tokens of the prompt and of the longest possible answer from the
+   tenant's bucket, or refuses the request.
+3. `RateReservation.end` returns unused tokens, or takes the tokens used beyond that.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from radixkv_server.errors import ApiError
 from radixkv_server.tenants.tenant import Limits
 
-#: Tokens that an answer is taken to have, until it has ended, where the request names no limit.
+#: Assumed tokens of an answer that has not ended and has no limit.
 ASSUMED_ANSWER_TOKENS = 256
 
 PERIOD_S = 60.0
 
 
 class TokenBucket:
-    """Holds up to `limit`, and fills at `limit` a minute. It may owe: what was used beyond fills up first.
+    """Holds up to `limit`, and refills at `limit` a minute; its level may be negative.
 
     Args:
         clock: seconds, monotonic.
@@ -43,21 +43,21 @@ class TokenBucket:
         return self._level
 
     def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` (at most the limit) could be taken; 0: now. O(1)."""
+        """Return the seconds until `amount` (at most the limit) can be taken; 0: now. O(1)."""
         return max(0.0, (amount - self._fill()) * PERIOD_S / self.limit)
 
     def take(self, amount: float) -> None:
-        """Take it, whether or not it is there; a negative amount gives back. O(1)."""
+        """Take an amount even if it is not there; a negative amount is returned to the bucket. O(1)."""
         self._level = min(self.limit, self._fill() - amount)
 
     def change_limit(self, limit: int) -> None:
-        """Another limit; as large a share of it is left as before. O(1)."""
+        """Set another limit and scale the level with it. O(1)."""
         self._level = self._fill() * limit / self.limit
         self.limit = limit
 
     @property
     def remaining(self) -> int:
-        """What could be taken now."""
+        """The amount that can be taken now."""
         return max(0, math.floor(self._fill() + 1e-9))
 
     @property
@@ -68,11 +68,11 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """One limit as an answer's headers tell it.
+    """A limit for the headers of an answer.
 
     Attributes:
         kind: `requests` or `tokens`.
-        reset_s: seconds until all of it is left again.
+        reset_s: seconds until the bucket is full.
     """
 
     kind: str
@@ -82,12 +82,12 @@ class LimitState:
 
 
 def refusal(message: str, wait_s: float, *, code: str = "rate_limit_exceeded") -> ApiError:
-    """A 429 that says when to come again."""
+    """Make a 429 with the time to wait."""
     return ApiError(429, message, code=code, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
 
 
 class Limiter:
-    """What one tenant has used of its limits.
+    """Counts of one tenant's requests and tokens against its limits.
 
     Args:
         clock: seconds, monotonic.
@@ -106,7 +106,7 @@ class Limiter:
         return self._running
 
     def change(self, limits: Limits) -> None:
-        """Other limits from now on; what was used counts on."""
+        """Set other limits; past usage still counts."""
         self._limits = limits
         self._requests = self._changed(self._requests, limits.requests_per_minute)
         self._tokens = self._changed(self._tokens, limits.tokens_per_minute)
@@ -128,7 +128,7 @@ class Limiter:
         most = self._limits.concurrency
         if most is not None and self._running >= most:
             raise refusal(
-                f"Your limit is {most} request(s) at a time, and so many are running. Wait for one to end.",
+                f"Your limit is {most} request(s) at a time, and they are running. Wait for one to end.",
                 1.0,
                 code="concurrency_limit_exceeded",
             )
@@ -144,12 +144,12 @@ class Limiter:
         return RateReservation(self)
 
     def expect(self, prompt_tokens: int, answer_tokens: int) -> int:
-        """Take the tokens of a request that is about to run; returns how many.
+        """Take the tokens of a request that is about to run; returns their number.
 
-        An answer that could be longer than what a minute allows is taken to fill it.
+        It is at most the tokens of a minute, however long the answer may be.
 
         Raises:
-            ApiError: 429; so many are not left, or the prompt alone is longer than a minute's tokens.
+            ApiError: 429; too few are left, or the prompt alone is longer than a minute's tokens.
         """
         bucket = self._tokens
         if bucket is None:
@@ -175,19 +175,19 @@ class Limiter:
         return wanted
 
     def end(self, unused_tokens: int) -> None:
-        """A request has ended; some of its tokens were not used, or more than expected if negative."""
+        """End a request and return its unused tokens; negative: it used more than expected."""
         self._running -= 1
         if self._tokens is not None:
             self._tokens.take(-unused_tokens)
 
     def state(self) -> list[LimitState]:
-        """The limits there are, and what is left of them."""
+        """Return the limits with their remainders."""
         kinds = (("requests", self._requests), ("tokens", self._tokens))
         return [LimitState(k, b.limit, b.remaining, b.full_in_s) for k, b in kinds if b is not None]
 
 
 class RateReservation:
-    """One request of a tenant, from `Limiter.enter` on; `leave` ends it, once."""
+    """A counted request of a tenant, from `Limiter.enter` to `end`."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -199,7 +199,7 @@ class RateReservation:
         self._expected = self._limiter.expect(prompt_tokens, answer_tokens)
 
     def end(self, used_tokens: int | None) -> None:
-        """It has ended; None: nobody knows what it used, so that it keeps what was expected."""
+        """End the request, once; None: its usage is unknown, and the expected tokens stay taken."""
         if not self._has_left:
             self._has_left = True
             self._limiter.end(0 if used_tokens is None else self._expected - used_tokens)

@@ -1,4 +1,4 @@
-"""TenantRegistry: who may come in, what each tenant is granted and has used; read again on demand."""
+"""TenantRegistry: keys, grants and usage of all tenants, from the settings and a keys file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("radixkv.server")
 
 
 class KeySettings(Protocol):
-    """Whose keys are asked for: those of users, those of admins, and the file with more of them, if any."""
+    """Keys of users, keys of admins, and the keys file, if any."""
 
     @property
     def api_keys(self) -> Sequence[str]: ...
@@ -33,7 +33,7 @@ class KeySettings(Protocol):
 
 
 class TenantRegistry:
-    """The keys and grants of one server: those of the settings, and those of its keys file.
+    """The keys and grants of one server, from its settings and its keys file.
 
     Args:
         settings: keys of users and admins, and the keys file, if any.
@@ -59,21 +59,21 @@ class TenantRegistry:
 
     @property
     def is_open(self) -> bool:
-        """No key is asked for: there are none, and no file that may have some later."""
+        """True if requests need no key: neither keys nor a keys file are set."""
         return self._path is None and self._keys.is_open
 
     def tenant_of(self, secret: str) -> Tenant | None:
-        """The tenant who owns a key, or None; in the same time whatever the key is."""
+        """Return the tenant that owns a key, or None, in a time that does not depend on the key."""
         return self._keys.tenant_of(secret)
 
     def num_running(self, tenant: Tenant) -> int:
-        """Requests to generate that run or wait: a tenant's own; of all, for an admin."""
+        """Count the running and waiting generations of a tenant; for an admin, of all tenants."""
         if tenant.is_admin:
             return sum(limiter.num_running for limiter in self._limiters.values())
         return self.limiter_of(tenant).num_running
 
     def limiter_of(self, tenant: Tenant) -> Limiter:
-        """What the tenant has used of its limits. O(1)."""
+        """Return the tenant's counts against its limits. O(1)."""
         limiter = self._limiters.get(tenant.name)
         if limiter is None:
             limits = self._accounts.get(tenant.name, Account()).limits
@@ -81,19 +81,19 @@ class TenantRegistry:
         return limiter
 
     def has_ceiling(self, tenant: Tenant) -> bool:
-        """Whether there is a most that the tenant may have of the cache. O(1)."""
+        """Return whether the tenant's share of the cache is bounded. O(1)."""
         account = self._accounts.get(tenant.name)
         return account is not None and account.quota.ceiling is not None
 
     @property
     def quotas(self) -> dict[str, Quota]:
-        """What each tenant may keep in the cache."""
+        """The cache quota of each tenant."""
         return self._quotas(self._accounts)
 
     def _quotas(self, accounts: Mapping[str, Account]) -> dict[str, Quota]:
-        """Quotas for everybody by name.
+        """Return the quotas of all tenants by name.
 
-        Those of whom the file says nothing have one that bounds nothing: their blocks are counted apart from
+        Tenants that the file does not name get an unbounded quota: their blocks are counted separately from
         the first on, so that a later version of the file can bound them.
         """
         unbounded = dict.fromkeys(self._own_keys.tenants, Quota())
@@ -103,13 +103,13 @@ class TenantRegistry:
         """Make sure, before a model is loaded, that a pool of `num_blocks` (None: unknown) keeps all floors.
 
         Raises:
-            ConfigError: it can't.
+            ConfigError: the floors exceed the pool.
         """
         if num_blocks is not None:
             check_floors((account.quota for account in self._accounts.values()), num_blocks)
 
     async def apply_quotas(self, cache: CacheClient) -> None:
-        """Make the quotas the cache's, where there is a keys file.
+        """Hand the quotas to the cache, if there is a keys file.
 
         Raises:
             ConfigError: their floors together exceed the pool.
@@ -126,7 +126,7 @@ class TenantRegistry:
             raise ConfigError(f"--keys-file {self._path}: {error}") from None
 
     async def reload(self, cache: CacheClient) -> None:
-        """Read the keys file again: keys, limits and quotas. If anything is wrong, all stays as it was."""
+        """Read the keys file again: keys, limits and quotas. On any error, nothing changes."""
         before = self._file
         try:
             file, keys = self._read()

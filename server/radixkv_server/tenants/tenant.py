@@ -1,4 +1,4 @@
-"""Tenants: who may ask what of the server, and how much. A tenant is a name that API keys belong to."""
+"""Tenants with their limits and quotas. A tenant is a name that API keys belong to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Role = Literal["admin", "user"]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody who asks.
+    """The sender of a request.
 
     Attributes:
-        name: whose part of the prefix cache its requests use; "" where no keys are asked for.
-        role: an `admin` may look at and change what belongs to others or to all; a `user` only its own.
+        name: names its part of the prefix cache; "" where no keys are needed.
+        role: an `admin` may see and change the data of all tenants; a `user` only its own.
     """
 
     name: str = ""
@@ -27,13 +27,13 @@ class Tenant:
         return self.role == "admin"
 
 
-#: Everybody, where no keys are asked for: whoever reaches the server owns it.
+#: The tenant of all requests where no keys are needed: any client that reaches the server owns it.
 EVERYBODY = Tenant("", "admin")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may ask for; None: without a limit.
+    """Limits of a tenant's requests; None: no limit.
 
     Attributes:
         requests_per_minute: requests that generate.
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a tenant is granted: limits on what it asks for, and its quota of the cache, in blocks."""
+    """Grants of a tenant: limits of its requests, and its quota of the cache, in blocks."""
 
     limits: Limits = field(default_factory=Limits)
     quota: Quota = field(default_factory=Quota)

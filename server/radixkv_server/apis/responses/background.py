@@ -21,11 +21,11 @@ from radixkv_server.http.streaming import EventStream
 
 
 async def answer_in_background(request: Request, begun: Admitted[ResponseRenderer]) -> Response:
-    """Start a response that goes on without its client, and answer with it as it waits, or with its stream.
+    """Start a response that continues without its client, and answer with its state or its stream.
 
     Raises:
-        ApiError: 429; too many of the tenant's run.
-        StoreError: it can't be stored.
+        ApiError: 429; the tenant runs too many.
+        StoreError: the response can't be stored.
     """
     context, record, renderer = begun.context, begun.record, begun.renderer
     context.background.check_room(record.tenant)
@@ -58,10 +58,10 @@ def _ended(context: ServerContext, scope: Scope, work: RequestRecord, error: Api
 
 
 async def retrieve(request: Request, response_id: str) -> Response:
-    """Answer with a response as it is by now, or with its events after `starting_after`.
+    """Answer with the present state of a response, or with its events after `starting_after`.
 
     Raises:
-        ApiError: 404; the tenant has no such response. 400; its events are not there.
+        ApiError: 404; the tenant has no such response. 400; its events are not kept.
         StoreError: the store fails.
     """
     after = _starting_after(request.query_params)

@@ -1,7 +1,7 @@
-"""POST /v1/responses/compact: the model sums up a conversation, and an item holds what it wrote.
+"""POST /v1/responses/compact: shorten a conversation to the model's summary of it.
 
-What comes back is what the user and the system said, word for word, and one `compaction` item in place of
-all else. Sent as input again, the item is a message of the assistant's with the summary.
+The answer has the messages of the user and the system, word for word, and one `compaction` item in place of
+all others. As input, this item becomes a message of the assistant with the summary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WISH = (
 
 @dataclass(eq=False)
 class CompactionRenderer(WholeRenderer):
-    """The answer: a list of items in place of the conversation's."""
+    """Renderer of the answer: a shorter list of items."""
 
     id: str
     kept: Sequence[Json]
@@ -64,7 +64,7 @@ class CompactionRenderer(WholeRenderer):
 async def parse_compaction(
     context: ServerContext, body: CompactRequest, caller: Tenant
 ) -> tuple[GenerationRequest, CompactionRenderer]:
-    """The conversation with the wish for a summary after it."""
+    """Parse the request: its prompt is the conversation, then the request for a summary."""
     model = context.resolve_model(body.model)
     response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
     conversations = StoredConversations(context.responses, caller.name)

@@ -34,7 +34,7 @@ from radixkv_server.tenants.tenant import Tenant
 async def items_of(
     body: ConversationFields, stored: StoredResponses, conversations: StoredConversations, response_id: str
 ) -> tuple[list[Json], list[Json]]:
-    """Return the items of the turns before, and those of the body's input; in their plain forms.
+    """Return the items of the earlier turns and the items of the input, in their plain forms.
 
     Args:
         response_id: names the new items that have no id.

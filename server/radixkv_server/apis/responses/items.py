@@ -1,7 +1,7 @@
-"""Items of a conversation: what clients may send, the plain form that is stored, and messages for templates.
+"""Items of a conversation: the forms that clients send, the stored plain form, and messages for templates.
 
-An item has one plain form, whether a client sent it or the model wrote it, and only these forms become
-messages: what a turn said renders to the same tokens in every later one.
+An item has one plain form, whether a client sent it or the model wrote it, and only plain forms become
+messages: a turn renders to the same tokens in every later turn.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CustomCallItem(_CallItem):
 
 
 class CallOutputItem(_Item):
-    """What a call of a function or of a custom tool gave."""
+    """Output of a function or custom tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Id
@@ -122,9 +122,9 @@ class ReasoningText(StrictModel):
 
 
 class ReasoningItem(_Item):
-    """What the assistant thought: its content, or what this server hid as `encrypted_content`.
+    """Reasoning of the assistant: its content, or this server's `encrypted_content`.
 
-    Summaries, and what others encrypted, tell this model nothing.
+    Summaries and texts encrypted by other providers are ignored.
     """
 
     type: Literal["reasoning"]
@@ -186,28 +186,28 @@ InputItem = Annotated[
 
 
 def output_text(text: str, logprobs: list[Json] | None = None) -> Json:
-    """What the assistant says, as a part of a message."""
+    """Make a text part of the assistant's message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def message(item_id: str, content: list[Json], status: str) -> Json:
-    """A message of the assistant's."""
+    """Make a message of the assistant."""
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def reasoning(item_id: str, text: str, status: str) -> Json:
-    """What the assistant thinks."""
+    """Make a reasoning item."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
 def function_call(item_id: str, call_id: str, called: Called, arguments: str, status: str) -> Json:
-    """A call of a function."""
+    """Make a function call."""
     return _call("function_call", item_id, call_id, called, {"arguments": arguments}, status)
 
 
 def custom_call(item_id: str, call_id: str, called: Called, text: str, status: str) -> Json:
-    """A call of a custom tool."""
+    """Make a call of a custom tool."""
     return _call("custom_tool_call", item_id, call_id, called, {"input": text}, status)
 
 
@@ -217,7 +217,7 @@ def _call(kind: str, item_id: str, call_id: str, called: Called, given: Json, st
 
 
 def compaction(item_id: str, summary: str) -> Json:
-    """What stands for a part of a conversation."""
+    """Make the item that replaces a part of a conversation by its summary."""
     return {"id": item_id, "type": "compaction", "encrypted_content": hide(summary, HIDDEN)}
 
 
@@ -243,7 +243,7 @@ def owner_of(item: str, prefix: str) -> str:
 
 
 def comparable_item(item: Json) -> Json:
-    """An item without what differs between an answer and what a client sends of it in the next turn."""
+    """Return an item without the fields that change between an answer and its repetition by a client."""
     plain = {name: value for name, value in item.items() if name not in ("id", "status")}
     if isinstance(plain.get("content"), list):
         plain["content"] = [{"type": part["type"], "text": part["text"]} for part in plain["content"]]
@@ -251,7 +251,7 @@ def comparable_item(item: Json) -> Json:
 
 
 def summaries_in(items: Iterable[Json]) -> list[Json]:
-    """The items that stand for a part of the conversation."""
+    """Return the items that replace a part of the conversation."""
     return [item for item in items if item["type"] == "compaction"]
 
 
@@ -261,13 +261,13 @@ def summaries_in(items: Iterable[Json]) -> list[Json]:
 def messages_of(
     instructions: str | None, items: Iterable[Json], tools: Toolbox, recall: Recall
 ) -> tuple[list[Json], list[int]]:
-    """A conversation in the form that chat templates expect, and in which message each item is.
+    """Return a conversation as messages for chat templates, and the message index of each item.
 
-    What the assistant thought, said and called in a turn becomes one message.
+    Reasoning, text and calls of one turn of the assistant become one message.
 
     Args:
-        tools: say what called tools are named in the prompt.
-        recall: arguments of custom tools, as they were written where that is known.
+        tools: names of called tools in the prompt.
+        recall: finds the arguments of custom tools as the model wrote them.
 
     Raises:
         ApiError: 400; the arguments of a function call are not JSON.
@@ -307,7 +307,7 @@ def messages_of(
 
 
 def _continues(turn: Json, kind: str) -> bool:
-    """Whether an item of this kind still belongs to the assistant's message: thoughts, words, calls."""
+    """Return whether an item continues the assistant's message: reasoning, then text, then calls."""
     if kind in ("function_call", "custom_tool_call"):
         return True
     return "tool_calls" not in turn and not turn["content"] and (kind == "message" or len(turn) == 2)
@@ -325,7 +325,7 @@ def _add_to_turn(turn: Json, item: Json, tools: Toolbox, recall: Recall) -> None
 
 
 def _given(item: Json, recall: Recall) -> Any:
-    """The arguments of a call."""
+    """Return the arguments of a call."""
     if item["type"] == "custom_tool_call":
         return recall(item["call_id"], {"input": item["input"]})
     try:

@@ -1,4 +1,4 @@
-"""OutputItems: an answer's parts as items of a response, and the events that tell how they grow."""
+"""OutputItems: the items of a response, and the events of their growth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Events = Iterator[Json]
 
 
 class _OpenItem:
-    """One item that grows: begins with `output_item.added`, ends with `output_item.done`."""
+    """An item that grows, from `output_item.added` to `output_item.done`."""
 
     def __init__(self, item_id: str, index: int) -> None:
         self.id = item_id
@@ -140,9 +140,9 @@ class _Call(_OpenItem):
 
 
 class _CustomCall(_Call):
-    """A call of a custom tool: what the model writes is JSON, of which the client gets the input.
+    """A call of a custom tool: the model writes JSON, and the client gets its member `input`.
 
-    It comes as it is written where it is the first of the arguments, and else at the end.
+    The input streams if it is the first member; otherwise it comes at the end.
     """
 
     def __init__(
@@ -172,16 +172,16 @@ class _CustomCall(_Call):
 
 
 class OutputItems:
-    """Builds the items of one answer out of its events.
+    """Builds the items of an answer from its events.
 
     Args:
-        new_id: kind of item, number of it among the answer's -> its id.
-        tools: what the functions of the prompt are to the client.
-        remember: keeps what the model wrote in a call of a custom tool, by the call's id.
-        hides_reasoning: reasoning comes as `encrypted_content`, too.
+        new_id: makes an id from an item's kind and its number in the answer.
+        tools: maps functions of the prompt to the client's tools.
+        remember: keeps the model's text of a custom tool call, by the call's id.
+        hides_reasoning: add reasoning as `encrypted_content`, too.
 
     Attributes:
-        items: those that are complete, in order.
+        items: the complete items, in order.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class OutputItems:
         self._open: _Message | _Reasoning | _Call | None = None
 
     def add(self, event: AnswerEvent, logprobs: list[Json]) -> Events:
-        """The response's events for one of the answer's, and the logprobs of its tokens if it is content."""
+        """Translate an event of the answer; `logprobs` belong to the tokens of its content."""
         if isinstance(event, ContentDelta):
             if not isinstance(self._open, _Message):
                 yield from self._begin(_Message(*self._place("message")))
@@ -226,20 +226,20 @@ class OutputItems:
             yield from self.end("incomplete" if event.cut else "completed")
 
     def finish(self, status: str) -> Events:
-        """The answer has ended; one that said nothing at all has an empty message."""
+        """End the answer; an empty one gets an empty message."""
         if self._open is None and not self.items:
             yield from self._begin(_Message(*self._place("message")))
         yield from self.end(status)
 
     def end(self, status: str) -> Events:
-        """What is open is complete, with this status."""
+        """Complete the open item with this status."""
         if self._open is not None:
             ended, self._open = self._open, None
             self.items.append(ended.item(status))
             yield from ended.end(status)
 
     def _place(self, kind: str) -> tuple[str, int]:
-        """Id and index of the next item."""
+        """Return id and index of the next item."""
         number = len(self.items) + (self._open is not None)
         return self._new_id(kind, number), number
 

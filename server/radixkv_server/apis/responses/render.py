@@ -1,4 +1,4 @@
-"""Answers of POST /v1/responses: the response as a whole, and the typed events that lead to it."""
+"""ResponseRenderer: answers of POST /v1/responses, whole and as typed events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("radixkv.server")
 
 
 def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
-    """The Responses API's `usage`; `input_tokens_details` is what `prompt_tokens_details` is elsewhere."""
+    """Return the Responses API's `usage`, with `prompt_tokens_details` as `input_tokens_details`."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": usage_details(usage),
@@ -88,7 +88,7 @@ def base_response(response_id: str, model: str, body: ResponseRequest, params: S
 
 @dataclass(eq=False)
 class ResponseRenderer(Renderer, ResponsesDialect):
-    """One answer of the Responses API; also the dialect of its stream, whose errors continue its events.
+    """Renderer of a response, and dialect of its stream, whose errors continue its events.
 
     Args:
         response: the response object so far; see `base_response`.
@@ -156,12 +156,12 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         return self._frames([*begin, *self._events_of(delta)])
 
     def begun(self) -> bytes:
-        """Events of a response in the background that waits for its turn."""
+        """Make the events of a background response that waits for its turn."""
         self.response["status"] = "queued"
         return self._frames(self._states("created", "queued"))
 
     def so_far(self) -> Json:
-        """Return the response as it is by now, with its complete items."""
+        """Return the present state of the response, with its complete items."""
         return {**self.response, "output": list(self._items.items)}
 
     def ending(self, usage: Usage) -> bytes:

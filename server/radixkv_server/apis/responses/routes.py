@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from radixkv_server.apis.responses.background import (
@@ -30,8 +32,8 @@ RESPONSES = ResponsesDialect()
 async def create_response(request: Request) -> Response:
     """Answer a conversation, whole, as a stream of typed events or in the background, and keep the answer."""
     context = context_of(request)
-    body = context.bodies.read(request, ResponseRequest, context.max_body_bytes())
-    begun = await begin(context, record_of(request.scope), body, parse_response)
+    read = partial(context.bodies.read, request, ResponseRequest, context.max_body_bytes())
+    begun = await begin(context, record_of(request.scope), read, parse_response)
     if begun.renderer.response["background"]:
         return await answer_in_background(request, begun)
     return await answer(request, RESPONSES, begun)
@@ -81,7 +83,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Answer with a page of the items that a response was given, with those of the turns before."""
+    """Answer with a page of a response's input items, earlier turns included."""
     stored = await stored_responses(request).get(response_id)
     return json_response(page_of(stored.input, request.query_params))
 

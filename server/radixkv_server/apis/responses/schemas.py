@@ -161,7 +161,7 @@ class ConversationFields(StrictModel):
 
 
 class ResponsePromptFields(ConversationFields, ChatTemplateFields):
-    """What decides the prompt of a response."""
+    """The fields that decide the prompt of a response."""
 
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: AnyToolChoice | None = None

@@ -4,8 +4,8 @@
             response.steer                                            --> response.steer.failed
             anything else                                             --> error
 
-Each response counts, and is limited, logged and traced, as a request of its own. The connection remembers its
-latest responses, also those that are not stored, for `previous_response_id`.
+Each response is counted, limited, logged and traced as a request of its own. The connection remembers its
+latest responses, stored or not, for `previous_response_id`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CreateEvent(ResponseRequest):
 
 
 class SteerEvent(StrictModel):
-    """`response.steer`, which no model served here follows."""
+    """`response.steer`, which is answered with a refusal."""
 
     type: Literal["response.steer"]
     input: Any
@@ -88,7 +88,7 @@ def _event_of(message: Json) -> type[CreateEvent | SteerEvent]:
 
 
 class ResponsesSocket:
-    """One connection. `run` serves it to its end.
+    """A connection; `run` serves it to its end.
 
     Args:
         max_age_s: seconds after which it is closed.
@@ -171,7 +171,7 @@ class ResponsesSocket:
             del self._lanes[lane]
 
     async def _answer(self, event: CreateEvent, before: asyncio.Task[None] | None) -> None:
-        """Answer one event, after the lane's one before."""
+        """Answer one event, after the lane's previous one."""
         scope = self._socket.scope
         record = RequestRecord(f"{record_of(scope).request_id}-{time.monotonic_ns():x}")
         extra = {} if event.stream_id is None else {STREAM_ID: event.stream_id}
@@ -212,7 +212,7 @@ class ResponsesSocket:
         while len(self._latest) > MAX_REMEMBERED:
             del self._latest[next(iter(self._latest))]
         parse = functools.partial(parse_response, local=self._latest, error_form=error_form, extra=extra)
-        return await begin(context, record, _ready(event), parse)
+        return await begin(context, record, functools.partial(_ready, event), parse)
 
     def _failed(
         self,
@@ -230,7 +230,7 @@ class ResponsesSocket:
         return dump({**error_form(error), **extra})
 
     async def _refuse(self, error: Exception) -> None:
-        """Answer a message that no response came of."""
+        """Answer a message that started no response."""
         if not is_expected(error):
             logger.error("unexpected error in a message of a WebSocket", exc_info=error)
         record = RequestRecord(record_of(self._socket.scope).request_id)

@@ -34,7 +34,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One answer of the Responses API.
+    """A response with its conversation.
 
     Args:
         response: the response object.

@@ -20,10 +20,10 @@ from radixkv_server.response_store import ResponseStore, StoreError
 
 @dataclass(slots=True)
 class StoredConversation:
-    """One conversation.
+    """A conversation and its items.
 
     Attributes:
-        num_added: items that were ever added, for the ids of new ones.
+        num_added: number of items added so far, for the ids of new ones.
     """
 
     id: str

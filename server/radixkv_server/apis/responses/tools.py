@@ -1,9 +1,9 @@
-"""Tools of the Responses API, and the functions that they are to chat templates.
+"""Tools of the Responses API, and the functions that chat templates see for them.
 
 function                    itself
 namespace                   its functions and custom tools, by their own names where these are unique
 custom                      a function with one argument, `input`: text
-what runs at OpenAI         nothing: it is left out, and a warning says so
+hosted by OpenAI            none: the tool is dropped with a warning
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class _CallableTool(StrictModel):
         return value
 
     def plain(self) -> Json:
-        """As it is told in the response."""
+        """Return the tool as a response lists it."""
         raise NotImplementedError
 
     def function(self) -> Json:
-        """As a function of chat completions, which templates know; without its name."""
+        """Return the tool as a function of chat completions, without its name."""
         raise NotImplementedError
 
 
@@ -128,13 +128,13 @@ class NamespaceTool(StrictModel):
     tools: Annotated[list[Annotated[FunctionTool | CustomTool, _KNOWN_TOOL]], FAIL_FAST]
 
     def plain(self) -> Json:
-        """As it is told in the response."""
+        """Return the tool as a response lists it."""
         shown = {"type": self.type, "name": self.name, "description": self.description}
         return {**shown, "tools": [tool.plain() for tool in self.tools]}
 
 
 class HostedTool(BaseModel):
-    """A tool that this server does not have; what it comes with is not looked at."""
+    """A tool hosted by OpenAI; its fields are not checked."""
 
     KINDS: ClassVar = HOSTED
 
@@ -153,7 +153,7 @@ AnyTool = Annotated[FunctionTool | CustomTool | NamespaceTool | HostedTool, _KNO
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a function of the prompt is to the client."""
+    """The client's tool behind a function of the prompt."""
 
     name: str
     namespace: str | None = None
@@ -161,15 +161,15 @@ class Called:
 
 
 class Toolbox:
-    """The functions that a request's tools are in the prompt, and the way back.
+    """The functions of a prompt for the tools of a request, and the way back.
 
     Args:
-        tools: of the request.
+        tools: tools of the request.
         loaded: further tools that items of the conversation define.
 
     Attributes:
-        functions: as templates know them.
-        unlisted: of the loaded tools, those that the request does not list.
+        functions: the functions in the form of templates.
+        unlisted: loaded tools that the request does not list.
         inputs: name of a custom tool in the prompt -> the Lark grammar of its input.
     """
 
@@ -202,15 +202,15 @@ class Toolbox:
         self.functions, self.unlisted = functions[:num_listed], functions[num_listed:]
 
     def called(self, name: str) -> Called:
-        """What the client knows a function of the prompt as."""
+        """Return the client's tool behind a function of the prompt."""
         return self._called.get(name) or Called(name)
 
     def name(self, name: str, namespace: str | None) -> str:
-        """What a tool of the client's is called in the prompt."""
+        """Return the name of a client's tool in the prompt."""
         return self._names.get((namespace, name), name)
 
     def choice(self, given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-        """A `tool_choice` with all tools as functions by their names in the prompt; hosted ones left out."""
+        """Translate a `tool_choice` to functions by their names in the prompt, without hosted tools."""
         if not isinstance(given, Mapping):
             return given
         if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
@@ -224,12 +224,12 @@ class Toolbox:
 
 
 def tools_in_response(tools: Sequence[Any]) -> list[Json]:
-    """The tools as a response lists them: those that this server takes."""
+    """Return the tools as a response lists them, without hosted ones."""
     return [tool.plain() for tool in tools if not isinstance(tool, HostedTool)]
 
 
 def _own(tools: Sequence[Any]) -> Iterator[tuple[_CallableTool, NamespaceTool | None, str]]:
-    """The tools of the client's, the namespaces that they are in, and their places in the body."""
+    """Iterate over the client's tools, with their namespaces and their places in the body."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if isinstance(tool, NamespaceTool):

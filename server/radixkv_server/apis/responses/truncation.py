@@ -1,7 +1,7 @@
-"""`truncation: auto`: the oldest items of a conversation that does not fit are left out of its prompt.
+"""`truncation: auto`: drop the oldest items of a conversation that does not fit into its prompt.
 
-System and developer messages stay, and so does the last message of a user's with all after it. A call
-goes with its output.
+System and developer messages stay, and so does the last message of a user with all items after it. A call is
+dropped together with its output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.tenants.tenant import Tenant
 
-#: Of the context, left to an answer whose length is not given.
+#: Fraction 1/8 of the context, for an answer without a given length.
 _ROOM = 8
 
 
@@ -27,13 +27,13 @@ async def fit(
     caller: Tenant,
     salt: str,
 ) -> Sequence[Json]:
-    """The items whose prompt fits: all of them, or as many of the latest as leave `room` for the answer.
+    """Return the items whose prompt fits: all, or as many of the latest as leave `room` for the answer.
 
     O(log(items)) renderings of the chat.
 
     Args:
         room: tokens of the answer; None: an eighth of the context.
-        caller, salt: whose quota of the cache the prompt must fit in.
+        caller, salt: owner of the cache quota that the prompt must fit into.
     """
     limit = context.engine.limits.max_model_len
 
@@ -66,7 +66,7 @@ def _without(items: Sequence[Json], left_out: Sequence[list[int]]) -> list[Json]
 
 
 def _oldest_first(items: Sequence[Json]) -> list[list[int]]:
-    """What may be left out, oldest first: indices of items that go together."""
+    """Return the groups of item indices that may be dropped, oldest first."""
     last = max((i for i, item in enumerate(items) if item.get("role") == "user"), default=len(items) - 1)
     groups: dict[object, list[int]] = {}
     for index, item in enumerate(items[:last]):

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from radixkv.errors import RequestFailedError
 from radixkv_server.apis.responses.socket import MAX_WAITING
+from radixkv_server.tenants.api_keys import stored_form
 
 PATH = "/v1/responses"
 LONG = "Be brief. " * 20
@@ -310,6 +312,17 @@ def test_each_response_is_counted_and_limited_as_a_request() -> None:
         deadline = time.monotonic() + 30
         while "101" not in counted(http):
             assert time.monotonic() < deadline
+
+
+def test_a_tenants_limits_hold_for_each_response(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[tenants.ada]\nkeys = ["{stored_form("key-a")}"]\nrequests_per_minute = 1\n')
+    with live_server(ScriptedEngine(), keys_file=str(keys)) as server, socket(server) as connection:
+        connection.send(create("say:one"))
+        assert events(connection)[-1]["type"] == "response.completed"
+        refused = error_of(connection, create("say:two"))
+        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused["error"]["headers"]["Retry-After"]) > 0
 
 
 def test_shutdown_finishes_what_runs_and_closes(server: LiveServer) -> None:
