@@ -1,1 +1,1 @@
-"""Which requests run in the next step, and with how many tokens. Imports no torch."""
+"""Choice of the requests of the next step, and of their numbers of tokens. Imports no torch."""

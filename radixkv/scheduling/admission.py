@@ -5,13 +5,13 @@ is a release, and back into the queue. All rules of who is admitted are in here,
 policies differ (`radixkv.scheduling.policy`):
 
  1. The first of a line, or the most urgent, may be entitled to room: others are preempted for it.
- 2. Requests are tried in the policy's order, those that were overtaken too often first in their lines.
+ 2. Requests are tried in the policy's order, with those overtaken too often first in their lines.
  3. One whose next tokens are being computed waits for them.
  4. One fits if there are a sequence slot and the blocks, and one block of headroom is left for each that
     runs: an admission must not cause a preemption at once. With nothing else running it may take all.
- 5. Those after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
- 6. When little of the budget is left and many prompts are in progress, what is left is for short prompts.
- 7. A prompt with much to compute is not tried before its turn has come (`long_prompts`); it bars nobody.
+ 5. Requests after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
+ 6. When little of the budget is left and many prompts are in progress, the rest is for short prompts.
+ 7. A prompt with much to compute is not tried before its turn (`long_prompts`); it bars no other request.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
-# With so many prompts in progress, the reserve of a step is for short prompts only.
+# With this many prompts in progress, the reserve of a step is for short prompts only.
 MANY_PROMPTS = 4
 # The matches that are made sure of in one step; of more requests, a part in turn.
 MAX_RENEWED = 256
 
 
 class AdmissionResult(Enum):
-    """What came of trying to admit a waiting request: why it was not admitted, if it was not."""
+    """Outcome of trying to admit a waiting request: admitted, or the reason why not."""
 
     ADMITTED = "it runs"
     IN_FLIGHT = "its next tokens are being computed by another request, or loaded"
@@ -50,7 +50,7 @@ class AdmissionResult(Enum):
 
 
 class AdmissionControl:
-    """Moves requests from the queue to those that run, and back.
+    """Moves requests from the queue to the running ones, and back.
 
     Args:
         max_num_seqs: most running requests.
@@ -111,7 +111,7 @@ class AdmissionControl:
                 return
 
     def in_order(self, plan: StepPlan, entitled: SequenceState | None = None) -> list[SequenceState]:
-        """The waiting requests in the order in which to try them; none if nobody can be admitted.
+        """The waiting requests in the order in which to try them; none if no admission is possible.
 
         Args:
             entitled: for whom room was made: it, or else the first of its line, is tried first.
@@ -133,7 +133,7 @@ class AdmissionControl:
     def more_urgent(
         self, order: Sequence[SequenceState], prompts: Sequence[SequenceState]
     ) -> list[SequenceState]:
-        """Those of `order` who go before all prompts in progress, as their rank is smaller."""
+        """The requests of `order` that go before all prompts in progress, as their rank is smaller."""
         if not prompts or not order:
             return []
         rank = self._policy.rank
@@ -142,17 +142,17 @@ class AdmissionControl:
 
     @property
     def waits_for_transfers(self) -> bool:
-        """Whether a tier's answer, or the end of a load or save, may let somebody run who can't now."""
+        """True if a tier's answer, or the end of a load or save, may let a waiting request run."""
         return self._tier_waits.somebody_waits
 
-    # ------------------------------------------------------------------ what is cached
+    # ------------------------------------------------------------------ cached prefixes
 
     def _matched_tokens(self, plan: StepPlan, requests: Sequence[SequenceState]) -> list[int]:
         """The lengths of the requests' cached prefixes.
 
-        For a request that waits for its producer the length it had before: it does not compete meanwhile.
-        When more than `MAX_RENEWED` wait, only so many are made sure of, in turn: what comes to be cached
-        for one of a thousand is noticed four steps later at most (its admission always looks again).
+        For a request that waits for its producer the earlier length: it does not compete meanwhile.
+        When more than `MAX_RENEWED` wait, only that many are looked up, in turn: a new prefix
+        of one of a thousand is noticed four steps later at most (its admission always looks again).
         O(requests), and a lookup for each that is looked at and whose part of the tree changed.
         """
         chosen = requests
@@ -176,13 +176,13 @@ class AdmissionControl:
         return match
 
     def _has_turn(self, plan: StepPlan, request: SequenceState) -> bool:
-        """Whether no long prompt in progress comes before the request."""
+        """Return True if no long prompt in progress comes before the request."""
         return self._long_prompts is None or self._long_prompts.has_turn(request, self._match(plan, request))
 
     # ------------------------------------------------------------------ what fits
 
     def foresee(self, plan: StepPlan, request: SequenceState) -> AdmissionResult:
-        """What `admit` would give, with headroom in blocks. O(1) but for what has changed."""
+        """Predict the result of `admit`, with headroom in blocks. O(1) but for changes since."""
         if request.producer is not None and self._in_flight.is_produced(request):
             return AdmissionResult.IN_FLIGHT
         if request.num_sequence_slots > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
@@ -196,7 +196,7 @@ class AdmissionControl:
         return found
 
     def _fits(self, plan: StepPlan, request: SequenceState, freed: int = 0) -> AdmissionResult:
-        """Whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
+        """Return whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
 
         Args:
             freed: blocks that others would give up for it.
@@ -213,7 +213,7 @@ class AdmissionControl:
         return AdmissionResult.AT_CEILING if needed <= in_pool else AdmissionResult.NO_BLOCKS
 
     def _any_fits(self, plan: StepPlan, requests: Sequence[SequenceState]) -> bool:
-        """Whether trying `requests` makes sense at all: usually nobody fits into a pool in full use.
+        """Return True if trying `requests` makes sense at all: usually none fits into a pool in full use.
 
         By the matches of `_matched_tokens`. O(requests), and much cheaper than a trial of each.
         """
@@ -231,9 +231,9 @@ class AdmissionControl:
     def _room(self, plan: StepPlan, namespace: NamespaceName, freed: int = 0) -> tuple[int, int]:
         """The blocks that a new request may take of the pool, and as many as its tenant's ceiling allows.
 
-        A block of headroom is kept for each request that runs. Under a ceiling only for those of its own
-        tenant: others take nothing of what it leaves. Where none of these runs, the ceiling is left to the
-        cache: the tenant's pins give way to what could never fit.
+        A block of headroom is kept for each running request. Under a ceiling only for requests of its own
+        tenant: others take nothing of its room. If none of these runs, the ceiling is left to the
+        cache: the tenant's pins give way only to requests that could never fit.
         """
         room = plan.room.get(namespace) if not freed else None
         if room is not None:
@@ -249,11 +249,11 @@ class AdmissionControl:
         return in_pool, allowed
 
     def _fits_reserve(self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName]) -> bool:
-        """Whether a request that fits may start although only the reserve of the budget is left.
+        """Return True if a request that fits may start although only the reserve of the budget is left.
 
         Args:
-            held_back: namespaces of requests before it that may not. Where they are another tenant's, what is
-                cached of this one's prompt must not decide.
+            held_back: namespaces of earlier requests that may not. If they are another tenant's, the cached
+                part of this one's prompt must not decide.
         """
         if plan.budget > plan.reserve or plan.num_chunks < MANY_PROMPTS:
             return True
@@ -264,10 +264,10 @@ class AdmissionControl:
             size -= self._match(plan, request).num_tokens
         return self._policy.fits_reserve(size, plan.reserve)
 
-    # ------------------------------------------------------------------ to those that run
+    # ------------------------------------------------------------------ to the running requests
 
     def admit_in_order(self, plan: StepPlan, ordered: Sequence[SequenceState]) -> list[SequenceState]:
-        """Admit what fits, in this order; returns those that may yet be admitted in this step."""
+        """Admit the fitting requests in this order; return those still admissible in this step."""
         if plan.budget <= 0 or plan.sequence_slots <= 0 or not self._any_fits(plan, ordered):
             return []
         rank = self._policy.rank
@@ -322,7 +322,7 @@ class AdmissionControl:
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         match = self._match(plan, request)
         if skip is None and self._running.num_rows:
-            # What a decode has added to the request's prefix becomes shareable first.
+            # A decode's addition to the request's prefix becomes shareable first.
             identity, num_whole = self._cache.identity(match)
             other = self._running.continuation(request, match.num_tokens, identity, num_whole)
             if other is not None:
@@ -376,7 +376,7 @@ class AdmissionControl:
         return AdmissionResult.ADMITTED
 
     def may_serve(self, namespace: NamespaceName, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Whether blocks of a namespace would help who got too few: at its ceiling, those of its quota."""
+        """Return True if blocks of a namespace would help the request: at its ceiling, its quota's."""
         _, below = self._cache.room(request.namespace)
         if below is None or below >= error.needed:
             return True
@@ -390,7 +390,7 @@ class AdmissionControl:
         """Make a row an entry of its own in this step: its lease knows its tokens."""
         self._running.drop_row(request)
         plan.row_left()
-        # The tokens fit into its last block, so nobody is preempted for them.
+        # The tokens fit into its last block, so no request is preempted for them.
         assert request.lease is not None
         request.lease.append(request.tokens.encoded_part(request.lease.num_tokens))
         plan.add(request, 1)
@@ -398,7 +398,7 @@ class AdmissionControl:
     # ------------------------------------------------------------------ and back
 
     def preempt(self, plan: StepPlan, request: SequenceState) -> None:
-        """Release the lease and queue the request again; what it computed stays cached."""
+        """Release the lease and queue the request again; its computed part stays cached."""
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
         plan.preempted.append(request)

@@ -1,4 +1,4 @@
-"""One step's flattened work: `Batch`, and how it is built from the scheduler's picks.
+"""A step's flattened work: `Batch`, and its construction from the scheduler's picks.
 
 There are no prefill and decode phases in here, only lengths: entry r of the batch computes tokens
 [start, start + count) of its request, whatever they are.
@@ -53,13 +53,13 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Where the tokens end that the request has got: what comes after is its draft."""
+        """End of the tokens delivered to the request: the rest is its draft."""
         return self.start + self.count - len(self.draft)
 
 
 @dataclass(slots=True)
 class Batch:
-    """What the model runner needs for one step; host arrays.
+    """Input of the model runner for one step; host arrays.
 
     Attributes:
         entries: R entries, in the order of the columns; valid until the next step is built.
@@ -111,8 +111,8 @@ class Batch:
 def drop_idle_copies(entries: list[Entry], block_size: int) -> None:
     """Leave out copies into blocks that their entry has given up since, for equal ones that others committed.
 
-    What is copied is the beginning of the block in which the entry starts. Where its table names another
-    block there, the target is nobody's by now, or another's, or holds other tokens of the entry; it is copied
+    A copy's source is the beginning of the block in which the entry starts. Where its table names another
+    block there, the target is free by now, or another's, or holds other tokens of the entry; it is copied
     to only if another copy reads it. O(copies).
     """
     sources = {source for entry in entries for source, _, _ in entry.copies}
@@ -124,7 +124,7 @@ def drop_idle_copies(entries: list[Entry], block_size: int) -> None:
 
 
 def join_batches(decodes: Batch, rest: Batch) -> Batch:
-    """One batch of decodes, a row each and without copies, and what comes after them. O(tokens)."""
+    """Build a batch of decodes, a row each and without copies, and of the entries after them. O(tokens)."""
     if not decodes.entries:
         return rest
     count = len(decodes.entries)
@@ -220,7 +220,7 @@ def _resolve_copies(
     slots: npt.NDArray[np.int64],
     block_size: int,
 ) -> tuple[list[int], list[int], list[list[Copy]]]:
-    """Split copies into those that run before the step and slots to write a second time in it.
+    """Split copies into copies before the step and slots to write a second time in it.
 
     The source of a copy is held until the step has run, so whichever entry writes to it computes the very
     tokens that are to be copied. They are the last ones of the copied slots:

@@ -1,13 +1,13 @@
 """Proof that a step's plan is sound: what `RADIXKV_CHECK_STEPS=1` asserts of every batch before it runs.
 
-A step copies, then writes all its rows, then attends. So that every row reads what is its own,
+A step copies, then writes all its rows, then attends. So that every row reads its own data,
 
  1. no slot is written twice;
  2. a row is written to its own position of its entry's block table, and to no other but for 3;
  3. every slot that an entry asked to be copied is given to it once: by a copy that runs before the step, or
     by a row of this step that computes the very same tokens, which no guess does;
  4. nothing that a copy reads or writes is written by a row, and no copy overwrites what another one reads;
- 5. a block into which a guess is written is in nobody else's block table.
+ 5. a block into which a guess is written is in no other block table.
 
 Nothing here is used while serving, unless it is asked for.
 """

@@ -21,7 +21,7 @@ PrefixKey = tuple[tuple[str, ...], bytes, bytes]
 
 
 def prefix_key(request: SequenceState, identity: bytes, num_whole: int, num_tokens: int) -> PrefixKey:
-    """What stands for a request's first `num_tokens` tokens: namespace, whole blocks, tokens after these.
+    """Key of a request's first `num_tokens` tokens: namespace, whole blocks, tokens after these.
 
     Args:
         identity, num_whole: of its whole blocks in the cache, and their tokens.
@@ -61,7 +61,7 @@ class InFlightPrefixes:
 
     @staticmethod
     def is_produced(request: SequenceState) -> bool:
-        """Whether the producer that was found before is still at work on this request's tokens. O(1)."""
+        """True if the producer found before is still at work on this request's tokens. O(1)."""
         producer = request.producer
         if producer is None:
             return False
@@ -71,7 +71,7 @@ class InFlightPrefixes:
         return False
 
     def is_coming(self, request: SequenceState, match: Match) -> bool:
-        """Whether a running request is about to compute the token after this one's match.
+        """True if a running request is about to compute the token after this one's match.
 
         The last token is always computed by the request itself, which needs its logits. O(block); O(tokens)
         once a producer is found.

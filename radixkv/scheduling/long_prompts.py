@@ -10,15 +10,15 @@ long prompt in progress has at least twice as many left to compute.
     30,000 missing  waits, and holds no block
     400 missing     is not long (a warm turn): begins at once
 
-At most log2(longest / threshold) long prompts are in progress, and the blocks that they hold without having
-computed them are at most twice those of the longest. With no long prompt in progress the next one begins.
+At most log2(longest / threshold) long prompts are in progress, and their held, not computed blocks
+are at most twice the blocks of the longest. With no long prompt in progress the next one begins.
 
 Exempt are a prompt of a smaller rank, from prompts of larger ones; one prompt at a time of a tenant that the
 policy lets go first; and any prompt while those in progress, capped as they are, leave a part of the step.
 
-A long prompt is passed by at most `max_overtake` later long ones of its line; after that none of its line
-begins before it. It then waits at most for the tokens that it was queued behind, those of these later ones,
-and twice those of the longest.
+A long prompt is passed by at most `max_overtake` later long ones of its line; after that no other one of its
+line begins before it. It then waits at most for the tokens that it was queued behind, the tokens of these,
+and twice the tokens of the longest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LongPrompts:
 
     Args:
         budget: tokens of a step.
-        threshold: most tokens that a prompt may miss without being long; None: those of two steps.
+        threshold: most tokens that a prompt may miss without being long; None: the tokens of two steps.
         max_chunk: most tokens of one prompt in a step; None: there is no cap.
         max_overtake: most later long prompts of its line that begin before a long one.
     """
@@ -69,14 +69,14 @@ class LongPrompts:
         self._max_overtake = max_overtake
         self._tier_waits = tier_waits
         self._waiting: set[int] = set()  # by arrival order: those whose turn had not come when last tried
-        # Of the step being built: who began, by line; who was put off; lines in which nobody else begins.
+        # Of the step being built: begun prompts by line; delayed ones; lines in which no other one begins.
         self._begun: dict[str, list[int]] = {}
         self._put_off: set[NamespaceName] = set()
         self._closed: set[str] = set()
 
     @property
     def num_waiting(self) -> int:
-        """How many requests wait for their turn."""
+        """Number of requests that wait for their turn."""
         return len(self._waiting)
 
     def forget(self, request: SequenceState) -> None:
@@ -88,7 +88,7 @@ class LongPrompts:
         self._begun, self._put_off, self._closed = {}, set(), set()
 
     def has_turn(self, request: SequenceState, match: Match) -> bool:
-        """Whether a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
+        """True if a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
 
         Args:
             match: its cached prefix.
@@ -111,7 +111,7 @@ class LongPrompts:
         return False
 
     def _begins(self, request: SequenceState, missing: int) -> bool:
-        """Whether a long prompt may begin beside those in progress."""
+        """True if a long prompt may begin beside those in progress."""
         if self._policy.line(request) in self._closed:
             return False
         own, rank = self._policy.rank(request), self._policy.rank
@@ -123,7 +123,7 @@ class LongPrompts:
         loads = [tokens for tokens in self._tier_waits.loads_as_tokens() if self._is_long(tokens)]
         if not loads and sum(map(self._chunk, rivals)) < self._budget:
             return True
-        # Behind another tenant's long prompt, what is cached of this one must not decide which comes first.
+        # Behind another tenant's long prompt, the cached part of this one must not decide which comes first.
         needed = missing if self._put_off <= {request.namespace} else request.num_tokens
         if all(tokens >= 2 * needed for tokens in (*loads, *(other.num_to_compute for other in rivals))):
             return True

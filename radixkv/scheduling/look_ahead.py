@@ -4,10 +4,10 @@
     step n + 1    computes position p + 1, in a slot of the request's lease: of its last block, or of one that
                   is reserved for it
 
-No lease hears of what step n + 1 computes before its request has got the token and the step has run. If step
-n chose the request's last token, the slot is beyond what its lease counts when it is released: it is in
-nobody's prefix, and whoever gets the block, a later step or a load from a tier, writes to it after step
-n + 1: runners do what they are asked for in the order that they are asked.
+No lease hears of the results of step n + 1 before its request has got the token and the step has run. If step
+n chose the request's last token, the slot is beyond the lease's count when it is released: it is in
+no prefix, and the next owner of the block, a later step or a load from a tier, writes to it after step
+n + 1: runners execute calls in order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LookAhead:
         )
 
     def _reserve(self, request: SequenceState, num_tokens: int) -> bool:
-        """Make sure that the request has slots for so many tokens; nobody is preempted for it."""
+        """Make sure that the request has slots for `num_tokens` tokens; without preemption."""
         lease = request.lease
         assert lease is not None
         if len(lease.block_table) * self._cache.block_size >= num_tokens:

@@ -9,7 +9,7 @@
 | `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
 |            | Sheng et al., OSDI 2024, arXiv 2401.00588), and its requests in the order of `prefix` |
 
-A policy is a class whose methods are its rules; what they don't say is first come, first served. A new one is
+A policy is a class whose methods are its rules; by default, first come, first served. A new one is
 listed in `POLICIES`, at the end of this file, and nowhere else. The rules that hold under every policy are in
 `radixkv.scheduling.admission`.
 
@@ -23,7 +23,7 @@ A request may be passed for `max_overtake` steps:
                      long. So a backlog of unimportant requests takes one place in `max_overtake`
     lpm              unbounded
 
-A request that its own tenant's ceiling keeps waiting bars nobody but that tenant: others take no room of its.
+A request kept waiting by its own tenant's ceiling bars only that tenant: others take no room of its.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MatchedTokens = Callable[[Sequence["SequenceState"]], Sequence[int]]
 
 
 class Barred(Enum):
-    """Who may not be admitted any more while a certain request waits."""
+    """Bars admissions while a certain request waits."""
 
     NOBODY = "it may be passed"
     ITS_LINE = "those of its line"
@@ -55,7 +55,7 @@ class Barred(Enum):
 
 
 def tenant_of(namespace: NamespaceName) -> str:
-    """Who is charged for a namespace: the whole of a string, the first part of a tuple.
+    """Return the tenant charged for a namespace: the whole of a string, the first part of a tuple.
 
     A tenant can divide its own part of the cache by a salt; that must not multiply its share.
 
@@ -82,14 +82,14 @@ class AdmissionPolicy:
     # ------------------------------------------------------------------ who is tried first
 
     def line(self, request: SequenceState) -> str:
-        """Which line the request stands in: there is one, or one for each tenant. O(1)."""
+        """Return the line of the request: there is one, or one for each tenant. O(1)."""
         return ""
 
     def sort_key(self) -> Callable[[SequenceState], Urgency] | None:
-        """By what the queue is kept sorted, if the order among waiting requests never changes.
+        """Sort key of the queue, if the order among waiting requests never changes.
 
-        Then `merge` and `order` are not asked, and requests are promoted: those that were overtaken too
-        often, and those that run and got no token for as long.
+        Then `merge` and `order` are not asked, and requests are promoted if they were overtaken too
+        often, or have run without a token for as long.
         """
         return None
 
@@ -120,13 +120,13 @@ class AdmissionPolicy:
         return (self.rank(request), request.arrival_order)
 
     def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
-        """Whether a prompt with so many tokens to compute may start although only the reserve is left."""
+        """True if a prompt with this many tokens to compute may start although only the reserve is left."""
         return True
 
     # ------------------------------------------------------------------ for how long
 
     def overtaken(self, line: Iterable[SequenceState], latest: int) -> Iterable[SequenceState]:
-        """Of a line, in arrival order, those who count a step in which `latest` (by arrival) was admitted."""
+        """Requests of a line, in arrival order, overtaken by the admission of `latest` (by arrival)."""
         return takewhile(lambda request: request.arrival_order <= latest, line)
 
     def bound(self, max_overtake: int) -> float:
@@ -134,7 +134,7 @@ class AdmissionPolicy:
         return max_overtake
 
     def barred(self, request: SequenceState, bound: float) -> Barred:
-        """Who may not pass the request any more, once it was passed in `bound` steps. O(1)."""
+        """Requests that may not pass this one any more, once it was passed in `bound` steps. O(1)."""
         return Barred.ALL if request.overtaken_steps >= bound else Barred.NOBODY
 
     # ------------------------------------------------------------------ for whom others give way
@@ -151,7 +151,7 @@ class AdmissionPolicy:
         return None
 
     def goes_first(self, request: SequenceState, num_running: Callable[[str], int]) -> bool:
-        """Whether a long prompt need not wait for those in progress. O(1).
+        """True if a long prompt need not wait for those in progress. O(1).
 
         Args:
             num_running: how many requests of a tenant run.
@@ -165,22 +165,23 @@ class AdmissionPolicy:
         return ()
 
     def victim(self, rivals: Iterable[SequenceState], in_step: Container[int]) -> SequenceState:
-        """Which running request gives way when one of them needs a block. O(rivals).
+        """Choose the running request that gives way when one of them needs a block. O(rivals).
 
         The highest rank first (under `priority`: the largest number). Of equals, a request that has got no
-        token since it was last resumed is spared, so that every preemption is followed by progress; who asks
-        for a block has just got a token, so there is always one to choose: itself. Then the latest arrival.
+        token since it was last resumed is spared, so that every preemption is followed by progress; a request
+        that asks for a block has just got a token, so there is always a candidate: itself. Then the latest
+        arrival.
 
         Args:
-            rivals: those whose release would help, the one that needs a block included.
-            in_step: arrival orders of those that have tokens in this step already: never chosen.
+            rivals: requests whose release would help, the one that needs a block included.
+            in_step: arrival orders of requests with tokens in this step already: never chosen.
         """
         return max(
             (request for request in rivals if request.arrival_order not in in_step),
             key=lambda request: (self.rank(request), request.has_progressed, request.arrival_order),
         )
 
-    # ------------------------------------------------------------------ among those that run
+    # ------------------------------------------------------------------ among running requests
 
     def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
         """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
@@ -189,7 +190,7 @@ class AdmissionPolicy:
             prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
         return prompts
 
-    # ------------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------------ events
 
     def on_served(self, tenant: str, num_tokens: int) -> None:
         """Told how many tokens of a tenant a step computes."""
@@ -247,9 +248,9 @@ class PureLongestPrefixPolicy(AdmissionPolicy):
 class PriorityPolicy(AdmissionPolicy):
     """Smallest `priority` first, then arrival; promoted requests before all.
 
-    A more urgent request may displace a less urgent one, never the other way round: nobody passes a more
+    A more urgent request may displace a less urgent one, never the other way round: none passes a more
     urgent request that waits for room, and room is made for it by preemption. A promoted one waits for room
-    as the others do: it displaces whom its priority displaces, and is displaced by nobody.
+    as the others do: it displaces the same requests as its priority does, and is displaced by none.
     """
 
     name = "priority"
@@ -290,8 +291,8 @@ class PriorityPolicy(AdmissionPolicy):
 class FairPolicy(AdmissionPolicy):
     """Serve first the tenant with the least work done for its weight (see `tenant_of`), its own as `prefix`.
 
-    A tenant of whom nothing runs need not wait for the end of what others run: a slot and room are made for
-    one request of its own, by preempting the newest of the tenant that has most.
+    A tenant without running requests need not wait for the end of others' requests: a slot and room are made
+    for one request of its own, by preempting the newest of the tenant with the most.
 
     Args:
         weights: tenant -> share; a tenant without an entry has weight 1.
@@ -334,7 +335,7 @@ class FairPolicy(AdmissionPolicy):
     def order(
         self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
     ) -> Sequence[SequenceState]:
-        # What is cached decides inside each namespace only, so that no tenant's position tells of another's.
+        # Cached prefixes decide inside each namespace only, so that no tenant's position tells of another's.
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
     def barred(self, request: SequenceState, bound: float) -> Barred:
@@ -345,7 +346,7 @@ class FairPolicy(AdmissionPolicy):
     def entitled(
         self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
     ) -> SequenceState | None:
-        """The first of the tenant served least of those of whom nothing runs."""
+        """The first request of the least served tenant among the tenants without running ones."""
         idle = (first for first in firsts if not num_running(tenant_of(first.namespace)))
         return min(idle, key=lambda first: (self._level(first), first.arrival_order), default=None)
 
@@ -355,7 +356,7 @@ class FairPolicy(AdmissionPolicy):
     def displaced_for(
         self, request: SequenceState, running: Iterable[SequenceState]
     ) -> Sequence[SequenceState]:
-        """The newest of whichever tenant has most at the time, but nobody's last. O(n log n)."""
+        """The newest of the tenant with the most at the time, but never a tenant's last. O(n log n)."""
         by_tenant: dict[str, list[SequenceState]] = {}
         for other in running:
             by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
@@ -374,7 +375,7 @@ class FairPolicy(AdmissionPolicy):
         return prompts
 
     def _level(self, request: SequenceState) -> float:
-        """How much its tenant has been served, for its weight."""
+        """Service of its tenant so far, for its weight."""
         return self.served.get(tenant_of(request.namespace), 0.0)
 
     def on_served(self, tenant: str, num_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Request: what a user asks of an engine, made once where it comes in, and what becomes of it.
+"""Request: a user's request to an engine, made once at the edge, and its output.
 
 The same object is checked, queued and scheduled, gets its samples and tells their outcome. Another process
 gets a copy of it. An option of a request is a field here, read where it has its effect.
@@ -72,8 +72,8 @@ class Request:
 
     Args:
         prompt: its token ids are encoded when the request is checked.
-        request_id: unlike those of all unfinished requests; empty: the engine makes one.
-        tenant, salt: whose cached prefixes are shared; engine clients make the namespace of them.
+        request_id: unique among unfinished requests; empty: the engine makes one.
+        tenant, salt: owner of the shared prefixes; engine clients make the namespace of them.
         namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
             adapter); the model is added.
         priority: smaller is more urgent, under the `priority` policy.

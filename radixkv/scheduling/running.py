@@ -1,7 +1,7 @@
-"""RunningRequests: who has a lease, and which of them are decodes that need nothing from the cache.
+"""RunningRequests: the requests with a lease, and the decodes among them that need nothing from the cache.
 
-Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which is there
-already and nobody else's. Such a request is a row: its entry is kept from step to step, and only its numbers
+Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which exists
+already and is unshared. Such a request is a row: its entry is kept from step to step, and only its numbers
 change. Its lease gets the tokens all together (`flush_tokens`) when the block is full and the row goes on in
 a new one, when the request is no row any more, or when somebody else's prompt goes on with just these tokens
 (`continuation`). So with a thousand decodes the cache is called for about sixty of them in a step.
@@ -74,7 +74,7 @@ class RunningRequests:
 
     @property
     def others(self) -> Collection[SequenceState]:
-        """Those that are no rows: whoever needs more than a row in a step."""
+        """Requests that are no rows: they need more than a row in a step."""
         return self._others.values()
 
     @property
@@ -82,11 +82,11 @@ class RunningRequests:
         return len(self._rows)
 
     def num_of(self, tenant: str) -> int:
-        """How many of a tenant's requests run. O(1)."""
+        """Number of a tenant's running requests. O(1)."""
         return self._num_by_tenant[tenant]
 
     def rows_by_tenant(self) -> dict[str, int]:
-        """How many rows each running tenant has, 0 included. O(tenants + those that are no rows)."""
+        """Number of rows of each running tenant, 0 included. O(tenants + requests that are no rows)."""
         counts = dict(self._num_by_tenant)
         for request in self._others.values():
             counts[tenant_of(request.namespace)] -= 1
@@ -173,7 +173,7 @@ class RunningRequests:
     def update_row(self, request: SequenceState) -> None:
         """A running request has got its token while the next step runs already. O(1).
 
-        Its lease gets what a step that was planned ahead has computed in a new block, of which it is a row
+        Its lease gets the tokens that a step planned ahead has computed in a new block, as a row
         then; a row that has filled its block is none any more.
         """
         row, lease = self._rows.get(request.arrival_order), request.lease

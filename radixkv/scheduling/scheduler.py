@@ -9,9 +9,9 @@ The life of a request in here:
  3. With the budget that is left it admits waiting requests in the policy's order (`admission`): the cached
     prefix is locked, blocks for the rest are allocated. A request whose next tokens another one is computing
     waits for them (`in_flight_prefixes`).
- 4. What is scheduled is committed at once: requests later in the same step share it already, since the
+ 4. Scheduled tokens are committed at once: requests later in the same step share them already, since the
     step writes K and V before it attends.
- 5. What is left of the budget is for longer chunks, and then for drafts: guesses of the tokens
+ 5. The rest of the budget is for longer chunks, and then for drafts: guesses of the tokens
     that follow, computed in the same step and shareable only once they have proved right.
  6. `complete` advances the computed lengths after the model has run, and `accept` by the drafts that were
     right; `rollback` takes a failed step back.
@@ -50,7 +50,7 @@ class DraftProposer(Protocol):
     """
 
     def begin(self, num_rows: int, num_samples: int) -> None:
-        """A step of so many rows, in which so many requests get a token, is about to get drafts."""
+        """Prepare for the drafts of a step of `num_rows` rows with `num_samples` sampled ones."""
         ...
 
     def draft(self, request: SequenceState, most: int) -> Sequence[int]:
@@ -58,7 +58,7 @@ class DraftProposer(Protocol):
         ...
 
     def granted(self, num_tokens: int) -> None:
-        """So many tokens of the latest draft are rows of the step now."""
+        """Record that `num_tokens` tokens of the latest draft are rows of the step now."""
         ...
 
 
@@ -74,7 +74,7 @@ class Scheduler:
         max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
         long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`).
         max_long_overtake: most later long prompts that begin before an earlier one.
-        drafter: guesses tokens for the requests that get one in a step; None: nobody does.
+        drafter: guesses tokens for the requests that get one in a step; None: no guesses.
         tier_waits: lets requests wait for blocks that a tier has; None: there are no tiers.
         stats: counters that are gone on with.
     """
@@ -152,7 +152,7 @@ class Scheduler:
 
     @property
     def num_waiting_for_turn(self) -> int:
-        """How many long prompts wait for those in progress (`long_prompts`). O(1)."""
+        """Number of long prompts that wait for others in progress (`long_prompts`). O(1)."""
         return self._long_prompts.num_waiting
 
     @property
@@ -213,7 +213,7 @@ class Scheduler:
             only: schedule nothing but this request (to find out who makes a step fail).
 
         Returns:
-            The plan: its `batch` is the step's work, `stuck` has those that the caller is to end.
+            The plan: its `batch` is the step's work, `stuck` lists requests for the caller to end.
         """
         self._tier_waits.begin_step()
         running = self._running
@@ -253,7 +253,7 @@ class Scheduler:
         return self._look_ahead.plan(entries)
 
     def _fill(self, plan: StepPlan) -> None:
-        """Who gets what: decodes, prompts in progress, waiting requests, longer chunks, and last drafts."""
+        """Distribute the budget: decodes, prompts in progress, waiting requests, longer chunks, drafts."""
         admission, waiting = self._admission, self._waiting
         entitled = admission.make_room(plan)
         prompts = self._schedule_decodes(plan)
@@ -289,8 +289,8 @@ class Scheduler:
         """Give every decode that is no row its token; returns the prompts in progress."""
         running = sorted(self._running.others, key=lambda request: request.arrival_order)
         if self.cache.available_blocks() <= len(running):
-            # Someone may have to go: serve the most urgent first, so that nobody who is already in this
-            # step is ever the victim.
+            # A request may have to go: serve the most urgent first, so that no request already in this step
+            # is ever the victim.
             running.sort(key=self.policy.urgency)
         elif len(running) > plan.budget:
             running.sort(key=lambda request: request.last_scheduled_step)
@@ -316,7 +316,7 @@ class Scheduler:
                 plan.add(request, min(room, plan.chunk(request, others=others)))
 
     def _spend_rest(self, plan: StepPlan, put_off: list[SequenceState]) -> None:
-        """Longer chunks, the shortest rest first. One may complete what others wait for: these are tried."""
+        """Lengthen chunks, the shortest rest first. One may complete a prefix that others wait for."""
         rank = self.policy.rank
         while plan.budget > 0:
             before = plan.budget
@@ -381,12 +381,12 @@ class Scheduler:
         return request.lease is not None
 
     def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
-        """The running requests whose blocks could serve this one: at its ceiling, those of its quota."""
+        """The running requests whose blocks could serve this one: at its ceiling, requests of its quota."""
         may_serve = self._admission.may_serve
         return [other for other in self._running if may_serve(other.namespace, request, error)]
 
     def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """Stop a copy, or give up a load, for which nobody runs yet, for its blocks; False: there is none."""
+        """Stop a copy, or give up a load without a running request, for its blocks; False: there is none."""
 
         def is_rival(other: NamespaceName) -> bool:
             return self._admission.may_serve(other, request, error)
@@ -430,7 +430,7 @@ class Scheduler:
     def accept(self, entry: Entry, num_accepted: int) -> None:
         """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.
 
-        What was computed of the right ones is shareable from now on. To be called once a step for each entry
+        The computed right ones are shareable from now on. To be called once a step for each entry
         with a draft, after `complete` and before the request is finished. O(draft).
         """
         request, lease = entry.request, entry.request.lease
@@ -440,13 +440,13 @@ class Scheduler:
             lease.commit(request.num_computed)
 
     def rollback(self, batch: Batch) -> list[SequenceState]:
-        """The step failed: what it made shareable is rolled back, its requests wait again.
+        """Roll back a failed step: its commits are withdrawn, its requests wait again.
 
         Returns the requests, so that the engine can decide which of them may try again.
         """
         for entry in batch.entries:
             if entry.request.lease is not None:
-                # What was to be copied before its tokens may not be there, or come from this very step.
+                # Copies before its tokens may not have run, or come from this very step.
                 copied = sum(slots for *_, slots in entry.copies)
                 entry.request.lease.rollback(entry.start - copied)
         requests = [entry.request for entry in batch.entries if entry.request.lease is not None]

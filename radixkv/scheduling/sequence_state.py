@@ -1,6 +1,6 @@
 """The running state of a request.
 
-A request's state is derived from what it holds, never stored twice:
+A request's state is derived from its tokens and its lease, never stored twice:
 
     lease is None      -> waiting (never run yet, or preempted)
     lease is not None  -> running
@@ -37,7 +37,7 @@ class TokenBuffer:
     """Prompt and output token ids in one growing int32 array.
 
     Args:
-        token_ids: the first ones; what was encoded for the cache already is not encoded again.
+        token_ids: the first ones; a part already encoded for the cache is not encoded again.
     """
 
     __slots__ = ("_data", "_encoded", "last", "length")
@@ -87,7 +87,7 @@ class SequenceTimes:
     finished: float | None = None
 
     def since_arrival(self) -> RequestTimes:
-        """The same as durations, for those who don't share the clock."""
+        """The same as durations, for readers with another clock."""
         marks = (self.first_scheduled, self.first_token, self.finished)
         return RequestTimes(*(None if mark is None else max(0.0, mark - self.arrival) for mark in marks))
 
@@ -106,9 +106,9 @@ class Producer(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
-    """One sample of what a user asked for: its tokens so far, its parameters, its lease.
+    """A sample of a user's request: its tokens so far, its parameters, its lease.
 
-    This is what the scheduler knows of it; the engine's `Sample` adds what becomes of its tokens.
+    This is the scheduler's view of it; the engine's `Sample` adds the output.
 
     A request with `n` samples starts as one sequence with `num_forks` = n - 1: once its prompt is computed
     the engine forks it, so that the prompt is computed and held once.
@@ -187,7 +187,7 @@ class SequenceState:
 
     @property
     def needs_prompt_logits(self) -> bool:
-        """Whether logits of its prompt are still wanted, so that it must be computed, cached or not."""
+        """True if logits of its prompt are still wanted, so that it must be computed, cached or not."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
     @property
@@ -198,7 +198,7 @@ class SequenceState:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether it has got a token since it was last resumed; before that it is not preempted again."""
+        """True if it has got a token since it was last resumed; before that it is not preempted again."""
         return self.num_tokens > self.resumed_at
 
     @property

@@ -1,10 +1,10 @@
-"""StepPlan: what a step holds so far, and what is left to give. Made and passed along by `schedule`.
+"""StepPlan: a step's entries so far, and the rest of its budget. Made and passed along by `schedule`.
 
     | decodes: one token each | prompts in progress: chunks | reserve: a quarter, for waiting prompts |
     |<------------------ spent: entries ----------------->|<------------- budget left ------------->|
 
 The reserve is for the first few waiting prompts, and for short ones when many long prompts are in progress
-already. What nobody takes goes back to the prompts of the step.
+already. The unused part goes back to the prompts of the step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class StepPlan:
         sequence_slots: how many more requests may run.
         num_rows: decodes that are no entries; they come before all entries and are no part of `budget`.
         max_chunk: most tokens of a request in a step while others have prompt tokens to compute; None: half
-            of the budget that is left when its turn comes.
-        in_flight: told of what is computed; None: nothing is shared.
+            of the budget left at its turn.
+        in_flight: receives the computed prefixes; None: nothing is shared.
         reserve: tokens of the budget that are kept for waiting prompts.
         num_prompts: requests, running or waiting, that have prompt tokens to compute.
         entries: by arrival order, in the order in which they took and committed their blocks.
@@ -57,7 +57,7 @@ class StepPlan:
         held_up: by arrival order, who did not fit while others after them were admitted.
         preempted: requests that lost their lease for others, and wait again.
         stuck: requests that need a block which can't be had even alone; the engine ends them.
-        room: by namespace, what is known of the blocks that can be had, until a lease is changed.
+        room: by namespace, the known number of available blocks, until a lease is changed.
         matches_are_current: whether all waiting requests were looked up since a lease was changed.
         batch: the step's work once all is decided; None: there is nothing to run.
     """
@@ -89,7 +89,7 @@ class StepPlan:
         return sum(entry.start + entry.count < entry.request.num_tokens for entry in self.entries.values())
 
     def set_reserve(self) -> None:
-        """Keep a quarter of what is left for waiting prompts, at least a worthwhile chunk, at most half."""
+        """Keep a quarter of the rest for waiting prompts, at least a worthwhile chunk, at most half."""
         self.reserve = min(max(MIN_CHUNK, self.budget // 4), self.budget // 2)
 
     def add_stuck(self, request: SequenceState) -> None:
@@ -103,14 +103,14 @@ class StepPlan:
         self.budget += 1
 
     def leases_changed(self) -> None:
-        """What was known of room and matches may not hold any more."""
+        """Drop the knowledge of room and matches."""
         self.room.clear()
         self.matches_are_current = False
 
     # ------------------------------------------------------------------ tokens
 
     def chunk(self, request: SequenceState, *, others: bool, scheduled: int = 0) -> int:
-        """How many more tokens the request gets: what it wants, within the budget and all caps.
+        """Return how many more tokens the request gets: its wish, within the budget and all caps.
 
         Args:
             others: requests after it in this step have prompt tokens to compute, too.
@@ -152,12 +152,12 @@ class StepPlan:
             self.in_flight.announce(request, entry.start + entry.count)
 
     def lengthen(self, entry: Entry) -> None:
-        """Give the prompt of an entry as much of what is left as it can use."""
+        """Give the prompt of an entry as much of the rest as it can use."""
         request, lease = entry.request, entry.request.lease
         assert lease is not None
         more = self.chunk(request, others=False, scheduled=entry.count)
-        # Where others have cached what follows, committing more would replace the block in which the entry
-        # ends, one that this step is to write and perhaps to copy from. What a step writes is decided once:
+        # Where others have cached the continuation, committing more would replace the block where the entry
+        # ends, one that this step is to write and perhaps to copy from. A step's writes are decided once:
         # the next step takes over theirs.
         if more > 0 and not lease.would_dedupe(entry.start + entry.count + more):
             self.add(request, more)
@@ -165,7 +165,7 @@ class StepPlan:
     def add_draft(self, entry: Entry, draft: Sequence[int], cache: PrefixCache, num_running: int) -> int:
         """Append as much of a draft to an entry as there are blocks for; returns how many tokens.
 
-        The K/V of a draft is not committed, so nobody can match it. Nobody is preempted for one.
+        The K/V of a draft is not committed, so it can't be matched. No request is preempted for one.
         """
         request, lease = entry.request, entry.request.lease
         assert lease is not None

@@ -17,21 +17,21 @@ class TierWaits:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a request of this step was put off, or may be able to run when transfers have ended."""
+        """True if a request of this step was put off, or may be able to run when transfers have ended."""
         return False
 
     def begin_step(self) -> None:
         """Note that requests are about to be tried."""
 
     def holds_up(self, request: SequenceState, match: Match) -> bool:
-        """Whether a request that could be admitted is to wait. O(tokens after the match) where it asks."""
+        """True if a request that could be admitted is to wait. O(tokens after the match) where it asks."""
         return False
 
     def admitted(self, request: SequenceState) -> None:
         """Note the first admission of a request, and in its report what tiers did for its prompt."""
 
     def has_begun(self, request: SequenceState) -> bool:
-        """Whether blocks were, or are being, loaded for a request since it last ran. O(1)."""
+        """True if blocks were, or are being, loaded for a request since it last ran. O(1)."""
         return False
 
     def weigh(self, request: SequenceState, match: Match) -> int:

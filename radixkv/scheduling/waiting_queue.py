@@ -1,4 +1,4 @@
-"""The waiting requests: who waits, in which order they are tried, and how often they were passed."""
+"""The waiting requests, the order in which they are tried, and how often they were passed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class WaitingQueue:
         return self._lines[name].values()
 
     def in_arrival_order(self) -> list[SequenceState]:
-        """All of them. O(n), and with several lines one sort of what is nearly sorted."""
+        """All of them. O(n), and with several lines one sort of nearly sorted requests."""
         found = [request for name in self._lines for request in self._line(name)]
         if len(self._lines) > 1:
             found.sort(key=lambda request: request.arrival_order)
@@ -96,8 +96,8 @@ class WaitingQueue:
         if not waiting:
             return []
         ordered = list(self._policy.order(waiting, matched_tokens))
-        # A request is overtaken in every step in which a later one of its line is: so the aged ones are the
-        # earliest (but for some that ran before), and their order tells nothing of what is cached.
+        # A request is overtaken in every step in which a later one of its line is: the aged ones are thus the
+        # earliest (but for some that ran before), and their order tells nothing of cached prefixes.
         aged = [request for request in waiting if request.overtaken_steps >= self._bound]
         return self._first_in_line(aged, ordered) if aged else ordered
 
@@ -116,7 +116,7 @@ class WaitingQueue:
         return [next(turns[line(request)]) for request in ordered]
 
     def barred_by(self, request: SequenceState) -> Barred:
-        """Who may not pass the request any more. O(1)."""
+        """The requests that may not pass this one any more. O(1)."""
         return self._policy.barred(request, self._bound)
 
     def count_passed(
@@ -144,7 +144,7 @@ class WaitingQueue:
 
     @property
     def promotes(self) -> bool:
-        """Whether requests that waited too long are promoted, which changes a kept order only."""
+        """True if requests that waited too long are promoted, which changes a kept order only."""
         return self._by_urgency is not None
 
     @staticmethod
@@ -155,7 +155,7 @@ class WaitingQueue:
         by_urgency.add(request)
 
     def check(self) -> None:
-        """Assert that nobody in here holds a lease, and that all are counted."""
+        """Assert that no request in here holds a lease, and that all are counted."""
         for name, line in self._lines.items():
             assert line, "an empty line is kept"
             for order, request in line.items():

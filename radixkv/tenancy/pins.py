@@ -31,10 +31,10 @@ class Pin:
     """A prefix kept in the cache for `ttl` seconds (or for ever) from when it was set or last renewed."""
 
     key: PinKey  # its namespace, and its id there
-    # Python's hash of those of its tokens that were not cached or did not fit into the budget: they are not
+    # Python's hash of its tokens that were not cached or did not fit into the budget: they are not
     # kept.
     beyond: int
-    # Identity, and the same hash, of what else was set `at_least` and of which just this is pinned.
+    # Identity, and the same hash, of other prefixes set `at_least` with just this pinned part.
     longer: dict[_Longer, None]
     owner: Namespace  # whose it is, in use as long as the pin is there: its blocks may all be public ones
     node: Node
@@ -68,14 +68,14 @@ class PinBoard(Pins):
         return iter(self.by_key.values())
 
     def show(self, pin: Pin, max_tokens: int | None = None) -> PinInfo:
-        """A pin as others see it, with so many leading tokens (None: all). O(tokens)."""
+        """Return a pin for others, with at most `max_tokens` leading tokens (None: all). O(tokens)."""
         shown = pin.num_tokens if max_tokens is None else min(max_tokens, pin.num_tokens)
         expires_in_s = None if isinf(pin.expires) else pin.expires - self._clock()
         tokens, first_block = self._tokens_of(pin, shown), pin.node.blocks[0]
         return PinInfo(pin.key[1], pin.key[0], pin.num_tokens, tokens, expires_in_s, first_block)
 
     def _tokens_of(self, pin: Pin, count: int) -> bytes:
-        """The leading tokens of what is pinned, four bytes each. O(those)."""
+        """Return the leading tokens of the pinned prefix, four bytes each. O(tokens)."""
         left = count * TOKEN_BYTES
         parts = []
         for node in self._tree.path(pin.node):
@@ -88,7 +88,7 @@ class PinBoard(Pins):
     # ------------------------------------------------------------------ finding
 
     def set_with(self, data: bytes, owner: Namespace, walk: Walk | None) -> Pin | None:
-        """The pin that was set with these tokens, of which a lookup found `walk`; or None. O(tokens)."""
+        """Return the pin set with these tokens, whose lookup found `walk`; or None. O(tokens)."""
         for pin in self._named(self._identity(data, owner, walk), owner):
             if pin.beyond == self._beyond(pin, data):
                 return pin
@@ -107,7 +107,7 @@ class PinBoard(Pins):
         return None
 
     def _beyond(self, pin: Pin, data: bytes) -> int | None:
-        """The hash of what `data` has after the pinned tokens; None: it begins with others. O(tokens)."""
+        """Return the hash of `data` after the pinned tokens; None: it begins with others. O(tokens)."""
         if not data.startswith(self._tokens_of(pin, pin.num_tokens)):  # tokens decide
             return None
         return hash(data[pin.num_tokens * TOKEN_BYTES :])
@@ -129,9 +129,9 @@ class PinBoard(Pins):
     # ------------------------------------------------------------------ setting and ending
 
     def add(self, data: bytes, owner: Namespace, walk: Walk, ttl: float | None, at_least: bool) -> Pin | None:
-        """Pin what a lookup found, as far as the budget goes; None: that is nothing. O(path).
+        """Pin the result of a lookup, as far as the budget goes; None: nothing is left. O(path).
 
-        `at_least`: as one pin of what is pinned, which takes the place of a shorter one.
+        `at_least`: as one pin of the pinned part, which takes the place of a shorter one.
         """
         node, num_tokens = self._target(walk)
         if node is None:

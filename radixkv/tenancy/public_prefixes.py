@@ -1,6 +1,6 @@
 """PublicPrefixes: prefixes that all namespaces share whose K/V the same model and adapter compute.
 
-Public text has a root of its own. What a namespace caches after it is a child in `namespace_children` of the
+Public text has a root of its own. A namespace's continuation of it is a child in `namespace_children` of the
 public node, and stays private.
 """
 
@@ -50,7 +50,7 @@ class PublicPrefixes(PublicText):
     def length_in(self, data: bytes) -> int:
         """Length in bytes of the longest public prefix of `data`.
 
-        O(length + log prefixes) for each of those that begin like `data` and part from it ever earlier; the
+        O(length + log prefixes) for each prefix that begins like `data` and parts from it ever earlier; the
         first time after a declaration O(prefixes log prefixes).
         """
         if not self.prefixes:

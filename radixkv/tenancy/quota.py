@@ -95,11 +95,11 @@ class QuotaGroups(BlockAccounts):
 
     @property
     def quotas(self) -> dict[NamespaceKey, Quota]:
-        """All quotas, also those that bound nothing any more."""
+        """All quotas, also those without bounds by now."""
         return {key: Quota(group.floor, group.ceiling) for key, group in self._by_key.items()}
 
     def usage(self) -> list[QuotaUsage]:
-        """The quotas and what is used of them. O(groups)."""
+        """The quotas and their use. O(groups)."""
         return [
             QuotaUsage(key, group.floor, group.ceiling, group.used, group.protected)
             for key, group in self._by_key.items()

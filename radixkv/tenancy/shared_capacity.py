@@ -92,7 +92,7 @@ class SharedCapacity(Capacity):
         return [node for node in nodes if node in above]
 
     def keep_ceilings(self, groups: QuotaGroups) -> None:
-        """Evict what is cached above ceilings that were lowered. O(groups), and as `evict`."""
+        """Evict cached blocks above ceilings that were lowered. O(groups), and as `evict`."""
         for group in groups:
             while group.ceiling is not None and group.used > group.ceiling and len(group.index):
                 self._evict_from(group, group.used - group.ceiling, "quota")

@@ -35,7 +35,7 @@ class SharedNamespaces(Namespaces):
         return done
 
     def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
-        """What computes and the tokens of every public prefix. O(prefixes)."""
+        """Model and tokens of every public prefix. O(prefixes)."""
         return tuple(
             (computes, data) for computes, owner in self.publics.items() for data in owner.declared.prefixes
         )

@@ -21,7 +21,7 @@ from radixkv.tenancy.shared_namespaces import SharedNamespaces
 
 
 class Declared(NamedTuple):
-    """What users declared to a cache, which outlives what is cached."""
+    """Declarations of users to a cache, which outlive its contents."""
 
     quotas: dict[NamespaceKey, Quota]
     public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
@@ -95,11 +95,11 @@ class TenantCache(PrefixCache):
 
     @property
     def declared(self) -> Declared:
-        """What users declared, which outlives what is cached: quotas and public prefixes. O(their number)."""
+        """Quotas and public prefixes, which outlive the cache's contents. O(their number)."""
         return Declared(self._groups.quotas, self._namespaces.declared())
 
     def declare(self, declared: Declared) -> None:
-        """Declare what was declared to another cache, on one that is new.
+        """Repeat the declarations of another cache, on a new one.
 
         Raises:
             ConfigError: the quotas' floors exceed the pool.
@@ -113,7 +113,7 @@ class TenantCache(PrefixCache):
     def set_quotas(self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]) -> None:
         """Replace all quotas (see the constructor); nothing changes if it raises.
 
-        Above a ceiling that was lowered, what is cached goes at once; what requests hold, when they want more
+        Above a lowered ceiling, cached blocks go at once; held ones, when their requests want more
         or end. O(groups + namespaces in use), and as `evict`.
 
         Raises:
@@ -139,7 +139,7 @@ class TenantCache(PrefixCache):
         return {self._namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
 
     def quota_usage(self) -> list[QuotaUsage]:
-        """What each quota allows and how much of it is used. O(quotas)."""
+        """Limits and use of each quota. O(quotas)."""
         return self._groups.usage()
 
     # ------------------------------------------------------------------ pins
@@ -159,7 +159,7 @@ class TenantCache(PrefixCache):
         Args:
             ttl: seconds; None: until `unpin`.
             at_least: make no pin shorter than it was, and of a prefix that is pinned in part one pin of that
-                part: for those who ask often, and for prefixes that others may have pinned, too.
+                part: for frequent calls, and for prefixes that others may have pinned, too.
 
         Returns:
             The pin; None: nothing of the prefix is cached, or the budget is spent.
@@ -200,6 +200,6 @@ class TenantCache(PrefixCache):
         return pin is not None
 
     def pins(self, max_tokens: int | None = None) -> list[PinInfo]:
-        """The pins, oldest first; show at most so many leading tokens of each. O(pins and their tokens)."""
+        """The pins, oldest first; with at most `max_tokens` leading tokens of each. O(pins, tokens)."""
         self._pins.expire()
         return [self._pins.show(pin, max_tokens) for pin in self._pins]
