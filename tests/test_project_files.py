@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 import yaml
+from licence_lines import has_line, sources
 from source_graph import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -133,6 +134,11 @@ def test_the_development_container_makes_the_environment() -> None:
     made = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
     assert make_targets_in(made["postCreateCommand"]) == {"install-lint"}
     assert made["forwardPorts"] == [8000]
+
+
+def test_each_source_file_names_its_licence() -> None:
+    lacking = [path for path in sources() if not has_line(path.read_text(encoding="utf-8"))]
+    assert not lacking, "run `python tests/support/licence_lines.py`"
 
 
 def test_the_version_is_one() -> None:

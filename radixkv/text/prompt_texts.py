@@ -73,7 +73,10 @@ class RendersChats:
         **options: Any,
     ) -> Sequence[int] | TokenArray:
         tokenizer = self.tokenizer
-        given = {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        given: dict[str, Any] = {
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         size = text_size(messages, tools, options, limit=HUGE_TEXT)
         if not isinstance(tokenizer, KeepsSegments):
             return await self._texts.off_loop(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +68,19 @@ def chat(*texts: str, system: str = SYSTEM) -> list[dict[str, str]]:
     roles = ("user", "assistant")
     turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return [{"role": "system", "content": system}, *turns]
+
+
+def test_the_readmes_example_gives_the_readmes_answer(server: LiveServer) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(from openai .*?)^```", readme, re.MULTILINE | re.DOTALL)
+    source = source.replace("http://127.0.0.1:8000", server.url)
+    (answer,) = re.findall(r"message\.content\)  # (.*)$", source, re.MULTILINE)
+    (found,) = re.findall(r"# (\d+ of \d+) the second time$", source, re.MULTILINE)
+    for _ in range(2):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, "README.md", "exec", dont_inherit=True), {})
+    assert printed.getvalue().splitlines() == [answer, found]
 
 
 def test_an_answer_and_the_same_again(server: LiveServer) -> None:

@@ -131,10 +131,8 @@ def _kind(value: Any) -> str:
 
 
 def _can_be_offered(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    why = next(
-        (why for pattern, why in _NOT_HERE if isinstance(kind, str) and re.fullmatch(pattern, kind)), None
-    )
+    kind = str(value.get("type")) if isinstance(value, dict) else ""
+    why = next((why for pattern, why in _NOT_HERE if re.fullmatch(pattern, kind)), None)
     if why is not None:
         raise ParamError(
             f"A tool of type {kind[:40]!r} can't be offered: {why}.", code="unsupported_parameter"
