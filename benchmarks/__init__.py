@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmarks that anyone can run: `python -m benchmarks.NAME --help`; README.md lists them.
 
 The scripts stand in folders by what they measure, and are run and imported by their name alone: each folder

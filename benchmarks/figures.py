@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the `--json FILE` of every benchmark writes: its figures, its name, the date and the machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where recorded traces are: in the folder that RADIXKV_TRACES names, or beside the checkout."""
 
 from __future__ import annotations

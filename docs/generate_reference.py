@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the pages of docs/reference from the code.
 
     python docs/generate_reference.py [--check]        (or: make docs)

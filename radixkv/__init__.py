@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """radixkv: a prefix-caching LLM serving engine.
 
 The names below load on first use, so that the cache (`PrefixCache`) works as a library without torch or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exceptions that users of radixkv can meet, as one small tree.
 
 A user's mistake has a name here and a message that names the fault, the expected value and the

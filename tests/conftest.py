@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings for the whole suite."""
 
 from __future__ import annotations

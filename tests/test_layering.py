@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the packages may depend on each other, read from the imports of every file.
 
 radixkv_kernels <- radixkv <- radixkv_server, and the floors within radixkv; no circles, not for type checking

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base install, without extras: small, quick to import, and clear about what serving needs."""
 
 from __future__ import annotations

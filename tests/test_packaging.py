@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the wheel holds, and whether it can be installed with and without a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files around the code: workflows, hooks, templates, containers and metadata agree with each other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast `radixkv audit` reads logs of many kinds, on one core.
 
 Each log is made anew from the same seed and audited by the command as users run it, with `--json`; what is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the prefix cache costs where nothing is shared: the workload W3 with it and without it.
 
     python -m benchmarks.cache_overhead [--rounds N] [--json FILE]

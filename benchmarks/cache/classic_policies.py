@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The classic orders of eviction, to compare with those of the product: one small class each.
 
 Each is selected by its place, wherever a policy is named: `radixkv replay TRACE --policy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do the policies hold on load they were not made for? Hit rates on variants of the recorded traces.
 
     python -m benchmarks.eviction [--policy lru,adaptive] [--traces DIR] [--only NAME] [--json FILE]

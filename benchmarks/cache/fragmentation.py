@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of the KV memory does the running engine waste, and does the simulation say the same?
 
     python -m benchmarks.fragmentation [WORKLOAD...] [--scale 8] [--requests 96] [--model NAME] [--json FILE]

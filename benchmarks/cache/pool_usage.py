@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PoolUsage: how much of the memory that running sequences hold has tokens in it, at one moment of a pool."""
 
 from __future__ import annotations

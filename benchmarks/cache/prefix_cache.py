@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast is the prefix cache, and how much memory does its tree take?
 
     python -m benchmarks.prefix_cache [--json FILE] [--peer DIR | --install-peer] [--quick]

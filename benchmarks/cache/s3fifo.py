@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """S3-FIFO: a small queue filters what is seen once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Putting the simulation to the test: a trace arrives at the real engine, and at a simulated one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of the simulator: `cluster` and `fit`."""
 
 from __future__ import annotations

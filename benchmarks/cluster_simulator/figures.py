@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures: what a run says about a cluster, and how much load it carries within a limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measuring what steps of the real engine take, in its own loop, with all that the host does between them."""
 
 from __future__ import annotations

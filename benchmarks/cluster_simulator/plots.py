@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of clusters: what they carry and find over the number of replicas. Needs matplotlib."""
 
 from __future__ import annotations

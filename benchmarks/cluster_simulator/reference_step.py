@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReferenceStep: a step of an engine's model that is always the same, to tell how fast the machine is.
 
 Other work on a machine, and its clock, make the same step take half as long again a minute later. What is

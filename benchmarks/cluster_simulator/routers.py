@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routers: which replica gets a request; the policy that serves, and simple ones to compare it with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SimulatedReplica: the real scheduler and the real prefix cache; only the model is missing.
 
 Where nothing can happen but decodes (nobody waits, nobody ends, nobody comes), several steps are taken at

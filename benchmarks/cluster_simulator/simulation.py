@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulation: a trace arrives at a cluster, and time passes from event to event.
 
     arrival -> router -> replica: waits, is computed in steps, each of which takes what `StepCost` says

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepCost: how long a step takes, from what is in it; fitted to measured steps.
 
 The time is a sum of what a step's work is proportional to (as in Vidur, MLSys 2024, in its simplest form):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a beam search costs: milliseconds and computed tokens of `LLM.beam_search` on the embedded model.
 
     python -m benchmarks.beam_search [--width 4 --width 8] [--prompt-tokens N] [--max-tokens N] [--rounds N]

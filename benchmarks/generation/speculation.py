@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does speculation bring, and does it change anything?
 
     python -m benchmarks.speculation [--rounds N] [--requests N] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long is a step, by its rows? What `radixkv.speculation.step_costs` has for the CPU.
 
     python -m benchmarks.speculation_costs [--rounds N] [--json FILE]

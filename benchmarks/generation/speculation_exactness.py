@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does speculation change what requests get? Random requests twice, and a chi-square over sampled tokens."""
 
 from __future__ import annotations

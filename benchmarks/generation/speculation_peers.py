@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What speculation brings to radixkv and to vLLM, on the same prompts.
 
     python -m benchmarks.speculation_peers [--rounds N] [--workloads ...] [--json FILE]

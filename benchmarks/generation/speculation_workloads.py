@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts for the benchmarks of speculation: agents, editors and chats, of files of this repository."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do the embedded model's answers match their schemas, and what does a grammar cost a step?
 
     python -m benchmarks.structured_output --json FILE

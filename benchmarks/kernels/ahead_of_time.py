@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile the Triton kernels ahead of time for a GPU that is not there, and read what the compiler made of
 them.
 

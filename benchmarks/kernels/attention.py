@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention on this machine's CPU: the paged backend beside torch's SDPA, at SmolLM2-135M's shapes.
 
     python -m benchmarks.attention [--threads N] [--layers N] [--json FILE]

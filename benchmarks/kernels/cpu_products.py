@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Float32, bfloat16 and int8 weights on this CPU, at each instruction set that it has.
 
 One process for each instruction set (`RADIXKV_CPU_ISA`; torch's libraries are limited likewise) has a model

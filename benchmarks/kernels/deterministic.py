@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does --deterministic cost?
 
     python -m benchmarks.deterministic [--rounds N] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to multiply by int8 weights on this CPU, next to float32: the table behind `--quantization int8`.
 
 Each way multiplies activations that are quantised already, at the shapes of the embedded model's layers, on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What quantised weights and quantised K/V do on a CPU: to answers, to perplexity, to memory and to speed.
 
 Each setting answers the same prompts greedily, next to float32 weights with float32 K/V:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast this machine multiplies matrices and reads memory, and how close the model comes to both.
 
 Three parts, one report:

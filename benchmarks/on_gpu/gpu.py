@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers, kernels, steps, sampling and throughput on a GPU, part by part, in 10 minutes at most.
 
     python -m benchmarks.gpu [--small] [--only PART ...] [--lines FILE]

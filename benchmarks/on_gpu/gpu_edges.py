@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is easy to get wrong besides the numbers: large caches, slots, copies, replays; and memory errors."""
 
 from __future__ import annotations

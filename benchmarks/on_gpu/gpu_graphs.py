@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded steps: what recording takes at the start, and what it saves steps with chunks of prompts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention kernel beside torch's SDPA on contiguous tensors and, where there is one, vLLM's kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the machine has and can do: versions, and the speeds that targets are shares of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention against float64, and in deterministic mode bit by bit against itself."""
 
 from __future__ import annotations

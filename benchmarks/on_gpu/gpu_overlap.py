@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of the host's work is hidden: an engine's decode steps, one by one and launched ahead.
 
 The same requests to two engines, one after the other in this process. `gap_ms` is the time in a step for

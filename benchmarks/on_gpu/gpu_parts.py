@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of `python -m benchmarks.gpu`, how long each may take, and how one runs in its own process."""
 
 from __future__ import annotations

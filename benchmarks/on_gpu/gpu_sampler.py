@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Milliseconds to draw one token for each row of a vocabulary of 128,256."""
 
 from __future__ import annotations

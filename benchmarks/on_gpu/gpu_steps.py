@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of whole models through the engine's own model runner: milliseconds, and where they go.
 
 The model has a published shape and random weights. A step is `ModelRunner.execute` as the engine calls it:

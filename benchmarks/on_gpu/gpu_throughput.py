@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output tokens per second of a whole engine, alone in a process: radixkv, or transformers.
 
 Both serve the same random weights (Llama-3.1-8B's shape in bfloat16 on a GPU), the same prompts, greedily, 64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A paged cache with random contents and batches over it, and a clock for what runs on a GPU or a CPU."""
 
 from __future__ import annotations

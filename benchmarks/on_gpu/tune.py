@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the fastest tiles on this GPU, and print entries for radixkv_kernels/triton/tiles.py.
 
     python -m benchmarks.tune [--head-size 128 ...] [--heads 32:8] [--context 8192] [--list]

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other engines that `benchmarks.compare` sets up and measures; one module each."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `benchmarks.compare` measures: settings of radixkv and of its peers, and how each is started."""
 
 from __future__ import annotations

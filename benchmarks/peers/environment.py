@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A virtual environment per peer, outside the project, filled from the package registry pip is set to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a copy of a quantised GGUF file with all weights in float32; runs in the peer's environment.
 
 The weights are what every other engine gets: the dequantised values, to the bit. Usage: SOURCE TARGET.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers' `generate`, static batches of at most 8, behind a small HTTP server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp's server, from the xllamacpp wheel: float32 weights and the model's own Q4_1, 8 slots and 1."""
 
 from __future__ import annotations

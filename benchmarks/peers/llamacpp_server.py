@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp's own HTTP server; runs in the peer's environment: MODEL.gguf PORT SLOTS THREADS."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU build with LMCache, which keeps K/V in the memory of another process; in float32.
 
 vLLM's own offloading to a CPU's memory is for GPUs: its worker refuses to start on a CPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server process of any engine: started, waited for, its memory watched, ended with all its children."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang's prefix caches, loaded from its wheel without its dependencies and driven call by call.
 
 Three of them, each with the same four calls (`match`, `insert`, `evict`, `evictable`):

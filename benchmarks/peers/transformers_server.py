@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A minimal completions server over transformers' `generate`; runs in the peer's environment.
 
 Requests that wait are taken together, at most 8, as one left-padded static batch; the next batch starts when

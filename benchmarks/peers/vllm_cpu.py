@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU build, in float32."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents whose contexts outgrow the pool: the real scheduler and prefix cache in virtual time, with the rule
 of long prompts and without it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much load do replicas carry when requests are routed by what they hold, and what do they find cached?
 
     python -m benchmarks.cluster [--only NAME] [--traces DIR] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the host does in a step when very much is going on: no model, only the engine's own work.
 
     python -m benchmarks.host_scale [--steps N] [--json FILE] [--skip-growth]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do scheduling, detokenisation and HTTP hold up the model?
 
     python -m benchmarks.overlap [--batch 8] [--tokens 128] [--rounds 3] [--json FILE] [-- serve options]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does favouring cached prefixes starve anybody, and what does keeping the order cost?
 
     python -m benchmarks.scheduling [--steps N] [--max-overtake N] [--json FILE]

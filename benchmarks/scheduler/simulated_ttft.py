@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How near are the times to first token that `radixkv simulate` predicts to those of the engine?
 
     python -m benchmarks.simulated_ttft [--model NAME] [--requests N] [--traces DIR] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long does a quiet tenant wait while another one floods the engine?
 
     python -m benchmarks.tenant_fairness [--model] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents in closed loops against servers of their own: contexts that fit the pool, and twice as much,
 with the rule of long prompts and without it, in turn, on a random model with a long context.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """radixkv beside other engines on this machine: the workloads of `benchmarks.serving`, the same model.
 
 Each peer is installed from the package registry into an environment of its own in the user's cache folder.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What somebody who looks at the console's tree costs a stream that is being decoded.
 
 Streams of one request follow one another; during one half of each a viewer in a process of its own does what

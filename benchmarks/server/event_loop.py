@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long does `/health` take while other clients send as much as they can?
 
 A client asks for `/health` every few milliseconds while streams run on the model and others send large

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does a cached part of the prompt bring? TTFT by hit ratio, throughput by the share of shared prompt.
 
 TTFT         prompts of about 1,500 tokens whose first part was sent before; one at a time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What do block events (`--kv-events`) cost the engine's thread?
 
     python -m benchmarks.kv_events_cost [--model NAME] [--steps N] [--rounds N] [--json FILE]

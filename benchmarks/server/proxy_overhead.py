@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `radixkv proxy` adds to a request and to each chunk of a stream, at many streams at once.
 
 The upstream is a process that answers at once and then sends events at a steady pace, each with the time of

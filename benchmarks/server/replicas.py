@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas on Ray Serve beside one server: front, memory, hits, aborts, kills, scaling.
 
 One server and N replicas (of which each has the N-th part of the blocks) serve the same model at the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv bench` under the name of the other scripts: `python -m benchmarks.serving`."""
 
 import sys

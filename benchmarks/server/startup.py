@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the command to the first token, and the memory at rest.
 
     python -m benchmarks.startup [--repeats N] [--json FILE] [-- SERVE ARGUMENTS]

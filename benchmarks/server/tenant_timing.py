@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Can a tenant tell by its watch what another one has asked before?
 
     python -m benchmarks.tenant_timing [--samples N] [--json FILE]

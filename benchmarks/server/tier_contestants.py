@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who `benchmarks.tiers` compares: engines with and without tiers, and vLLM with and without LMCache."""
 
 from __future__ import annotations

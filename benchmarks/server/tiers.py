@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tiers below the cache bring: hit rate, time to first token, throughput, by the working set.
 
     conversations    take turns on an engine whose cache holds two of them; each turn adds some tokens. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time to first token of a prompt that is new, and of the same prompt sent again.
 
 Starts `radixkv serve` (or talks to a server that runs), and sends each of several fresh prompts of about

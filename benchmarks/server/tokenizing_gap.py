@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long does a live stream stand still while others send a megabyte of prompt?
 
 One stream decodes on the embedded model; callers send long texts, which are tokenised and then refused (they

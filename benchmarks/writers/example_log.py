@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record the example log of `radixkv audit --example`: agents at work, four of which break their prompts.
 
     radixkv serve --port 8000 &

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the table of compiled kernels into docs/lab/kernel_table.md, between its two markers.
 
     python -m benchmarks.kernel_table [--check]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/lab/plots from the raw figures in benchmarks/results; nothing is measured here.
 
     python -m benchmarks.plots [--results FOLDER] [--folder FOLDER]

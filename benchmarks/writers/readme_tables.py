@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the result table of a comparison into docs/lab/performance.md, between two marks.
 
     python -m benchmarks.readme_tables             # from benchmarks/results/compare.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write docs/dashboards/radixkv.json, a Grafana dashboard, from the panels below.
 
     python docs/dashboards/generate.py

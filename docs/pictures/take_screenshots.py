@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Take the documentation's pictures of the console: a server with the embedded model, traffic, a browser.
 
     python docs/pictures/take_screenshots.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Additions of the site to the pages of docs: the pages beside it, and a navigation read from index.md.
 
 The pages are written to be read in the repository, with links to files outside of docs. Those files

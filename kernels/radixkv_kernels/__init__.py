@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paged attention for radixkv: one interface, a `cpu` backend and a `triton` backend (GPU).
 
     spec = KVSpec(...); kv = PagedKV(spec); backend = make_backend("cpu", spec=spec, ...)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Queries and keys between their product and attention: norms per head, rotary embedding.
 
 In torch's operators, rounding where transformers' own layers round: the path of backends without a kernel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention interface: one plan per step, one write and one attend per layer."""
 
 from __future__ import annotations

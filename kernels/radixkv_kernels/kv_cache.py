@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PagedKV: the storage of every layer's keys and values, in blocks of a fixed number of token slots.
 
 Layout, for K and for V alike::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain attention in float64: what every backend is tested against, and too simple to be wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes attention backends by name. A backend's package (triton, numba) loads only when it is made."""
 
 from __future__ import annotations

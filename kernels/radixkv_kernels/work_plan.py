@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's attention as a list of work items, built on the host in vectorised numpy.
 
 Every query row is an ordered fold over KV *segments* `[k * S, (k + 1) * S)` at absolute positions: each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accounts: counts of the blocks that namespaces use, with the bounds that quotas may set to them.
 
 By itself there is one account, of all namespaces and without bounds; `radixkv.tenancy.quota` adds others.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block identities: one chained hash for every whole block, which all that is keyed by prefixes reads.
 
     seed of a namespace       hash of the model that computes its K/V, and the owner; public: the model alone

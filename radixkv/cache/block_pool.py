@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BlockPool: which physical KV blocks are free, and who else holds a block that is not in the tree.
 
 A block is in exactly one of three places: on the free list, in a node of the tree, or private to the leases

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BlockRun: whole blocks of one text that follow one another, named so that every process knows them.
 
     |<------------------- tokens ------------------->|

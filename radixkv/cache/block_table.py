@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BlockTable: the blocks of one lease in order, with spare entries so that appending need not move them.
 
 It is read as an array of numpy where that is installed, else as a memoryview: both are int32, can be indexed

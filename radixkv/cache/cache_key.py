@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The key under which a request's K/V is cached: its owner and its model.
 
 Callers name the owner (`tenant`, and a `salt` that divides a tenant's own space); the engine adds the model

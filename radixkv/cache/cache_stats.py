@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CacheStats: a snapshot of the prefix cache's counters."""
 
 from __future__ import annotations

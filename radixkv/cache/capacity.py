@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capacity: who may have how many blocks, and making room for them by eviction.
 
 Quotas act here: a group's own blocks go first when it reaches its ceiling, and another group's blocks only

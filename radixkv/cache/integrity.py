@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proof of conservation: what `PrefixCache.check` asserts.
 
 Everything is recomputed from the leases, the pins and the nodes, and compared with the counts that are kept

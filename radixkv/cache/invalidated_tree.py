@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """InvalidatedTree: the remains of a reset, so that it need not walk a million nodes.
 
 A reset takes the roots away at once; the nodes below stay unchanged. Their block ids are handed to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invalidation: nodes leave the tree whose blocks leases still hold, at a reset and when a step failed.
 
 The blocks that leases hold leave the tree without being freed: they become private to their holders, who

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token ids as byte keys, namespaces as framed tuples.
 
 The tree compares prefixes as byte runs: a token id is four little-endian bytes, so that one `memcmp` compares

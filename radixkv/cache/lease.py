@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lease: one request's hold on blocks, from `acquire` to `release`.
 
     0 ..... num_cached_tokens ..... num_committed ..... num_tokens

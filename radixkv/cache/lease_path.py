@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LeasePath: places of a lease's blocks, in the tree or private, and how committed ones join the tree.
 
     0 ........... tree_tokens ........... num_tokens

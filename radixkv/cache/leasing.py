@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leasing: makes leases and finds the blocks for them.
 
 Decide, then act: nothing changes before it is certain that the blocks can be had, so nothing has changed when

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookup: the longest cached prefix of a prompt, and whether an earlier answer still holds. Read-only."""
 
 from __future__ import annotations

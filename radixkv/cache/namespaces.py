@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Namespaces: who shares cached blocks with whom, remembered for as long as something refers to them.
 
 The key of a namespace says whose it is, (tenant, salt), and then what computes its K/V, (adapter, model).

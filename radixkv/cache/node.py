@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Node and Children: the parts that the radix tree is built of.
 
 A node holds a *run* of blocks: the edge from its parent, without a branch inside. Only the last block of a

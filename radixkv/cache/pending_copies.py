@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PendingCopies: the copies into a lease's blocks that have not run yet, and the hold on their sources.
 
     listed ---- take ----> part of a step ---- done ----> run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pins: prefixes that eviction spares, as the cache knows them; `radixkv.tenancy.pins` keeps real ones."""
 
 from __future__ import annotations

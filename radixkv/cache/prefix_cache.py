@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PrefixCache: the one entry point to cached state. Match, acquire, evict, reset, explain, check.
 
 The life of a cached block:

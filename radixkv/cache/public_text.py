@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PublicText: prefixes that namespaces share; `radixkv.tenancy.public_prefixes` has declared ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RadixTree: the index from token prefixes to runs of blocks.
 
 A pure index: it knows nothing of leases, pins or models, and moves no memory. Its operations return what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TreeNodes: the nodes of a radix tree, and all that only reads them: lookups, paths, tokens.
 
 `RadixTree` is one that can be changed; a reset leaves one that can't, see

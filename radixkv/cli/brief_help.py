@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Help in two lengths: `--help` lists a command's everyday options in panels, `--help-all` every option."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands `radixkv cache ls`, `verify` and `clear`."""
 
 from __future__ import annotations

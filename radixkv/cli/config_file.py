@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration file of `radixkv serve`: TOML with the names of the flags, which win over it."""
 
 from __future__ import annotations

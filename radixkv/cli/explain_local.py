@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explanations without a server: prompts sent one after the other to an empty cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `cache`, `audit` ...
 
 Every mistake of a user ends as one paragraph on standard error and a non-zero exit, without a traceback.

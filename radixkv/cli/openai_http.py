@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Client side of OpenAI's API for the commands: addresses, keys, answers, whole or streamed, usage."""
 
 from __future__ import annotations

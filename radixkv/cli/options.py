@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings as command-line options, made from a class of settings; all commands share the engine's.
 
 The help text of an option is the setting's paragraph in the class's docstring, so the two can't differ.

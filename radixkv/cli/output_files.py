@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files with a command's result: looked at before a long run, written after it."""
 
 from __future__ import annotations

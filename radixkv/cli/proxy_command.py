@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `radixkv proxy`."""
 
 from __future__ import annotations

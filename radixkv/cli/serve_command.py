@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv serve` and `radixkv keys`."""
 
 from __future__ import annotations

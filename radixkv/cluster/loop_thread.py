@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoopThread: an event loop in a thread, for work beside all callers."""
 
 from __future__ import annotations

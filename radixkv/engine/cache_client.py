@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CacheClient: the calls of an engine's prefix cache for callers on event loops, wherever the engine runs."""
 
 from __future__ import annotations

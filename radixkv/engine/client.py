@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EngineClient: all that a caller on an event loop may ask of an engine, wherever the engine runs.
 
 `AsyncEngine` implements it over an engine in this process, the tests' scripted engine without a model; the

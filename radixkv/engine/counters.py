@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's counters, and the snapshot of them that everybody else sees."""
 
 from __future__ import annotations

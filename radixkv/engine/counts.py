@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the parts around an engine: drafts, transfers, tiers, block events, replicas. Plain data."""
 
 from __future__ import annotations

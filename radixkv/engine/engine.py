@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine: owns cache, scheduler, runner and sampler, and steps them.
 
 The life of a request:

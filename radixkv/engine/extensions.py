@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seams of an engine: what may be added to it, each a base class that, by itself, adds nothing.
 
     Drafts       guesses of next tokens that a step checks         radixkv.speculation

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to do about a fault: decides which requests run alone, which are cleared, and which fail.
 
 | what broke                      | what happens                                                            |

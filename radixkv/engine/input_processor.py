@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a `Request`, and its first sample: everything that can be refused is refused here.
 
 Nothing in here holds blocks or a place in a queue. The checks read only settings, so that they may run on any

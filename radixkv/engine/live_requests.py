@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LiveRequests: the unfinished requests of an engine, what its steps bring them, and how they end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step on the model side: the runner's logits, and the sampler's tokens of each request.
 
 The tokens of a launched step are there when `wait` returns. Until then the next one may be launched, which

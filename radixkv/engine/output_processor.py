@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What sampled tokens become: deltas of a request that is streamed, the output of any other when it ends.
 
 Each request for itself: what fails here (a decoder, a stop condition, a sampling state) belongs to one

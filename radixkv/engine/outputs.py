@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users get: the output of a request, whole (`RequestOutput`) or as its deltas (`OutputDelta`)."""
 
 from __future__ import annotations

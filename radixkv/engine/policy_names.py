@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The policies that settings name: an unknown one is refused before anything is loaded or started."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PromptLimits: how long a prompt may be, and of which token ids; for all entry points."""
 
 from __future__ import annotations

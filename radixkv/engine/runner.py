@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine asks of the model side: the interface that every runner implements.
 
 `radixkv.model.runner.ModelRunner` is one: weights and K/V in this process. The tests' model without weights

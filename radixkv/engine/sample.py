@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sample: one answer to a request, as the engine has it: its tokens, text and end, its random stream.
 
 Text is held back in two cases only: while it ends in half a character (the decoder waits for the rest), and

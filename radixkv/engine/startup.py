@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `radixkv serve` says when it is ready: the engine's figures, its start in phases, memory at rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepPipeline: launches an engine's steps, and, where that is asked for, the next before one is waited for.
 
     GPU     | step n              | step n + 1          | step n + 2

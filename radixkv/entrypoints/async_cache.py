@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AsyncCache: the prefix cache of an engine in this process; each call runs between two steps.
 
 It is given a way to run a function where the cache may be touched: on the engine's thread, or, in tests

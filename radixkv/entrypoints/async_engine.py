@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AsyncEngine: an engine with a thread of its own, for asyncio callers such as the server.
 
 The life of a request here:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search as a loop over `generate`: each step asks for one more token of every running beam.
 
 The life of a search:

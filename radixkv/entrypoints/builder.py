@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From an EngineConfig to a running Engine: load the model, size the cache, connect the parts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thread that owns an engine, and the queue through which everybody else reaches it.
 
 A command is run between two steps, or cancelled when the thread has ended: whoever waits for one hears of it

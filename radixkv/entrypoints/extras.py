@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that the base install does without, and the command that installs them.
 
 The base brings the cache, the audit and the proxy. The extras `cpu` and `gpu` bring the packages that serve a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLM: the offline entry point. Prompts in, finished outputs back, with a progress bar.
 
 Calls may be interleaved (`generate` inside a loop over `stream`, several streams in turns): each has an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams: what each step gives, from the engine's thread to the event loops of those who asked.
 
 One call per event loop and step, however many requests it served. Which request is meant is decided by the

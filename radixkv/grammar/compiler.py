@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile grammars off the engine's thread, fairly among tenants, and cache the compiled ones for each.
 
 submit(spec, namespace) -> Future   known there: at once; else tried out, then compiled

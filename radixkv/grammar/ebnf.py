@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars in EBNF (`root ::= "a" | [b-z]+`), as xgrammar, SGLang and llama.cpp's GBNF write them, as Lark.
 
 A grammar without recursion is a regular language and becomes one terminal. In any other each part without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Lark grammars of texts that are written inside of JSON strings.
 
 `escape_lark` makes of a grammar another one, of the same texts with `"`, `\` and control characters escaped

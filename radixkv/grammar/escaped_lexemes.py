@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Ends of a regular expression's lexemes once it is escaped; see `escaped_lark`."""
 
 from __future__ import annotations

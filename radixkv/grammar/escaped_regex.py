@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Regular expressions, in the syntax of Rust's crate `regex`, of texts written inside of JSON strings.
 
 Each character and class is rewritten so that it matches the escapes of its characters; all else stays.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuse the parts of a JSON Schema that llguidance would enforce only nearly, or refuse without a name.
 
 It calculates with floats of 64 bits, knows the bound 0 < x <= 0.5 only as 0 <= x <= 0.5, and does not notice

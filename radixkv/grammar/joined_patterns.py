@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Count the patterns of a JSON Schema that one string has to match at once.
 
 llguidance asks whether such an intersection is empty, and that takes a time exponential in their number: a

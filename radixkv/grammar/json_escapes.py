@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Escapes allowed in generated JSON: one spelling for each character.
 
 llguidance compares keys as they are written. If "a" might be spelled \u0061 as well, a key could be spelled

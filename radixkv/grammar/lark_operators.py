@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bound the product of `&` and `~` in a Lark grammar.
 
 llguidance follows a conjunction of regular expressions by all combinations of where each of them may be, and

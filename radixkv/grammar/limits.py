@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuse, before compiling, grammars that would take llguidance seconds, or all of the stack.
 
 Its compiler can't be interrupted, and not all of its work counts against its own limits: a `multipleOf`

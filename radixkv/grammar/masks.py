@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled grammar and its logits processor: only the tokens with which the grammar can go on are left."""
 
 from __future__ import annotations

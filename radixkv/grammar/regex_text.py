@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts about a regular expression found by reading its text once."""
 
 from __future__ import annotations

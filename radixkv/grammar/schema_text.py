@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The JSON Schema of structured outputs as text: as it is enforced, and as a part of another grammar."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Special tokens that no text spells: for grammars whose answers hold the spelling of one.
 
 Where only one text can follow, llguidance takes the tokens that the tokenizer makes of it. Of `<|im_start|>`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each tenant's share of the compiler: its queue, its compiled grammars, its CPU time.
 
 Not synchronised: the compiler's lock is held where these are used, but for the accounts.

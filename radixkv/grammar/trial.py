@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A grammar is tried out: checked, compiled, and followed for a while, with what that takes.
 
 It runs in a process that may be killed (see `trial_process`): whatever a grammar does to the compiler happens

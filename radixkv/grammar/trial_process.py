@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's end of `trial_server`: starts that process when it is needed, and again when it was lost."""
 
 from __future__ import annotations

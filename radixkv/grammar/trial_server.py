@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process in which grammars are tried out: `python -m radixkv.grammar.trial_server`.
 
 It reads a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has

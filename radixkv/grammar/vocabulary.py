@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokens of a model as llguidance knows them, and what compiles grammars over them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bound the work of grammars, per answer and per tenant.
 
 A mask is promised to take no more than `PROMISED_S`. Some take more: each answer may exceed that by

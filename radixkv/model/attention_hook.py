@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bridge from transformers' attention layers to radixkv's paged attention.
 
 transformers lets a model call any registered function in place of its own attention. Each layer of a model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix products whose rows do not depend on how many rows there are: what deterministic mode stands on.
 
 A BLAS library picks another algorithm for a few rows than for many, so a token's activations differ in their

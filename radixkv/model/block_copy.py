@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BlockCopy: blocks whose contents are being copied out of the pool, by a thread and by who needs them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything besides the model that the last bits of K/V depend on: the machine and the libraries."""
 
 from __future__ import annotations

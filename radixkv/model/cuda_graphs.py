@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps replayed as CUDA graphs: one launch in place of some hundreds per step.
 
 Decodes, decodes with drafts and steps with chunks of prompts alike: up to `PADDED_ROWS` rows, a step is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of transformers' decoder layers: read once, by every rewriting for a device.
 
 The families here differ in details of one structure::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one place that knows the folders `cpu` and `gpu`, which rewrite models for a device.
 
 Without the folder `cpu`, models run on a CPU as transformers wrote them.

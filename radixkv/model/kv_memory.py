@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of the KV cache: a share of free memory, or a given size; every refusal gives the numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a loaded model to its runner: backend, size of the K/V memory, threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batch -> logits of the sampled rows: the model, its paged K/V, and the step that connects them."""
 
 from __future__ import annotations

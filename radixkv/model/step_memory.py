@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of a step besides weights and K/V: measured on a GPU before the K/V gets the rest."""
 
 from __future__ import annotations

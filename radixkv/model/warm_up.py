@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps run before the first request, so that no request waits for compiling, recording and first touches.
 
 On a GPU a kernel is compiled at its first launch: for chunks and for decodes, for split contexts, for rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Advice: where do prompts break the prefix, and what would it bring to move that place?
 
 The advisor watches lookups that diverged from something cached and groups them by prompt group (their first

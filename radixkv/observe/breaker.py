@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breaker: the cause by which a prompt parts from an earlier one, by kind and place; else `unknown`.
 
 The kinds are the ones found in practice. Each is named on evidence alone: both prompts were compared,

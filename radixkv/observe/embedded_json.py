@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON inside of texts: the same values written otherwise, and the tools that a prompt shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differences between the messages of two prompts: the message, and whether the history was rewritten."""
 
 from __future__ import annotations

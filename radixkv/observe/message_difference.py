@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differences between two forms of one message: another spelling, or a changing part."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of a chat's messages: `the system prompt`, `the 2nd user message`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cause by which one prompt parts from another: their models, tools and messages compared."""
 
 from __future__ import annotations

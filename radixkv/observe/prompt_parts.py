@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PromptParts: a prompt as its client sent it, in one form for all APIs, to be compared with others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Residency: which whole blocks can be matched, by the events of a cache alone.
 
 The specification of how to read that stream, see `radixkv.cache.reporting.events`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Similarity of two prompts after the place where they part.
 
     cached   ... 08:01. You are the assistant of a harbour. Ships are ...

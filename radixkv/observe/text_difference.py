@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First difference of two texts, word by word, and their similarity."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differences between the tools of two prompts."""
 
 from __future__ import annotations

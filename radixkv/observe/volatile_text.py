@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classify a short text that differs between two prompts: a time, an id, a path, a person's name.
 
 Judged by its own form and by the words around it, in several languages. The unknown stays unknown: two

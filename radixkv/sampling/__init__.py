@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """From logits to tokens: penalties, masks, random streams, log probabilities."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays on their way to the logits' device and back, without waiting on the way there."""
 
 from __future__ import annotations

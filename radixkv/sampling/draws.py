@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws: one token for each row of logits, by temperature, top_k, top_p, min_p and a number in [0, 1).
 
     scaled = (logits - their maximum) / temperature

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes of logits before a token is chosen: bias, penalties, tokens to avoid.
 
 A processor belongs to one request and remembers its tokens as far as it needs them. It is applied to

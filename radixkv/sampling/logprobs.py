@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logprobs of tokens, as users get them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From logits to tokens: one pass over the rows of a step.
 
 A row goes through, in this order:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SamplingParams: how the tokens of an answer are chosen and when it ends, as plain data."""
 
 from __future__ import annotations

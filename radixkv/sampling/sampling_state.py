@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling state of one request: its random stream, and its logits processors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StructuredOutputs: constraints on an answer, as plain data; `radixkv.grammar` enforces them."""
 
 from __future__ import annotations

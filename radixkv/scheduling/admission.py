@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission: which waiting requests run in a step, why the others don't, and the way back.
 
 Admission is `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated. Preemption

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's flattened work: `Batch`, and its construction from the scheduler's picks.
 
 There are no prefill and decode phases in here, only lengths: entry r of the batch computes tokens

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proof that a step's plan is sound: what `RADIXKV_CHECK_STEPS=1` asserts of every batch before it runs.
 
 A step copies, then writes all its rows, then attends. So that every row reads its own data,

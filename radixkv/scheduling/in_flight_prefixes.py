@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-flight prefixes: lets a request wait for the tokens that another one, its producer, is computing.
 
 There is one entry per prompt in progress: the identity of its whole blocks in the cache, and its tokens

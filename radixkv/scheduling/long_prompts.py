@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long prompts: a prompt with much to compute begins when its turn to be computed has come, not before.
 
 An admission takes the blocks of a whole prompt. Taken long before the token budget can compute them, these

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LookAhead: plans the step after one that still runs. Decodes go on by one token each, whichever they get.
 
     step n        computes position p of a request and chooses its token p + 1; the host does not know it yet

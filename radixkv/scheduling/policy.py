@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The orders of admission: which waiting request is tried first, and who is preempted first.
 
 | policy     | order of admission                                                                    |

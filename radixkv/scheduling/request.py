@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Request: a user's request to an engine, made once at the edge, and its output.
 
 The same object is checked, queued and scheduled, gets its samples and tells their outcome. Another process

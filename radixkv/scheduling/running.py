@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RunningRequests: the requests with a lease, and the decodes among them that need nothing from the cache.
 
 Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which exists

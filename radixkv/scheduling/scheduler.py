@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler: turns waiting and running requests into the next `Batch` under a token budget.
 
 The life of a request in here:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The running state of a request.
 
 A request's state is derived from its tokens and its lease, never stored twice:

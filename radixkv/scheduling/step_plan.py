@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepPlan: a step's entries so far, and the rest of its budget. Made and passed along by `schedule`.
 
     | decodes: one token each | prompts in progress: chunks | reserve: a quarter, for waiting prompts |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TierWaits: the questions of the scheduler about tiers, answered as if there were none."""
 
 from __future__ import annotations

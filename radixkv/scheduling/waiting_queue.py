@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waiting requests, the order in which they are tried, and how often they were passed."""
 
 from __future__ import annotations

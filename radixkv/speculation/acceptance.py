@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acceptance: how often the guesses for one request have been right lately."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafter: guesses for every request, from where they are best, and no more than pay.
 
 Sources, in order:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NamespaceTexts: the recent outputs of each namespace, for guesses in the same one only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RequestText: the guesses that one request's own tokens, its cached continuation and its prediction give."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation: drafts for the requests of one engine, what grammars force first, and how they went.
 
 What the scheduler asks for drafts (its `DraftProposer`), with what only the engine knows of a request: how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepCosts: the cost of one more row in a step, and the value of a token there."""
 
 from __future__ import annotations

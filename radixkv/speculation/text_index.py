@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TextIndex: where the last tokens of some text occurred before, longest match first.
 
 Hash chains as in deflate (RFC 1951, and zlib's implementation of it): `_last` has for each hash of GRAM

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pinning: prefixes that eviction spares, within a budget and for a time.
 
 A pin is a reference like a lease's, without a block table. What several pins have in common counts once.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PublicPrefixes: prefixes that all namespaces share whose K/V the same model and adapter compute.
 
 Public text has a root of its own. A namespace's continuation of it is a child in `namespace_children` of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quotas: a floor and a ceiling for the blocks of a namespace.
 
 A quota has a floor (blocks that other namespaces can't push it under) and a ceiling (blocks it may occupy,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SharedCapacity: a pool shared under quotas, public prefixes and pins.
 
 Another account's blocks are taken only down to its floor, together with the public blocks above them. Pins

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SharedNamespaces: namespaces with quotas and public prefixes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TenantCache: the prefix cache with quotas, public prefixes and pins, exported as `radixkv.PrefixCache`."""
 
 from __future__ import annotations

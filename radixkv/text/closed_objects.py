@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A JSON Schema in which objects have the properties that are listed, and no others.
 
 A schema that does not say whether an object may have further properties allows them. People who list

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeping control tokens out of users' hands: text that spells one is encoded as text.
 
 A control token (`<|im_start|>`, `</s>`, ...) frames a chat. A tokenizer finds its spelling anywhere in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cutters: added tokens at which a text can be cut so that its parts are encoded for themselves.
 
 A tokenizer of the `tokenizers` library first looks for added tokens in the raw text, leftmost and longest

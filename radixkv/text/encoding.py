@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids while the other threads go on.
 
 The tokenizers library's `encode` keeps Python's interpreter lock from beginning to end, a second or two for a

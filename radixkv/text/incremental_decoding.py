@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token ids to text, one step at a time: emitted text never changes and never ends in half a character.
 
 A tokenizer's decoder is a chain of parts. Up to the first that joins the tokens into one text (`ByteLevel`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that are printed as the JSON text they were read from.
 
 A chat template prints the arguments of a tool call as JSON in its own spacing. The model's own text, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PromptTexts: text and chats to token ids for callers on an event loop, without holding that up."""
 
 from __future__ import annotations

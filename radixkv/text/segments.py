@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Segments: keeps token ids of the texts between a prompt's control tokens; only new text is tokenised.
 
     <|im_start|>|system\nYou are ...|<|im_end|>|\n|<|im_start|>|user\nHello|<|im_end|>| ...

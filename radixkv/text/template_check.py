@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chat template that a user gives, tried before anything is loaded for it."""
 
 from __future__ import annotations

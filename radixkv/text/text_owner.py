@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The owner of texts that are encoded: nobody may find, or time, what was tokenised for another."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Amount of text in a conversation, found before any work on it."""
 
 from __future__ import annotations

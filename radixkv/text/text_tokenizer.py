@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TextTokenizer and its TextDecoder: a tokenizer as those see it who are given one, wherever it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priority of background threads beside the model's steps."""
 
 from __future__ import annotations

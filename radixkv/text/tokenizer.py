@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back: encoding, chat templates, and decoding one token at a time.
 
 `Tokenizer` wraps a Hugging Face fast tokenizer. Two things go beyond it:

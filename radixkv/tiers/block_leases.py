@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BlockLeases: leases on whole blocks whose contents are copied in or out, and what these blocks are.
 
 A copy is no use of the cache: nothing is counted as a lookup or a hit, and no order of eviction changes.

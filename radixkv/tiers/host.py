@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HostTier: blocks in the memory of the process, for an engine whose pool is a GPU's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A load of blocks, a waiting request's memory of its loads, and the verification of loaded data."""
 
 from __future__ import annotations

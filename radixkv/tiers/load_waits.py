@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoadWaits: lets a request wait for blocks that a tier has, instead of computing their tokens.
 
 A request is about to be admitted; its cached prefix ends before the end of its prompt:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads: the blocks that are being fetched from tiers for one engine.
 
     reserve blocks -> ask the tier -> ...... -> arrived: write -> commit -> release

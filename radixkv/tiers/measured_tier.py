@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MeasuredTier: one tier of an engine, its loads and their cost, and whether asking it pays.
 
     loading n blocks    answer + (blocks queued before + n blocks) x seconds a byte + writing them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Open the tiers of `--kv-tier`: the one place that knows every kind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QueuedBytes: what of saved blocks waits to be written, so that it takes no more memory than it may."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block records: name and written form of a block in a memory that outlives the process.
 
     name     blake2b of the model, the owner and all tokens up to the block's end, keyed by a secret:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves: the blocks that are being copied out of the pool for tiers of one engine.
 
     hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tiers

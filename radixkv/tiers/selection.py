@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection: which of the blocks that requests leave are worth writing to a tier.
 
     first use     remembered, not written: most prompts never come again

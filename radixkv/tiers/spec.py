@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiers as they are written: `disk:PATH,max=20GiB`, `host:4GiB`, `redis://HOST:PORT/0,ttl=3600`.
 
     KIND:WHERE[,OPTION=VALUE...]

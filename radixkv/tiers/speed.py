@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured time of loading, and of computing instead, the latest counting most."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TierStack: the tiers that were opened for an engine, the quickest first."""
 
 from __future__ import annotations

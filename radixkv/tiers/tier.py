@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tier: a memory below the pool that keeps the K/V of whole blocks, such as a disk, and what it promises.
 
     lookup   HIT       it has the K/V of the first n blocks                       -> load them

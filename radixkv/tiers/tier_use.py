@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TierUse: the tiers of an engine and the transfers between them and its cache, step by step.
 
 It also knows when a step would do nothing before a transfer ends or time passes, so that whoever steps the

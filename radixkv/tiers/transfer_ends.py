@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TransferEnds: which loads and copies have ended; other threads end them, the engine's thread looks."""
 
 from __future__ import annotations

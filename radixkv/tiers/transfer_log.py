@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TransferLog: counts of an engine's loads and saves, and log lines about failures."""
 
 from __future__ import annotations

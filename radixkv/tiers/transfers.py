@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transfers: the loads and saves of one engine that are under way; see `loads.py` and `saves.py`.
 
 An object of this class belongs to one cache. When that is rebuilt, or the engine ends, it is closed and

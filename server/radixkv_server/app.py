@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server: `create_app` puts routes and middlewares together, `serve` loads, listens and ends cleanly.
 
 The life of a request in here:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ServerContext: what the routes of one app share."""
 
 from __future__ import annotations

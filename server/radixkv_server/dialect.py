@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dialect: how one API words its errors and frames its streams, and which paths speak it.
 
 Nothing below the APIs knows a shape of errors or events: the middlewares, the protocol and the streams ask

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ApiError: an error with all that its HTTP answer needs, and what radixkv's exceptions become.
 
 What the answer's body looks like is the dialect's (see `radixkv_server.dialect`).

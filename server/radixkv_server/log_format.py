@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the server's log is written: lines of text, or of JSON for machines."""
 
 from __future__ import annotations

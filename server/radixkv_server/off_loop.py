@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """off_loop: decides which work leaves the event loop for a thread.
 
 While work runs on the event loop, every stream of the server stands still. Work on little input takes less

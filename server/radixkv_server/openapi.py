@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The OpenAPI document of what an app serves, made of the very models that check the bodies.
 
 Routes read their bodies by hand, so each `Api` names the models. A model's schema says less than its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded requests in the tokens of the model that served them, through the very code that serves them."""
 
 from __future__ import annotations

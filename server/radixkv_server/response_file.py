@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SqliteStore: responses in a file, read and written in threads of its own, within bounded waits.
 
     event loop -- read --> reader's thread, its connection    continues while another process holds the lock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResponseStore: answers and conversations that may be asked for again, by tenant and id, within bounds.
 
 The store holds bytes, never prompts' token ids or K/V. A tenant's least recently used entries make room for

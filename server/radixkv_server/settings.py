@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ServerSettings: every setting of the HTTP server, in one frozen place, checked on construction."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents in closed loops: their jobs, the simulation over the real scheduler, and the load over HTTP."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fitted step costs, on an engine with scripted step times and a scripted clock."""
 
 from __future__ import annotations

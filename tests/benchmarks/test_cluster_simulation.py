@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster simulator: a replica by hand, several by their invariants, and the command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of the host's work runs on the engine as it is, in a small size."""
 
 from __future__ import annotations

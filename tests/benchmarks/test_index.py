@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/README.md lists every script and every result, once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result table of the comparison comes from raw figures, whatever could or could not be measured."""
 
 import copy

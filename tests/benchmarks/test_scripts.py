@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every benchmark can still be loaded, explains itself, and those without a model run in a small size.
 
 A benchmark takes minutes and a quiet machine, so nobody runs all of them after a change: this tells when one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`benchmarks.tiers` runs, and its engines agree."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations on a small cache, verified against the model after each one.
 
     python tests/cache/fuzz.py --steps 1000000 --seed 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do the tests notice when the cache, or what loads and saves its blocks, is broken? One fault at a time.
 
     python tests/cache/mutations.py [NAME ...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ages in seconds: of nodes, and of what was evicted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Identities of blocks are what their definition says, however many are computed at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks that are filled and copied out, driven by hypothesis against a memory that remembers contents."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cache key hints: requests that say which others come back with them, and what `adaptive` makes of it."""
 
 from __future__ import annotations

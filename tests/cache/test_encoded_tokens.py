@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt encoded once stands for its token ids in every call."""
 
 from __future__ import annotations

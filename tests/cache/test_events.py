@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Followers of events: whatever they raise, the cache is not disturbed; long runs cost no more than short."""
 
 from __future__ import annotations

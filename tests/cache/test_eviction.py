@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes to make room, and what stays."""
 
 from __future__ import annotations

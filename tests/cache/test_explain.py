@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every miss has a reason, and it is the right one; and what follows events knows what is cached."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A floor holds for blocks that hang below a public prefix, too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must not grow with the size of the cache, counted in instructions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report tells of the moment of its acquire, whenever it is read."""
 
 from __future__ import annotations

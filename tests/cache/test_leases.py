@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a lease, what is rolled back or discarded with it, and what may not be done with one."""
 
 from __future__ import annotations

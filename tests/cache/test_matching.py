@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is found of a prompt, what of it is copied, and which prompts and namespaces are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Namespaces come and go: they take memory while something is cached or held in them, and no longer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quotas that change while the cache is in use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a reset forgets, at what cost, and what requests keep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pins, their TTL and budget; quotas: what must survive a flood, and what must not wedge."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests with the same tokens share blocks: in one step, later, as forks, and with drafts."""
 
 from __future__ import annotations

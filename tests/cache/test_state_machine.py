@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache against the model, driven by hypothesis: operations, pools and hashes of its choosing."""
 
 from __future__ import annotations

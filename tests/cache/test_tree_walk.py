@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tree as data: slices, whose nodes, what changes between two slices."""
 
 from __future__ import annotations

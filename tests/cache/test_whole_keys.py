@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A namespace's key says whose K/V it is and what computes it; what computes alike shares public text."""
 
 from __future__ import annotations

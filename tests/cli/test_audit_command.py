@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv audit` as a user runs it: what it prints and writes, what it costs, and what it never tells."""
 
 from __future__ import annotations

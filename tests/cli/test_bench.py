@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv bench` against a server that answers at once and says what it was asked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv cache ls|verify|clear`: the folder of a disk tier, seen from outside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv chat`: conversations with a server and in process, commands, and what the terminal's keys do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: complete help, options that reach the configuration, errors without tracebacks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv explain`: text around a break, chats, files that are none, and running servers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adaptive policy: its statistics, its shadow of LRU, and its behaviour at both ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bounds: the offline optimum against exhaustive search, the unlimited cache against a set."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv replay` and `radixkv simulate` from the outside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaying through the real cache: exact LRU, all policies within the bounds, overlapping requests."""
 
 from __future__ import annotations

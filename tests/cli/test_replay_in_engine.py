@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waste inside the running engine: what the benchmark measures, on few sequences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recorded traces: exact hit counts, the optimum, and what the adaptive order must reach.
 
 By default policies run some of the cells; `RADIXKV_ALL_CELLS=1` (`make fuzz`) runs all.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory simulation: known answers, conservation, and the figures of the field."""
 
 from __future__ import annotations

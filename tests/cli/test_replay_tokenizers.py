@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Message logs through real tokenizers: folders with a chat template, and plain tokenizer.json files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading traces: every form, and every mistake with its line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv serve`: every setting is a flag and a name in the configuration file; `radixkv keys`."""
 
 from __future__ import annotations

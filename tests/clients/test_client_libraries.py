@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Libraries that people use the server through, each a program in an environment of its own.
 
 They talk to a scripted engine, which answers `say:TEXT` with TEXT: a plain answer, a stream, a tool's call

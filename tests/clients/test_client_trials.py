@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trials of `make clients` that take seconds; how the others are skipped, and what is written of them."""
 
 from __future__ import annotations

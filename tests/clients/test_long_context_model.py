@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The random model that coding agents are tried with: long prompts, answers that end, calls that are forced.
 
 Its marks of calls are added tokens that are not special, as in the tokenizers of Qwen.

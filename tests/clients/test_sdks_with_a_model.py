@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenAI's and Anthropic's SDKs over the embedded model and its real cache: conversations, pins, tenants."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of the console that tell their errors, and what axe-core has to say of them."""
 
 from __future__ import annotations

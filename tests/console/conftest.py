@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real browser for the console's tests, one for each file: starting it takes most of a test's time."""
 
 from __future__ import annotations

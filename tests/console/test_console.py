@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The console in a real browser: its views, keys, a server that goes away, and who can use it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A HAR file that a browser recorded is what `radixkv audit` reads, and says nothing of keys."""
 
 from __future__ import annotations

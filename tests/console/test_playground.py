@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The console's playground in a real browser: streaming, what was cached, tools, what breaks, code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The playground against the embedded model: a real answer streams in, and its second turn is cached."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proxy's page in a real browser: requests, their tree, and the upstreams, without a key anywhere."""
 
 from __future__ import annotations

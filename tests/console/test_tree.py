@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The console's tree in a real browser: live traffic, search, pins, keys, other tenants, readers, frames."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Grafana dashboard and the alert rules ask for metrics that there are."""
 
 from __future__ import annotations

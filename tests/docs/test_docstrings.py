@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What docstrings list under `Args:` and `Attributes:` exists: a renamed parameter takes its text along."""
 
 from __future__ import annotations

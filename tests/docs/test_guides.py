@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worked examples run: each page's Python blocks, in order, as one program."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every relative link of the documentation leads somewhere, headings included."""
 
 from __future__ import annotations

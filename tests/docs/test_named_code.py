@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages that explain the code name classes, functions, files and settings that exist."""
 
 from __future__ import annotations

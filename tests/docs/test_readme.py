@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README's example of the cache alone prints what its comments say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pages state of the server is what the code has: flags, defaults, limits, routes without a key."""
 
 from __future__ import annotations

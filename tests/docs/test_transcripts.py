@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transcripts of the documentation are true: real curl, a real socket, a scripted model.
 
 A transcript is a fenced block whose lines `$ curl ...` are followed by the answer. The transcripts of a page

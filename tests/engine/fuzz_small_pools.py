@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thousands of requests in pools with hardly enough blocks.
 
 Prints what the runs were like; ends with an error at the first seed whose answers differ from those of an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AsyncEngine over the paged model: ids, closing, several event loops, faults that are no Exceptions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps launched before the tokens of the one before are known: what that hides, and that it shows nowhere.
 
 `tests/engine/fuzz_small_pools.py --ahead` does the same with seeded traffic in pools with hardly enough

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every `EngineClient` does: one here, one elsewhere, several as one, and the server tests' own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded model's answers: token for token those of plain transformers, whatever cache and batch.
 
 Everything greedy and in float32. The reference is `generate` of transformers on the same converted folder.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults: the guilty request ends with an error, the others get their answers, and nothing leaks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine that has failed is made anew, if that was asked for; everybody hears what happened."""
 
 from __future__ import annotations

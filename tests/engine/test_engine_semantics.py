@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine promises about answers: the same tokens whatever the cache, batch, faults and aborts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of the engine's thread, whichever of the threads is the faster."""
 
 from __future__ import annotations

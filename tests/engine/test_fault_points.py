@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fault anywhere, at any moment: every request ends in exactly one way, and nothing is held after that.
 
 `make soak` sets RADIXKV_FAULT_SEEDS to 50.

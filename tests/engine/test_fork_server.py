@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that are copies of a process that has the model: answers, failures, and when that process ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine's memory is free when nobody refers to it any more, without the garbage collector.
 
 On a GPU the next engine needs it at once.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars made to do harm, beside an engine at work: others' steps and memory stay bounded.
 
 RADIXKV_HOSTILE_GRAMMARS=N tries N of them instead of a few; RADIXKV_HOSTILE_SEED=N others.

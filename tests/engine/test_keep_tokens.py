@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`keep_tokens`: how much of a request may stay cached because of it, and what others want stays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLM over the paged model: interleaved calls, any number of prompts, calls that fail half way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many requests found each node of the tree, whichever way the eviction policy has it counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`max_tokens` 0: the prompt is computed, for the cache, and nothing is sampled."""
 
 from __future__ import annotations

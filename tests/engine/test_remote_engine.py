@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine in another process: what comes across, and what happens when either side goes away."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad words and allowed tokens through an engine: beside guesses, samples, penalties and grammars."""
 
 from __future__ import annotations

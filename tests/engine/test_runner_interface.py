@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every runner promises (`radixkv.engine.runner.Runner`), held against model runner and hash model.
 
 A batch is made by the scheduler over a cache, as in the engine; what counts are the logits.

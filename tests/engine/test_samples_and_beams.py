@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples and beams: the same results with few slots, few blocks and preemption as with plenty of all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hardly enough blocks: guesses, copies, preemption, samples, tenants and cancels where they meet."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured output through an engine: with samples, preemption, faults, stops, logprobs; one fails alone."""
 
 from __future__ import annotations

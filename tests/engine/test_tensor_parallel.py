@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine on several ranks gives what one on one rank gives, whatever else is going on.
 
 `RADIXKV_TENSOR_PARALLEL_SEEDS` tries more.

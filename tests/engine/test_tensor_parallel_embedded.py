@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded model on two and three processes: 3 KV heads as 2 + 1, and one each."""
 
 from __future__ import annotations

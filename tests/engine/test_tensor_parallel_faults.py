@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that is killed or hangs under live HTTP requests: they are told, and the engine comes back."""
 
 from __future__ import annotations

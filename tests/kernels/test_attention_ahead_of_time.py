@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped tile table, compiled ahead of time: no spills, resources within bounds, tensor cores used."""
 
 from __future__ import annotations

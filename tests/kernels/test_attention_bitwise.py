@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bit-identity: a row's result does not depend on the batch, the chunk, sharing, placement or cache state."""
 
 from __future__ import annotations

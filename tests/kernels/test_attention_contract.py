@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every attention backend owes, against the float64 reference: features, dtypes, ragged batches,
 writes."""
 

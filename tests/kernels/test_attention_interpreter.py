@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the files of the folder `interpreted` in a process of their own, with TRITON_INTERPRET=1 (see its
 conftest)."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Float32 products: close to float64, each row on its own, nothing written outside the result."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels at each instruction set that this processor has: no wider one is used, the results agree."""
 
 from __future__ import annotations

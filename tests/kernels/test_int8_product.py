@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Int8 rows and products: against float64, at the edges of tiles, and row by row bit for bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clearing the first blocks of a cache: all layers and scales of them, and nothing after them."""
 
 from __future__ import annotations

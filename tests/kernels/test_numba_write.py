@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing float32 K/V in place: the same memory as by torch's rounding, bad slots refused."""
 
 from __future__ import annotations

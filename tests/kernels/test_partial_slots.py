@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partials: every (token, segment) is folded once and in order; their memory does not grow with contexts."""
 
 from __future__ import annotations

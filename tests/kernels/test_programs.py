@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many programs a GPU's plans have: a lone decode fills the card, and partials stay bounded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's work list: every visible (token, segment) is attended once, and all sharing is found."""
 
 from __future__ import annotations

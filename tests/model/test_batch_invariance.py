@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padding is only trusted if it holds for every number of rows that a step may have."""
 
 from __future__ import annotations

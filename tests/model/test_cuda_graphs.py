@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded steps without a GPU: a capture that replays by running the step again on the same static buffers.
 
 What is not in here is CUDA's own recording; that launches may be replayed with other plans is tested with

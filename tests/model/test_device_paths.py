@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rewritten CPU layers are an extra: without their folder, models run as transformers wrote them."""
 
 from __future__ import annotations

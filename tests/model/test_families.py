@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family against transformers' own eager attention: float32 logits within 1e-4, cold and hot.
 
 The path under test is the product's: `load_model` -> attention hook -> `ModelRunner` with paged K/V. Cold:

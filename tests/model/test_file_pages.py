@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Releasing mapped weights: nothing is lost, and nothing that was written is released."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fingerprint covers every byte that answers depend on, and nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fused layers: the logits of transformers' own layers, to rounding; other families are left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves of a group of ranks are put together on rank 0, whichever thread is first at the last block."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever stands in a model's files: it loads, or it is refused with a sentence."""
 
 from __future__ import annotations

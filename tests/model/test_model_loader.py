@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading: where models come from, what is refused and how, and that what loads computes the right thing."""
 
 from __future__ import annotations

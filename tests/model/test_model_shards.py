@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model on several ranks computes what it computes on one: every architecture, odd numbers of heads."""
 
 from __future__ import annotations

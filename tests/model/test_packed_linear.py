@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed weights: chosen by a rule, so that two starts compute the same, with any number of threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Int8 weights and quantised K/V in the engine: close to float32, and the same cold, hot and in company."""
 
 from __future__ import annotations

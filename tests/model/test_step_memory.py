@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """K/V on a GPU get what the largest step leaves; a GPU's memory is counted by a stand-in."""
 
 from __future__ import annotations

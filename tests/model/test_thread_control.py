@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ThreadControl with a made-up clock and made-up waiting times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models from anywhere: nothing that comes with one runs unasked, and none reads files outside its folder."""
 
 from __future__ import annotations

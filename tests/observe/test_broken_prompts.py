@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What breaks a prompt is named, with its kind and place, on a labelled corpus; what is not known is not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times, ids, folders and names are known by their form and the words around them; other words are not."""
 
 from __future__ import annotations

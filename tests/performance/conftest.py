@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the helpers of this folder importable, and torch use one thread: others may have the other cores."""
 
 import sys

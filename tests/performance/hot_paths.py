@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hot paths of the host side, each as a call that can be repeated, for `test_hot_paths`."""
 
 from __future__ import annotations

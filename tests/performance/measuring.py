@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two measures of a call that do not depend on how fast or how busy the machine is.
 
 `count_work` counts Python's own instructions and the calls into C: the same on every run. It does not see how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the hot paths and write what `test_hot_paths` holds them to.
 
     python tests/performance/record_costs.py          # prints old and new costs

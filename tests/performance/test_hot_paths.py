@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hot paths may not become slower unnoticed: match, acquire, step build, plan, sampling.
 
 No seconds: instructions and calls are counted, and times are ratios within one process. The costs to hold are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiler that the tests of a file share."""
 
 from __future__ import annotations

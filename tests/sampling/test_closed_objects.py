@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that have what their schema lists: closed where nothing is said, kept where something is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws are those of plain inverse transform sampling, in float64 over the whole vocabulary."""
 
 from __future__ import annotations

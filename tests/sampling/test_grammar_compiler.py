@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiler of grammars: what it keeps, whom it serves when, and the process that tries them out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks of grammars, token by token: what may follow, forks, tokens that are taken back, special tokens."""
 
 from __future__ import annotations

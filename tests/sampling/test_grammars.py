@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars without an engine: what is accepted, what is refused and why, what a compile may cost."""
 
 from __future__ import annotations

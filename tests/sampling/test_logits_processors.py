@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits processors: one conformance test for every kind, alone and many at once."""
 
 from __future__ import annotations

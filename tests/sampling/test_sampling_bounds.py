@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling at the edges of its parameters: a sensible token, or a refusal that names the parameter."""
 
 from __future__ import annotations

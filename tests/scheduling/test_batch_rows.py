@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a batch: which logits an entry asks for, and where it finds them."""
 
 import numpy as np

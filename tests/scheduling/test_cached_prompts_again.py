@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that are cached already, asked again in ways that compute them: nothing breaks, all is right."""
 
 import functools

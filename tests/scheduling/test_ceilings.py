@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests under their tenant's ceiling: refused if they never fit, ended by `length` where it ends them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Identities propose, tokens decide: with one identity for all blocks every answer is still right."""
 
 import random

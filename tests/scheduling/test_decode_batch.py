@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decodes that write into a block they have: the cache is called once a block, and nobody can tell."""
 
 import pytest

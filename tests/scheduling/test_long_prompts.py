@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The turn of long prompts: who begins, what is reserved, and all that the rule lives with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims about order: budgets, bounded overtaking, head of line, priorities, fairness, preemption."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds that must hold in every combination: overtaking, in-flight prefixes, thrash, budgets, refusals."""
 
 from __future__ import annotations

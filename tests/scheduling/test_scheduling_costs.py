@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step costs the scheduler itself, in calls of its own functions: linear in the requests."""
 
 from __future__ import annotations

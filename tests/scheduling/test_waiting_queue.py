@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kept orders of the queue are those that sorting all of it in each step would give."""
 
 from hypothesis import given

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scripted engine and a server of it, new for each test that asks for them."""
 
 from __future__ import annotations

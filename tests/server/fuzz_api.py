@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that the OpenAPI document allows, and such that it does not: none may get a 5xx.
 
     python tests/server/fuzz_api.py --cases 10000

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server under load for a long time: many clients over real HTTP, a third of which leave, and a full pool.
 
     python tests/server/soak.py --minutes 30

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A second API: another body, other framing and other errors, over the same generation and middlewares."""
 
 from __future__ import annotations

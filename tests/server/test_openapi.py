@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The OpenAPI document: it names what is served and how it fails, and requests made from it get no 5xx."""
 
 from __future__ import annotations

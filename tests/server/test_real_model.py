@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole chain with the embedded model: real client, real HTTP, real cache."""
 
 from __future__ import annotations

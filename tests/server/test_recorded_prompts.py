@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `radixkv audit` predicts of a log, beside what the server told that it was recorded from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many files and forms a streamed chat passes, counted on a trace of one."""
 
 from __future__ import annotations

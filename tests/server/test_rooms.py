@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the server's rooms depend on each other, and on the engine, read from the imports of every file."""
 
 from __future__ import annotations

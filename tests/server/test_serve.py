@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`serve` as users run it: a process that takes a port, says when it is ready, and ends on a signal."""
 
 from __future__ import annotations

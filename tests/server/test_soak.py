@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The soak for some seconds: right answers while clients come and go and blocks are evicted; nothing held."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tiers brought, in the usage of every API and in /metrics, with a real disk below a real engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation changes how many steps an answer takes, and nothing else."""
 
 from __future__ import annotations

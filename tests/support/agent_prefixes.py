@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of their prompts coding agents find in the cache, turn by turn, with and without normalisation.
 
     python tests/support/agent_prefixes.py [-k NAME] [--json FILE]

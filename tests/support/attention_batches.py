@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random ragged batches over a paged cache whose unwritten memory is NaN, shared by the attention tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python code that runs as if what the base install does without were not there."""
 
 from __future__ import annotations

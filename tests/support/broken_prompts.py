@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of prompts of which the second one is broken in a known way, or in none: a labelled corpus.
 
     python tests/support/broken_prompts.py [--pairs 300] [--seed 0] [--bank develop|measure]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traffic over a Redis that fails: two replicas of two tenants, with hardly any room, cancels and resets.
 
     replicas    engines over one Redis, in this process or (`elsewhere`) in processes of their own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model too simple to be wrong, driven side by side with the real PrefixCache.
 
 The model holds no tree. It keeps, for each physical slot, *what* the K/V in it were computed from (the whole

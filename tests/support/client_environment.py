@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Environments for clients that the main one has no room for: made once for what a file pins.
 
 They lie in build/clients of the working tree, one for each version of a requirements file (pip) or of a lock

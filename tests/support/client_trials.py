@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trials of the clients that people use: two turns and a call of a tool against a real server.
 
 Each client has a program in tests/clients/trials, which runs in an environment of its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What two prompts that a scripted engine got have in common."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The system's file calls, with an end at any of them: of a process that is killed, or a machine's power.
 
 After a kill all that was done is there. After a loss of power only what was synced is certain: of the rest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines and servers in processes of their own, for tests; one starts in a tenth of a second.
 
 An engine over the paged model runs elsewhere and its tests here. Server tests hold and look at their engine:

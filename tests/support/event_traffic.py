@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random use of a prefix cache, and what a follower of its events must know at any moment."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TCP ports that nobody uses."""
 
 from __future__ import annotations

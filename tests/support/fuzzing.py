@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long fuzzes run: a small part with the suite, the long one with `make fuzz`."""
 
 from __future__ import annotations

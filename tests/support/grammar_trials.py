@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars over a vocabulary of bytes: what they accept, and some that would take too much work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GuidedEngine: the engine that users have, whose model is made to say what its prompt tells it to.
 
 A grammar with one text guides it, so that every token is sampled, computed and cached as usual. It is for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one way for tests to look at what is private: `inside(thing).name` is `thing._name`.
 
 Behaviour is tested through public interfaces. What is left is here to be found: damage that a test does on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled CPU products in a process of their own: `python instruction_set_probe.py FILE [narrow]`.
 
 What they compute and the code that numba made of them go to FILE.

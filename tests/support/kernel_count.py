@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many kernels a GPU would launch: operators that compute something, and Triton launches.
 
 Views and allocations launch nothing. Triton's launches are counted where its interpreter runs them.

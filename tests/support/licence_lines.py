@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Put the licence's line on top of each Python file that lacks it:  python tests/support/licence_lines.py"""
 
 from __future__ import annotations

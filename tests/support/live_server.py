@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real HTTP server in a thread of the test process, on a free port, and raw sockets to attack it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A random Llama with 131,072 positions that answers a prompt of 30,000 tokens within seconds on a CPU.
 
 Coding agents send tens of thousands of tokens with each turn, so they need a model that can be asked so much

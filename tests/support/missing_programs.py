@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The last lines of a test run: how many tests were skipped for lack of a program, and how to get it."""
 
 from __future__ import annotations

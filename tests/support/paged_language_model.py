@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model for engine tests: tiny, deterministic, and unforgiving about paged memory.
 
 Its "K/V" of a token is the token's id, its position and a hash of all tokens up to it (as a real layer's K/V

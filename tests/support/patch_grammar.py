@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PATCH: the grammar of a custom tool that edits files, much like the one that Codex sends."""
 
 PATCH = r"""start: begin_patch hunk+ end_patch

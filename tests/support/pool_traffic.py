@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded traffic for engines with hardly enough blocks: what may go wrong where features meet.
 
 Prompts come from a few families with shared beginnings that end inside blocks, in several namespaces, some of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks in threads of the test process: what `WorkerGroup` offers, without the time that processes take."""
 
 from __future__ import annotations

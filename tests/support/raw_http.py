@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to a scripted upstream byte by byte, and what comes back of them."""
 
 from __future__ import annotations

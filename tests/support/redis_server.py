@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Redis of a test's own, on a socket in a folder; tests without redis-server are skipped, and say so."""
 
 from __future__ import annotations

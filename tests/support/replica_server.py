@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv serve --replicas N` as a process on a Ray cluster of its own, and its replicas' processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A streamed chat traced on its way through the server and the engine of this process.
 
 Counted are the files of ours whose code runs for the chat, and its forms: the classes of ours that carry the

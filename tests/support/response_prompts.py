@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that the Responses API made, as the scripted engine got them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv proxy` as a process, and in this one, where it is quicker to start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts for the tests of order, and how soon they are served."""
 
 from __future__ import annotations

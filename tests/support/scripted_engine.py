@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine for server tests: an `EngineClient` without a model, with answers and faults that a test scripts.
 
 It answers a prompt whose text holds `say:TEXT` (the last of them) with TEXT (else with "ok"), one byte a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A parser of answers for tests of APIs: what a model of no real family would write, one character at a time.
 
 (thought)    thinking

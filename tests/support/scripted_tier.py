@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tier and copies that do what a test says, when it says so: nothing here has a thread or a clock."""
 
 from __future__ import annotations

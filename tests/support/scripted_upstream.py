@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of bytes: it reads one request after the other, and answers each with what its path says."""
 
 from __future__ import annotations

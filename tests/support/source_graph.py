@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ties our source files together, read from their syntax trees: imports, cycles, private attributes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that are cached and let go of, as requests before the one under test would have done."""
 
 from __future__ import annotations

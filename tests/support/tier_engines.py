@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines with a scripted tier and a clock under the test's control, for the tests of `tests/tiers`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random models of every family, and small tokenizers of every kind, made on the spot.
 
 The models are random but not degenerate: every parameter is drawn (norm weights around one), so that a wrong

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers of thirty kinds, by what they do to the text around their added tokens."""
 
 from __future__ import annotations

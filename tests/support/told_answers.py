@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scripted model of the clients' trials says: what a prompt tells it to, or a test suite expects."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole outputs out of deltas, for tests that compare the two."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small traces for the tests, and models of a cache that are too simple to be wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Try the clients that people use, and write what works into docs/clients.md.
 
     python tests/support/try_clients.py [-k NAME] [--no-table]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process for trials of grammars, without what is refused by its text: what is left is its limits."""
 
 from __future__ import annotations

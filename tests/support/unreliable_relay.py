@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A relay between a publisher of block events and its followers, which loses, delays, reorders and cuts."""
 
 from __future__ import annotations

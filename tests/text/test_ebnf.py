@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EBNF as Lark: the same texts match, and what can't be translated is refused with its place."""
 
 from __future__ import annotations

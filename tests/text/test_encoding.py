@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long texts: the ids that the tokenizer gives, found without stopping the other threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lark grammars of escaped texts: they accept the escaped form of just what the grammar itself accepts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams of text: their pieces concatenate to the whole, whatever a tokenizer's decoder is made of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that a chat template prints as the JSON text they were read from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts encoded by their segments: equal ids for every kind of tokenizer, a budget, owners apart."""
 
 from __future__ import annotations

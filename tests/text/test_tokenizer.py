@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to ids and back: chat templates that can't be injected into, streams that equal the whole."""
 
 from __future__ import annotations

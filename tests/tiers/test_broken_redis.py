@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers are the same whatever a Redis does; `fuzz_small_pools.py --redis` goes on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A writer that ends at any system call: nothing acknowledged is lost, nothing wrong is ever given.
 
 RADIXKV_CRASH_SEEDS: how many histories are tried, each ended at every one of its calls.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The disk tier: what was saved is there after any end, within its cap, and nothing damaged is believed."""
 
 from __future__ import annotations

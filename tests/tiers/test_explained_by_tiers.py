@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explanations and the reports of requests say which of the missing tokens a tier has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads that go wrong: what is computed instead, what stays of them, and deadlines, resets, failed steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks are loaded where that is quicker than computing them; else a request computes at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that wait for blocks of a tier: what they get, what they hold, and who waits with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Of what an engine leaves behind, that goes first which was used longest ago, wherever it was used."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and records of blocks: what is the same is found, and nothing else is believed."""
 
 from __future__ import annotations

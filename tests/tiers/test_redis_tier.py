@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Redis tier: what one replica computed another loads; nothing wrong is believed, nobody waits long."""
 
 from __future__ import annotations

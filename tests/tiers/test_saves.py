@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks that are copied out to a tier: nobody gets them meanwhile, everybody may afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which blocks are written: those of a second use, and long texts at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines sleep while blocks are loaded, with a thread of their own or without, and the tier wakes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written after `--kv-tier`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiers that stand on one another: whose blocks are loaded, and who keeps what is saved."""
 
 from __future__ import annotations

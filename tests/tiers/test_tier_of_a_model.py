@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's K/V goes out to a tier and comes back: the same tokens, without computing them."""
 
 from __future__ import annotations

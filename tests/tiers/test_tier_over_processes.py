@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The disk tier of engines that fail and are made anew, and of engines in other processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers are the same with a tier, whatever it does; `fuzz_small_pools.py --tier` goes on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """After a restart the same prompts hit from disk, however the process before has ended."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instruction set of compiled CPU kernels: the processor's own, or a smaller one by RADIXKV_CPU_ISA.
 
     avx2      vectors of 8 floats, 16-bit multiply-adds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers that numba lacks: typed views of addresses, prefetch, an atomic counter.
 
 The compiled kernels take one int64 argument block full of addresses (`void (int64 *arguments)`), so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a compiled function on the threads torch already has.
 
 torch's CPU operators run on a pool of OpenMP threads, which stay awake for a while after each parallel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paged attention by torch's operators alone: the CPU backend where numba is not installed.
 
 Attention is an ordered fold over KV segments, as in the compiled kernels. Every product has one shape (32

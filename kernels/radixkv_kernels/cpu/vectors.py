@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inner loops of the CPU attention kernel, emitted as vector code: product, transposition, softmax.
 
 Loops that a compiler vectorises by itself are only as good as its guesses, and where it may reorder sums,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU backend: plans are staged into device buffers, one per window, and launched from there.
 
 Also runs on CPU tensors under Triton's interpreter (TRITON_INTERPRET=1 before triton is imported): the

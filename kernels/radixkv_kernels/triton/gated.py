@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton kernel between a gated MLP's two products: activation of the gate, times the up projection.
 
 Both are halves of one product's rows. It rounds where torch's operators do.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checked launches of the attention and merge kernels over one window's plan on the device."""
 
 from __future__ import annotations

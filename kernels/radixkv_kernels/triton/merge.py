@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folding the partials of segments, in registers or, by the merge kernel, from memory: the same arithmetic.
 
 The fold uses explicit fused multiply-adds, so that it rounds alike wherever it is compiled into.

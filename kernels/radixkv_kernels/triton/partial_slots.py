@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of the partial results of a step's items, and the partials that each token's result is folded from.
 
     item with base b and n tokens, partial j of its token i:     slot b + j * n + i

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's work on the GPU: cut, and packed into one int32 array, the *blob*, that kernels read.
 
 blob = header | short items | long items | tokens to merge | tokens | positions | merge starts | slots

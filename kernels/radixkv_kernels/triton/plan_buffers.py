@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device buffers of plans and partials."""
 
 from __future__ import annotations

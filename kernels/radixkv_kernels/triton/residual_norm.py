@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton kernel between two products of a layer: add to the residual, then normalise for the next one.
 
 The unfused operators read and write each row about eight times; this kernel does so once. Where they round to

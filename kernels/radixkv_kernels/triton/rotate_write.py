@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton kernel between the product of queries, keys and values and attention.
 
 One launch norms and rotates queries, and norms, rotates and quantises keys on their way into the cache,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tile shapes of the Triton kernel, per GPU generation, head size and kind of work.
 
 A row is a (token, query head of one KV group) pair. `short` tiles serve decodes, `long` tiles prompt chunks

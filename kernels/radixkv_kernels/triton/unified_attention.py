@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton attention kernel: one kernel for prompt chunks, prefix hits, decodes and shared prefixes.
 
 A program takes one work item (see `work_plan`) and one KV head. Its rows are the item's query tokens times

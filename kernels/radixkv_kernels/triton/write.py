@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton kernel that writes new keys and values into the cache, and its launcher."""
 
 # Triton types its own source.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive: an order of eviction that is learned while running, with LRU as its safety net.
 
 The order

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The candidates of eviction in their order: updated leaf by leaf, never rebuilt."""
 
 from __future__ import annotations

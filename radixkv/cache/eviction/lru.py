@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least-recently-used order of eviction."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base class of eviction policies, and the events that they receive.
 
 Candidates are the leaves that no lease, pin or pending copy protects. The index keeps them sorted by the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReuseStatistics: how soon blocks of a class are used again, and what keeping one is therefore worth.
 
 Blocks are counted by class and by age (requests since their last use). Two sums are kept per class and bin of

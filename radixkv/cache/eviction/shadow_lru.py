@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ShadowLRU: the contents of an LRU cache of the same size, without building one.
 
 LRU keeps the most recently used blocks, so all it takes is when each block was used last. A request uses a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ages: approximate time of a node's last use, and the ages of evicted nodes.
 
 Nodes carry the cache's use counter, not a time: it orders them exactly, and nothing reads the clock at a use.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Divergences: places where prompts part from cached text, and the observer that collects them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events: which whole blocks come into the tree and leave it, for followers.
 
 Each call of the cache that changes something (a commit, an eviction, a reset) tells its listeners one

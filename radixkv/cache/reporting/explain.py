@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a prompt missed: MissReport, and how its reason is found.
 
 The reasons, in the order in which they are tried for the first token that was not found:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GhostIndex: removed blocks by identity. Bounded, the oldest forgotten first.
 
 Of a whole block its identity is remembered; of a partial one its tokens, by the identity that they follow. A

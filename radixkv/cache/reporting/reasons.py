@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasons of misses: one vocabulary for explain, usage, metrics, advice, console, audit and proxy.
 
 `Reason` names them, in the order in which a report tries them for the first token that was not found; its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TreeView: the contents of the tree, for readers that change nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TreeWalk: the tree as plain data, read in slices, so that no step waits for a large one.
 
 A walk visits nodes level by level. It is begun, and each slice is read, between two calls of the cache.

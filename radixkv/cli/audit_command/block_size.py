@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Infer the size of an engine's blocks from the first reported hits of a log."""
 
 from __future__ import annotations

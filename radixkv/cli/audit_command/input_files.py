@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of an audit: pipes, which can be read only once, are copied first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report on a terminal: how much was found, where prompts break, and what to move."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of agents in closed loops: what each turn adds, the pauses of tools or people, and what is shared.
 
 | kind     | turns | tokens at first                | pauses           | more                             |

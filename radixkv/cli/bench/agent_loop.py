@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents in closed loops against any server with OpenAI's chat completions: a turn is sent when the pause
 after the answer before it is over.
 

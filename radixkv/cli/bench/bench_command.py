@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `radixkv bench`: fixed workloads, or a load of one's own, on any server with OpenAI's API."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An open-loop load on any server with OpenAI's chat completions, measured from when each request was due.
 
 A closed loop waits for a slow server before it asks again, and so leaves out just the requests that would

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of a load: percentiles, throughput, cached tokens, failures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scenarios of a load: sessions of chats that begin at given times.
 
 The prompts depend on the seed alone, so that two servers get the same ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers of benchmarks over HTTP: a server of their own, words for prompts, the machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serving workloads over HTTP: how long a server takes, and how much of the prompts it found in its cache.
 
 Greedy, exactly 32 output tokens a request, OpenAI completions, streaming:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocators: four ways to give KV slots to sequences, for the fragmentation simulation.
 
 | scheme | reserves | wasted |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds: the hits of an unlimited cache, and of a clairvoyant one of a given size (`opt-pin`).
 
 The optimum is Belady's rule on the trie: among unpinned blocks, drop the one whose next use is farthest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay with requests in flight: leases overlap, running requests share blocks, held blocks can't go.
 
 The life of a request here: it arrives at its recorded time, waits for one of `concurrency` places and for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drive the real PrefixCache with a trace: one request after another, or with requests in flight.
 
 A block id names a whole prefix, so one id can stand for one token: the cache runs with a block size of

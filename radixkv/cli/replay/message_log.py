@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MessageLog: recorded OpenAI conversations, a schedule that sends them, and the tokenizers for both."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands `radixkv replay` and `radixkv simulate`, mounted on the main application."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options and outputs shared by the commands `radixkv replay` and `radixkv simulate`."""
 
 from __future__ import annotations

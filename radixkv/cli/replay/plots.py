@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots: hit rate over capacity, and waste of the allocation schemes. Needs matplotlib (`radixkv[plot]`)."""
 
 from __future__ import annotations

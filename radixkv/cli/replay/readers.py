@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers: files to `Trace` (hash-id JSON lines, message logs) or to bare lengths (CSV arrivals).
 
 The kind of a file is known by its first line, not from its name:

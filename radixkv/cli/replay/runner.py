@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the cells of a hit-rate table, in this process or in several, with a progress bar."""
 
 from __future__ import annotations

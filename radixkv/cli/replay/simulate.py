@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulate how much KV memory four allocation schemes waste, and how many sequences they hold at once.
 
 The machine: a fixed number of token slots and a queue that is never empty. Sequences enter in order while

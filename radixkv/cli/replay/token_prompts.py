@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace as prompts for an engine: tokens that are equal where its blocks are, and smaller where need be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trace: a recorded sequence of prompts, reduced to the identity of their blocks.
 
 A prompt is a path of block ids. Equal ids mean equal prefixes *up to the end of that block*, so every id

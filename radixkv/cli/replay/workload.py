@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workload: lengths of sequences and their shared prefixes; from a trace or from a length distribution."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whom `radixkv chat` talks to: a server by its URL, or a model loaded into this process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ChatSession: a conversation and the commands that change it; it knows no terminal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading lines in a terminal: editing, history over sessions, several lines, completion of commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block keys: what blocks are called on the wire, 64 bits that follow from their text and from whose it is.
 
     chain of a block      hash of the chain before it and its token ids; the same for everybody

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follower: the blocks of one replica, known from its messages alone, in spite of loss, delay and reordering.
 
 It takes messages and says from which sequence number on it wants a replay; it opens no socket and reads no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Open a publisher from the value of `--kv-events`; its dependencies are imported only then."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PublishedBlocks: changes of a cache as events for the wire, and the state that followers should have."""
 
 from __future__ import annotations

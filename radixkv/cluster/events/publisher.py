@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EventPublisher: tells followers over ZeroMQ which whole blocks a cache holds, from a thread of its own.
 
     the engine's thread     receive: one append, and one byte into a pipe where the publisher's thread sleeps

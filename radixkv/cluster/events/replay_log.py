@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplayLog: the latest batches, for followers that missed some."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The value of `--kv-events`, `tcp://127.0.0.1:5557[,OPTION=VALUE...]`, checked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subscriber: follows the streams of any number of replicas from one thread of its own."""
 
 from __future__ import annotations

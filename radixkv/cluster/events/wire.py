@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of block events, as consumers of vLLM's and SGLang's read them.
 
     frames    topic, sequence number (8 bytes, big-endian, from 0), MessagePack

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Channel: messages between two processes, pickled, in order; sending holds up no event loop.
 
 A client asks for calls by name, and gets one answer for a call, items and an end for a stream:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RemoteEngine: the `EngineClient` of an engine in another process.
 
 Each call is sent by its name with its arguments and comes back as its result, an error, or item by item.

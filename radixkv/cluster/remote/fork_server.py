@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that has read a model, and whose copies serve it: ready in a second, the weights in memory once.
 
     python -m radixkv.cluster.remote.fork_server SOCKET     (the pickled configuration on stdin)

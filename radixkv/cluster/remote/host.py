@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's end of a connection: it answers a `RemoteEngine` until the connection is closed."""
 
 from __future__ import annotations

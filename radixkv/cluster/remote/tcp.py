@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine for clients in other processes and on other machines: over TCP, for holders of the key.
 
 Messages are pickled, and nothing is encrypted: the network between the two must be one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attempts: one request, sent to one engine after another until one has begun to answer it."""
 
 from __future__ import annotations

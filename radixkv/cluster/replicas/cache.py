@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicatedCache: the prefix caches of several engines, asked and told as if they were one.
 
 Lookups are answered by the cache that holds most of the prompt; changes apply to all of them. Quotas

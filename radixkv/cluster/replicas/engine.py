@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicatedEngine: several engines with one model as one `EngineClient`.
 
 The life of a request here:

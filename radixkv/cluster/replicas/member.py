@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Member: one engine among several, its blocks, and its state."""
 
 from __future__ import annotations

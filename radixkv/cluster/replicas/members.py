@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Members: which engines there are, and which of them gets a request. Any thread."""
 
 from __future__ import annotations

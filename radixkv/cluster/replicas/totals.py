@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of several engines' counters, which never fall when an engine leaves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LearnedBlocks: the probable blocks of a replica without events, learned from requests and usage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PromptBlocks: the keys of a prompt's whole blocks, in the namespaces where its requests find them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replica: a router's view of one replica: its blocks, its expected blocks, and its load.
 
 resident     blocks by its events; exact

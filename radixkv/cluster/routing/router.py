@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Router: sends each request where it is expected to be answered soonest. Pure: no clock, no sockets, no Ray.
 
     cost of a replica    its queue in seconds + tokens that it does not have / its prefill rate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder layers of the Llama shape with fewer, larger operations, for a CPU.
 
 A transformers layer runs about forty torch operators, each a pass over its tensors. `FusedLayer` runs nine

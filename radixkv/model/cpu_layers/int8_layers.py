@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder layers of the Llama shape with int8 weights, for a CPU with VNNI or AVX2.
 
 Each step between two products is one pass over the rows that ends in the next product's int8 input:

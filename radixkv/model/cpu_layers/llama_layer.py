@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms and attention, shared by the rewritten decoder layers of the Llama shape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models whose weights have 16 bits, computed in float32: every other parameter is widened.
 
 The products read bfloat16 or float16 weights as they are (`float_product`) and everything between them is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear layers with weights packed once for `radixkv_kernels.cpu.linear.float_product`.
 
 `torch.nn.functional.linear` calls the BLAS library torch was built with, which packs the weight in every call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Int8 weights for linear layers on a CPU: `--quantization int8`.
 
 Weights are symmetric int8 with one scale per output channel; activations are quantised in every call with one

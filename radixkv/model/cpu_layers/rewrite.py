@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrite a model for the CPU: choose a replacement for each of its layers.
 
 It depends on processor, device and dtype alone, never on a timing: the ways to compute a layer differ in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warnings about paths slower than float32 on this processor, given when a server starts."""
 
 from __future__ import annotations

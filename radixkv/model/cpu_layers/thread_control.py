@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number of threads that the model computes with, on a CPU that it may have to share.
 
 A small model's step has hundreds of parallel regions, each as slow as its slowest thread. When another

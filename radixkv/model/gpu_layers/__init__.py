@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder layers with fewer kernels, for a GPU."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder layers with fewer, larger kernels, for a GPU.
 
 A transformers layer launches about forty kernels. These launch, on the same weights::

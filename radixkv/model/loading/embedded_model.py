@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded model: converted once from its GGUF file (see `embedded_fetch`), and kept in the cache.
 
 SmolLM2-135M-Instruct (Apache-2.0) is published on the Python package index as a GGUF file inside a wheel, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives back the memory of weights that are mapped from a file, once they have been read.
 
 Weights of safetensors files are mapped into memory, not copied. Packing or quantising them reads every page,

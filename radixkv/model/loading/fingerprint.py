@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprint of a model: every byte that its answers depend on."""
 
 from __future__ import annotations

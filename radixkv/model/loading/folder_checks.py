@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a model folder before anything in it is read: it must be whole, and made of its own files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GGUF files through transformers: check one, and convert one into safetensors and tokenizer files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GGUF files parsed once, and without numpy's slowest part, for all that transformers reads of them.
 
 transformers reads a file's fields again for the configuration, the tokenizer and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of long work at start-up: a bar on a terminal, a line per quarter elsewhere (logs, CI)."""
 
 from __future__ import annotations

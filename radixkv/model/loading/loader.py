@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a model's name to a model ready to serve.
 
     load_model(config)

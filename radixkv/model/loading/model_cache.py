@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folder of prepared models, and the manifest that proves a prepared folder whole.
 
 A prepared model is a folder with a `manifest.json` that lists every file with its size and checksum. The

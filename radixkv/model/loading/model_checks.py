@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conditions that a model must meet to be served, checked before and after its weights are loaded.
 
 Before: its configuration (decoder only, every layer plain attention, rotary embedding that does not depend

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a model's name to its files on this machine: embedded name, GGUF file, folder or hub id."""
 
 from __future__ import annotations

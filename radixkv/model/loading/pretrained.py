@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model read through transformers: configuration, tokenizer, weights. Every failure is one sentence.
 
 Code that comes with a model runs only where `trust_remote_code` says so, and nothing is ever asked on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers without its chatter: no bars, advice or warnings while radixkv loads a model."""
 
 from __future__ import annotations

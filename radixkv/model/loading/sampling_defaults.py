@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sampling that a model's makers recommend, from its generation_config.json."""
 
 from __future__ import annotations

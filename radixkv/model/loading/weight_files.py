@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weight files of a model folder: which they are, and whether they are whole. Read without torch."""
 
 from __future__ import annotations

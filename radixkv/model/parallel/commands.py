@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands of rank 0 to the others, as arrays of int64: no object is pickled for a step.
 
 | command | arguments ...                                                                  |

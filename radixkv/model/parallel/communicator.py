@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communicator: the sums and messages between the ranks of one group, by gloo on CPUs and NCCL on GPUs.
 
 A process may be in several groups, one after the other or at once: torch's global process group is not used.

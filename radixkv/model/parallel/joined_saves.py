@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JoinedSaves: blocks that are copied out on all ranks, put together on rank 0 as they arrive.
 
 Each rank sends the blocks of its saves in order, a message for each block. A thread of

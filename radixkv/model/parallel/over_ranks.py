@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules computed in part by each rank, which give every rank the whole result."""
 
 from __future__ import annotations

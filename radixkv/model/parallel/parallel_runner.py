@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorParallelRunner: the runner of rank 0, which makes every other rank repeat its calls."""
 
 from __future__ import annotations

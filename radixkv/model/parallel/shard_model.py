@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reduce a loaded model to one rank's share: its KV groups, its columns of each MLP.
 
                             on a CPU                            on a GPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Share: a rank's part of something split over ranks."""
 
 from __future__ import annotations

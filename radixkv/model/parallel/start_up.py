@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of ranks before they serve, and at their end: pickled, a few times in all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number of threads that a rank computes with."""
 
 from __future__ import annotations

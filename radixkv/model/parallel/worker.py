@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank after the first: a process that loads its share of the model and does what rank 0 says.
 
 `python -m radixkv.model.parallel.worker COMMANDS DATA`, two inherited sockets. It ends when rank 0 closes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """WorkerGroup: the processes of the ranks after the first, watched from rank 0.
 
 A rank that ends, or that lets the others wait for too long, breaks the group: all of its processes are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BodyLimits: bodies without their compression and as JSON, with a bound on the memory that either takes."""
 
 from __future__ import annotations

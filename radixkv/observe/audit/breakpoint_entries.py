@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BreakpointEntries: what providers hold that cache at breakpoints alone, and what a prompt finds of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EarlierPrompts: the latest prompts of a log, and which of them a new one should go on after."""
 
 from __future__ import annotations

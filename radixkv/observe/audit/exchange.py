@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchange: a request and its answer as they went over HTTP, and the record that they make.
 
 What identifies a caller (keys, cookies) is read for one thing alone, a digest that tells callers apart; it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Observation: what a cache with certain rules makes of one request of a log."""
 
 from __future__ import annotations

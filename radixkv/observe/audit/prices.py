@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prices: what tokens cost, by model, from a dated file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a prompt parts from an earlier one, what of it changed there, and what was the same after it."""
 
 from __future__ import annotations

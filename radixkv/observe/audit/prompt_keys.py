@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a prompt is known by: hashes of its beginnings, and of texts that tell whose conversation it is."""
 
 from __future__ import annotations

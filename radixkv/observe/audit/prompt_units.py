@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt in the units that the tree counts in: tokens where a tokenizer is known, else characters."""
 
 from __future__ import annotations

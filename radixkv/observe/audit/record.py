@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record: one request to a model with its answer, in one form for all APIs and all kinds of logs."""
 
 from __future__ import annotations

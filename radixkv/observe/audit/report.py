@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AuditReport: what the observations of a log add up to, as plain data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the body of a request, in any of the APIs, to the blocks of its prompt."""
 
 from __future__ import annotations

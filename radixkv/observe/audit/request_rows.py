@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RequestRows: what is told of each request of a log, in the order read, however many there are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what an API answered, whole or as a stream of server-sent events, to the answer and its usage."""
 
 from __future__ import annotations

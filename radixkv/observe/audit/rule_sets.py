@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RuleSet: what a provider or an engine keeps of prompts, for how long, and what it finds again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules: what a cache with these rules finds of each request, where prompts break, and whose fault that is.
 
 The real tree grows over the prompts. What providers hold at breakpoints alone is looked up beside it. Nothing

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats: what an assistant's answer consists of, and how model families write it down."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An assistant's answer: its parts as they come from a parser, and the whole put together from them.
 
 Every API says an answer in these terms. The text between a model and an API goes through one `AnswerParser`

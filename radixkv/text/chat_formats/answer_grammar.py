@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Lark grammar of an answer that must call tools, or must be JSON after what the model thinks.
 
 Calls are written as the model's family writes them, each with arguments that its tool's schema accepts, or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The events of one answer, in order: content, thoughts and calls, and the white space between them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types that a tool's schema gives its arguments, and the JSON of a value that was written as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notations of a call's arguments: how each is read into JSON as it comes, and how it is written.
 
     JsonArguments      {"city": "Paris", "days": 2}

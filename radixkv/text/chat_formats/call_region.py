@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are being read: tried form by form, told once they are certain, or given back as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forms of tool calls: how a family of models writes them, declared so that the same words read and write.
 
 A call is a head with the function's name, its arguments in some notation, and a tail (`CallForm`), or a JSON

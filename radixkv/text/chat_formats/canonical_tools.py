@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools in one order, whatever order a client lists them in, and so the keys of their schemas."""
 
 from __future__ import annotations

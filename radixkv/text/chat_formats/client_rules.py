@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What clients write about themselves into prompts, and what is kept of it: a rule for each such client.
 
 Such text is no part of the conversation: the provider that it is meant for takes it out. To any other server

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cursor: text that comes in pieces, read from its front by generators that stop where they need more.
 
 A reader is written as if it had the whole text: `yield from cursor.match(pattern)` gives the match, however

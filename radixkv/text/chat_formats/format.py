@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ChatFormat: how one family of models writes reasoning, content and tool calls, declared in one place."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a model's text to the events of an answer, for one chat format.
 
 Outside of calls the text is searched for the marks of the format's sections and calls. A call is emitted once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chat formats that are known, and which of them a model speaks."""
 
 from __future__ import annotations

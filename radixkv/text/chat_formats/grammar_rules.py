@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of a Lark grammar for arguments in any notation, by the schema of a tool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a conversation parts from what its own earlier turns have left in the cache."""
 
 from __future__ import annotations

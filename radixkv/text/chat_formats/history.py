@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages as a chat template must get them, so that nothing of tools, calls and results vanishes.
 
 Where the template shows them, it gets them in the form that it takes; where it does not, they are written

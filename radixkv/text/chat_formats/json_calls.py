@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are JSON objects, with members for the function's name and for its arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families whose calls are JSON objects: Hermes and Qwen, Mistral, Llama 3, Granite, Command, and others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments as literals: Python's in the parentheses of a call, and Gemma's in braces.
 
     get_weather(city='Paris', days=2)          PYTHON

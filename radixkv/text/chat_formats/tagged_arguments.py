@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments as text between marks: a pair of marks for each value, or a tag for each member at any depth."""
 
 from __future__ import annotations

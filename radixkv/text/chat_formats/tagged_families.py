@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families whose arguments are text between tags: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2 and others."""
 
 from __future__ import annotations

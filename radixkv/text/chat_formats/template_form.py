@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The form of calls as a chat template writes it: read off what it renders, to the last line break.
 
 Forced calls are written in this form, so that the prompt of the next turn continues what was generated. A

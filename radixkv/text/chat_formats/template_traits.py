@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a chat template does with tools, calls, results and reasoning, found by rendering probes once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families whose arguments are literals, or JSON after the function's name."""
 
 from __future__ import annotations

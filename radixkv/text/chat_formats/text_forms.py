@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forms of calls that several families write, and read beside their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thinking: from the wishes of requests to the variables of a chat template, found by rendering probes once.
 
 Requests turn thinking on or off, name an effort, or give a budget of tokens. Templates know some of these,

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The disk tier: blocks in append-only files, which outlive the process."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DiskTier: blocks in a folder, which outlive the process.
 
     engine's thread     lookup, wants: the index in memory        save: to the queue

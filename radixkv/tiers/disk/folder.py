@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder of segments: whose it is, and what lies in it.
 
 lock            held by the process that writes; its number is in it

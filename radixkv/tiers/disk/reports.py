@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports on a folder of segments, for people; the folder may be in use meanwhile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A segment: a file of records, the notes beside it, and the places of its records."""
 
 from __future__ import annotations

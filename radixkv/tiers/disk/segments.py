@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SegmentStore: records in append-only files below a cap. One writes, others may read meanwhile.
 
     append ... append  sync     written | and certainly there after a loss of power: acknowledged

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OwnerKeys: names of each owner's blocks in a store that others can read, and encryption.
 
     secret of a store   the same for all replicas, from a file

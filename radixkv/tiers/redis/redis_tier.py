@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RedisTier: blocks in a Redis that several replicas share, or one that outlives them.
 
     engine's thread    lookup: RETRY, then the result of the lookups' thread  save: to the queue

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activity: cached parts of the latest requests, and the hit rate of the last minutes.
 
 Kept in the server, for consoles: a bounded ring of requests and a few sums for each tenant. Used on the event

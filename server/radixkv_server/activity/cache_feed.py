@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CacheFeed: the latest events of the cache, read once from the engine for any number of readers.
 
 Each reader has a cursor in a bounded log and reads on from it at its own pace. One that asks for events from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HitWindows: how much of prompts was found in a cache, in the last minutes and since the start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NodeNames: what clients call the nodes and blocks of the cache."""
 
 from __future__ import annotations

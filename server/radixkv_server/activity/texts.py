@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounded pieces of text out of token ids."""
 
 from __future__ import annotations

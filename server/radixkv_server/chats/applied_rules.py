@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AppliedRules: which rules for clients' own text have been applied; each is logged once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be pinned.
 
 A breakpoint stands after a block of a conversation, and means all of the prompt up to there, in tokens. No

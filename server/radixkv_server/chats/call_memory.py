@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CallMemory: the exact JSON text of tool calls that were answered, for APIs whose clients send objects back.
 
 The prompt of the next turn holds the arguments again. Only if they are the very text that the model wrote,

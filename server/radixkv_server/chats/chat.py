@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats in no dialect: from messages, tools and options to a prompt, and from generated text to answers.
 
 Each chat API converts its body to a `Chat` and says what `AnswerReaders` gives it; how the model's family

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which message of a chat a position of its prompt lies in, found by the text around it.
 
 Templates put the text of messages into prompts as it is, but for white space at its ends. So the text on both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an answer must look like, as clients of several APIs spell it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model's chat template as the server uses it: what it does with tools, and which format answers have."""
 
 from __future__ import annotations

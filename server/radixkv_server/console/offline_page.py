@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as one offline page, with the console's modules and styles and the report's data inside.
 
 The page contains the modules unchanged; an import map names each by its file's name.

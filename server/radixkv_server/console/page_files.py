@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of the console's page: the static ones, and the vocabulary of reasons as a module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routes of the console's static files: the page at `/` and its files below `/console`, without a key.
 
 The page consists of plain modules without a build step. Its content security policy lets it load from and

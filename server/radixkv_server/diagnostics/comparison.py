@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison: a request beside an earlier one that its client named, and the finding about the two.
 
     the earlier prompt    |  shared with this one  |  not shared  |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprint: the parts of a request as hashes and counts, for comparisons with later requests.
 
     model | each tool | each block of the system prompt | each message | each parameter     one hash each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FingerprintStore: fingerprints of the latest requests by tenant and id, within bounds, in memory alone."""
 
 from __future__ import annotations

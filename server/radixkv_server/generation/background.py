@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers that go on without their client: generated in tasks of their own, with the events of their streams.
 
     started --frames--> running --end, error, time--> ended --KEPT_S, or too many bytes--> forgotten

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several coroutines or streams as one: all end together, whichever way the first of them ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generation: running a request's prompts on the engine, with everything counted.
 
 It knows no dialect: a `GenerationRequest` goes in, outputs or what a `Renderer` makes of deltas come out. A

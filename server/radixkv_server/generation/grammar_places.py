@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GrammarPlaces: which field of the body an error in an answer's grammar is about."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Meter: follows one request through the engine, for its usage, the metrics and the activity."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PromptProgress: what is known so far of one prompt and its answers, from the engine's deltas or its output.
 
 Usage, metrics, traces, rate limits and the list of the latest requests all read this one record.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From text and messages to checked token ids, without holding up the event loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GenerationRequest: what any API's body comes down to, and the checks that all of them share."""
 
 from __future__ import annotations

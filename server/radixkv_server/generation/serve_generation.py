@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One generation route of any API: body in, engine at work, answer or stream out.
 
 An API supplies the two ends: `parse`, from its body to a `GenerationRequest`, and a `Renderer`, from the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Usage: what one HTTP request used, in no dialect."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdmissionMiddleware: refuse requests without room for them as soon as their headers are read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API keys: bind each request, on the server, to the tenant of its key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BodyReader: read JSON bodies strictly, with a 400 for anything but plain, finite, shallow JSON.
 
 The standard parser accepts NaN, overflowing floats and lone surrogates and recurses as deep as the input

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """run_until_disconnect: cancel work whose client leaves.
 
 A request without a client must not hold blocks: the work runs in a task of its own beside a watcher of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ErrorBoundary: turns exceptions into answers, in the dialect of the request's path."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declarations of fields, for the check of bodies, the documentation and the tests.
 
 supported        an ordinary field of a body's model

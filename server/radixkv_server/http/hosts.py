@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HostOriginMiddleware: refuse requests for foreign hosts and from foreign origins.
 
 The Host check stops DNS rebinding: a web page whose name has been pointed at 127.0.0.1 reaches a local

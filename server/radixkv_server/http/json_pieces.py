@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parser of long JSON texts that lets other threads run between pieces.
 
 The standard parser holds Python's interpreter lock from the first byte to the last, and so do the faster

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HttpServer: listening sockets, uvicorn's settings, readiness and signals."""
 
 from __future__ import annotations

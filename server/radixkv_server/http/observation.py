@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access log, metrics and traces of each request."""
 
 from __future__ import annotations

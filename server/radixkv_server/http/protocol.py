@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GuardedProtocol: uvicorn's HTTP/1.1 protocol on h11, with deadlines and answers for bad clients.
 
 A client that sends its request one byte at a time would hold a connection forever; one that sends a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RequestRecord: the known facts of one request, filled in as it goes through the server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EventStream: a response of server-sent events, with pings and errors in the dialect of the request."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StrictConnection: h11's state machine with two further refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hints for 404s: routes of other servers, and the replacements that this server has."""
 
 from __future__ import annotations

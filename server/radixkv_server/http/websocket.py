@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GuardedSocket: uvicorn's WebSocket protocol, with our answers to its shutdown and to slow clients.
 
 It reads attributes of its base class that are no public interface of uvicorn's.

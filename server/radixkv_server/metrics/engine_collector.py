@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EngineCollector: the engine's counters as Prometheus metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ServerMetrics: Prometheus metrics of requests, by the share of their prompt that was cached."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TenantLabels: tenants as label values, up to a limit, since each adds lines to every later scrape."""
 
 from __future__ import annotations

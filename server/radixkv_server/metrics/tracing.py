@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tracing: OpenTelemetry traces of generation requests, by the conventions for generative AI.
 
 Each request has a span, a child of the span in its `traceparent` header, with a child for each of its phases:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics under vLLM's names, so that its dashboards show this server.
 
 Names and meanings follow vLLM's `/metrics`; each sample has the labels `model_name` and `engine`. The labels

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two ends of what goes through: an upstream's connection, and that of the client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The console of a proxy: the page of the servers' console, and the read-only routes that it asks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feed: hands what went by to the observer, a process of its own, and never waits for it.
 
 What the observer does not take in time is dropped and counted, above a bound of memory. If it dies the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fleet: several upstreams of one proxy: which one gets a request, how each is, and what each holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is told of a fleet: how each upstream is, and of a request where it went and why. Plain data."""
 
 from __future__ import annotations

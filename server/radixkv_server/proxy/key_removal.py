@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Removal of keys from bodies, before anything of them is looked at, kept or shown.
 
 Headers and queries, where keys belong, are never shown. Here keys are removed elsewhere: from fields of

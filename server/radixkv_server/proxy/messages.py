@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes by on a connection: where its requests begin and end, and what its answers are.
 
 Parsing is h11's. Bytes are handed on as they came; what can't be parsed is handed on, too, and no longer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The observer: a process beside the traffic that records requests and shows what they find of a cache.
 
 It reads what `Feed` tells it from its standard input, and ends when that does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passage: a request and its answer while they go by, as far as they are kept to be looked at."""
 
 from __future__ import annotations

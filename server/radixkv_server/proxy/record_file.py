@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RecordFile: requests and their answers as JSON lines, which `radixkv audit` reads."""
 
 from __future__ import annotations

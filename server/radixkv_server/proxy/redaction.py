@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Redaction: the texts of requests and answers replaced by hashes that keep what they have in common.
 
     "Find the port of Bergen."       ->   "kQ3x 0fT mZ1p 9s b7Tq2aL0"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One client's connection to the proxy and the one to its upstream: bytes go on as they come, both ways.
 
     client  --RequestStream-->  heads are addressed to the upstream, bodies go on byte for byte  -->  upstream

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RoutedAnswer: one upstream's answer on its way: where it begins and ends, and whether it is handed on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RoutedPrompt: what a request asks a cache for, as units that equal prompts share: token ids where possible.
 
 Servers that publish events render and tokenise the prompt themselves, so that the units are theirs:

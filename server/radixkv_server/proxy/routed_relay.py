@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One client's connection to a proxy with several upstreams: each request goes to the one that is chosen.
 
     a request is read whole -> an upstream is chosen -> it is sent there -> the answer goes back as it comes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the proxy: listens for clients, and gives each a relay."""
 
 from __future__ import annotations

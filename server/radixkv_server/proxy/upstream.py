@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Upstream: the server that the proxy hands on to, and what of a request's head must be changed for it."""
 
 from __future__ import annotations

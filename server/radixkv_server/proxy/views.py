@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was watched as JSON, in the forms that a server's `/v1/cache` routes have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watched: the latest requests that went by, what these rules expect of each, and sums over all of them."""
 
 from __future__ import annotations

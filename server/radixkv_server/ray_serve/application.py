@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The application that Ray Serve runs: one front over a number of engines, with settings for both.
 
 `build` makes it from a config file of `serve deploy`:

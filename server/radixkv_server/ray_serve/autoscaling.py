@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number of replicas by the seconds that prompts wait. Pure; Ray Serve asks it."""
 
 from __future__ import annotations

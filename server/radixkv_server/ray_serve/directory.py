@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicaDirectory: a request router of Ray Serve that says which replicas there are, and calls one.
 
 Which replica gets a prompt is decided by `radixkv.cluster.routing`, on token ids and exact block events,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Front: the ingress on Ray Serve, the very app of the single server over all replicas that there are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EngineReplica: one engine as Ray Serve runs it: made, watched, drained and replaced by Ray Serve.
 
 Requests come over connections of their own (`radixkv.cluster.remote.tcp`), which cost microseconds where a

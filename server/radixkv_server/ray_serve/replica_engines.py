@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine of a replica: in the replica's own process, or in a copy of one that has the model already.
 
 The second is ready in a second, and replicas on one machine share the memory of their weights. Ray's own

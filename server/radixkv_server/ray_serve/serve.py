@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv serve --replicas N`: start a cluster of Ray on this machine or join one, and serve."""
 
 from __future__ import annotations

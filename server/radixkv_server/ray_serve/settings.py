@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicaSettings: how many replicas there are, and where."""
 
 from __future__ import annotations

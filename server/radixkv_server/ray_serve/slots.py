@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots: numbers for a machine's replicas, so that each has its own folders and ports, and has them again.
 
 A replica takes the first number that no living process holds. One that comes in the place of another finds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API keys: the forms that users write (`KEY`, `NAME=KEY`), the stored digests, and their tenants."""
 
 from __future__ import annotations

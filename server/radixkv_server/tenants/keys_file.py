@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keys file: TOML with the tenants, their hashed keys, limits and quotas.
 
 [tenants.alice]

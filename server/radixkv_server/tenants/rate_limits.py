@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rate limits of tenants: token buckets for requests and tokens a minute, and a bound of running requests.
 
 The life of a request in here:

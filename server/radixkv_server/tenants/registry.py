@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TenantRegistry: keys, grants and usage of all tenants, from the settings and a keys file."""
 
 from __future__ import annotations

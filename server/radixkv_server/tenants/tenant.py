@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tenants with their limits and quotas. A tenant is a name that API keys belong to."""
 
 from __future__ import annotations

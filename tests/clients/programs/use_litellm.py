@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """litellm against a server, with its OpenAI and its Anthropic provider; prints what it got as JSON."""
 
 import asyncio

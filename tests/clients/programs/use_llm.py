@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """simonw's llm, with the server in its extra-openai-models.yaml; prints what it got as JSON."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pydantic-ai against a server, over both of its APIs; prints what it got as JSON."""
 
 import asyncio

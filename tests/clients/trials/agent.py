@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running coding agents, which are programs of the command line, and scripting what their model says."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asking Claude Code, Anthropic's coding agent, over the Messages API."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asking Codex, OpenAI's coding agent, over the Responses API."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two sessions of a coding agent, of three turns with calls of tools each: `hold_sessions.py CLIENT`.
 
 The server answers what a prompt tells it to. Each turn is reported when it has ended.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asking opencode, a coding agent, over chat completions."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a trial's program says of itself: a line of JSON for each thing that worked.
 
 The program is given, in the environment: `URL` of a server with the long-context model, `SCRIPTED_URL` of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """aider over chat completions. It offers no tools: the edit of a file stands for a call."""
 
 from importlib.metadata import version

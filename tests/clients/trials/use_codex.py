@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Codex, OpenAI's coding agent, over the Responses API."""
 
 import os

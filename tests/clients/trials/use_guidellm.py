@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GuideLLM, a load generator: a few requests over chat completions, and what it measured."""
 
 import json

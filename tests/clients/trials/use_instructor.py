@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """instructor over both of OpenAI's APIs and Messages: forced calls of tools, read into classes."""
 
 from importlib.metadata import version

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """langchain-openai over both of its APIs, langchain-anthropic over Messages."""
 
 from importlib.metadata import version

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LangChain's standard tests of chat models, with its classes for OpenAI's and Anthropic's APIs.
 
 They ask for things that a random model doesn't say ("the value of magic_function(3)"), so that the scripted

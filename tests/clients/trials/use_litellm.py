@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """litellm over chat completions and Messages."""
 
 import json

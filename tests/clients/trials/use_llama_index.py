@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LlamaIndex (OpenAILike) over chat completions."""
 
 from importlib.metadata import version

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """lm-eval over completions (likelihoods of given answers) and chat completions (generated answers)."""
 
 import json

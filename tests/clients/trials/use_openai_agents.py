@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """openai-agents over both of OpenAI's APIs."""
 
 import asyncio

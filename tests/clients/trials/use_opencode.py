@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """opencode, a coding agent, over chat completions."""
 
 import agent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pydantic-ai over both of OpenAI's APIs."""
 
 from importlib.metadata import version

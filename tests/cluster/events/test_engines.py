@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that publish: tiny pools, tenants, faults, restarts, other processes, servers."""
 
 from __future__ import annotations

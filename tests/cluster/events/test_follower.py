@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A follower knows exactly what a replica holds, or forgets it, whatever happens to the messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block events as others read them: by the shapes of vLLM's and SGLang's messages and by Dynamo's indexer."""
 
 from __future__ import annotations

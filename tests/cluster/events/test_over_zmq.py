@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publisher and follower over real sockets: exact through a relay that loses, delays, reorders and cuts."""
 
 from __future__ import annotations

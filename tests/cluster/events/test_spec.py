@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--kv-events`: what is taken, and what is refused with a reason."""
 
 from __future__ import annotations

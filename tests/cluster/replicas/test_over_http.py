@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server over several engines: the same routes, with all of them behind."""
 
 from __future__ import annotations

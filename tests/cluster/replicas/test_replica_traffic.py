@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded traffic over several engines with hardly enough blocks, which come, fail, are drained and leave.
 
 A few seeds here; RADIXKV_FUZZ=50 for more.

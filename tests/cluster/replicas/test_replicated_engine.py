@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicatedEngine: where requests go; engines that fail, come or leave; what is summed."""
 
 from __future__ import annotations

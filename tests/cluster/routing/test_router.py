@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routing policy, sentence by sentence, and that its books are always balanced."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """These tests run the Triton source in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 tests/kernels/interpreted`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Repairs of Triton's interpreter (seen in 3.6 and 3.9), without which it would test the wrong arithmetic.
 
 - bfloat16 values are kept as their raw 16 bits, and `tl.dot` multiplies those as integers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models with fused layers, their Triton kernels interpreted, against transformers' own layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every part of the GPU benchmark at toy sizes, and the list that runs them as processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels between a layer's products, interpreted: as torch's operators, and near a float64 reference."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton source, interpreted: against the float64 reference, and bit for bit against itself."""
 
 from __future__ import annotations

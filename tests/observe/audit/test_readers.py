@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded requests out of files: every form, damaged ones, bounded memory, and nothing of anybody's key."""
 
 from __future__ import annotations

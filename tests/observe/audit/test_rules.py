@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What rules make of conversations: hits, breaks, times to live, breakpoints, and whose fault a miss is."""
 
 from __future__ import annotations

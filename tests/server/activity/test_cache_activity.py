@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hit rates, the latest requests and the events of the cache over HTTP, with two tenants and an admin."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents keep their prefix: clients' own text is held constant in every dialect, tools can be sorted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents over several turns: what a client sends back is found in the cache, or it is said why.
 
 A scripted model writes what models of its family write; the prefix cache is real. The templates are small

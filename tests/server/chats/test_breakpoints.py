@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where breakpoints end in the prompts of templates that put things in different places."""
 
 # ruff: noqa: E501 (templates)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured output and forced tool calls through the APIs: what each spells becomes one grammar."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls and reasoning over HTTP: what clients of chat completions get of them, whole and in streams."""
 
 from __future__ import annotations

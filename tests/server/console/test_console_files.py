@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The console's static files: sent without a key, under a strict policy, and nothing else with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server with two tenants whose engine remembers prompts."""
 
 from __future__ import annotations

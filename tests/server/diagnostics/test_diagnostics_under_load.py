@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests compared with others that run, end, fail to fit or are left by their clients, in a tiny pool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints beside a plain comparison of the requests themselves, and the bounds of their store."""
 
 from __future__ import annotations

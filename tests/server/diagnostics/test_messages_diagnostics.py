@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`diagnostics` on /v1/messages, by Anthropic's SDK: its four states, its six reasons, and exact counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`prompt_cache_diagnostics` on responses and chats, by OpenAI's SDK: its types, reasons and exact counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several streams as one, and several waits as one: all end when one of them fails."""
 
 from __future__ import annotations

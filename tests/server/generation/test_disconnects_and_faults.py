@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients that leave and engines that fail: nothing goes on for nobody, everyone else is served."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API keys: every route is closed without one, and each name is a namespace of its own."""
 
 from __future__ import annotations

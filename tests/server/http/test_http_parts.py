@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of HTTP that have rules of their own, without a connection around them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON bodies: read strictly, within limits, and in pieces."""
 
 from __future__ import annotations

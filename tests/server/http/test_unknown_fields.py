@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rule for fields that do not work: taken with a warning, refused by name, or unknown; in every API."""
 
 from __future__ import annotations

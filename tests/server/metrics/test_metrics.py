@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """/metrics: what is counted is what the answers said, and every figure of the dashboard is there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces: what an OpenTelemetry collector gets of a request."""
 
 from __future__ import annotations

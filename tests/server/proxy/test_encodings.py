@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed bodies before several upstreams: all encodings alike, and none holds up a stream."""
 
 from __future__ import annotations

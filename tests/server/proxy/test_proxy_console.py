@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the console of a proxy shows of the traffic: the tree, and of each request what was to be found."""
 
 from __future__ import annotations

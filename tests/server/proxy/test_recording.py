@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real clients through the proxy, and what it writes of them."""
 
 from __future__ import annotations

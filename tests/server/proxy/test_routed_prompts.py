@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proxy before several servers finds every prompt where it is: in all dialects, of all tenants."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Before several upstreams, too, answers come as they were sent, whatever these are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`radixkv proxy` with several upstreams: requests go where their prefixes are, and none fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes through the proxy is what goes without it: every byte both ways, and how it ends."""
 
 from __future__ import annotations

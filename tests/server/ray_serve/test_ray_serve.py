@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas on Ray Serve, over HTTP. Needs radixkv[ray]; `make test-ray` installs it and runs this."""
 
 from __future__ import annotations

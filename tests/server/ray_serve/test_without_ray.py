@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What replicas on Ray Serve need beside Ray: settings, slots, the autoscaler's decision, the connections."""
 
 from __future__ import annotations

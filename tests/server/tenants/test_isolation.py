@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tenants on one cache, through the server: nobody hits another's prefixes, and floods respect floors."""
 
 from __future__ import annotations

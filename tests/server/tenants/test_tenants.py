@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tenants: keys files, limits of requests and tokens, quotas, and reading them again."""
 
 from __future__ import annotations

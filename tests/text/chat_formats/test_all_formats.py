@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All chat formats alike: each reads what it writes, in any pieces, cut off or hostile, by tools' schemas."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars of answers that call tools, in every chat format, with marks as text and as special tokens."""
 
 from __future__ import annotations

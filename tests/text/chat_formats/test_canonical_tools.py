@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools in one order, whatever order a client lists them and their keys in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What clients write about themselves is held constant where they write it, and nowhere else."""
 
 from __future__ import annotations

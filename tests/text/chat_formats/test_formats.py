@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every chat format: what its parser makes of answers, sound, malformed and hostile, however they come."""
 
 from __future__ import annotations

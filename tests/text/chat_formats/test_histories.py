@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories as templates must get them: one call a message, ids with numbers, no messages of the system."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of the system after others, with templates that show them, drop them or refuse them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat templates that models ship: each one's format, and whether a forced call continues its prompt exactly.
 
 The templates belong to their models' authors and are not part of the project: `RADIXKV_CHAT_TEMPLATES` names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU attention kernel: reads cache blocks in place, compiled by numba per head size and storage.
 
 The algorithm, for one item (see `work_plan`) and one KV head::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU backend: paged attention by the numba kernel, which reads blocks in place; see `attention_kernel`.
 
 Every result is canonical: a row's bits do not depend on the batch, deterministic mode or not.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Store new float32 keys and values in the paged cache, compiled by numba: one pass, one call per layer.
 
 A cache of bfloat16 or float16 gets them rounded to nearest, ties to even, as torch rounds.

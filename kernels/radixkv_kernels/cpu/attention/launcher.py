@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch the numba kernels: their argument block, and the memory of partials."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's work on the CPU: how it is cut, and its items per window."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of the cache, widened from their stored type to float32, compiled by numba."""
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of float32 rows with float32, bfloat16 or float16 weights on a CPU, for small models' matrices.
 
     y = x W^T + b        PackedFloat.multiply(x, y)               y += ... with add=True

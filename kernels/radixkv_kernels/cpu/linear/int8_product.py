@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of int8 rows with int8 weights on an x86 CPU, compiled by numba.
 
 Two instructions multiply and add up neighbours, and either gives the int32 sum of 64 products exactly:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of activations to int8 on a CPU, alone or at the end of an RMS norm or a gated SiLU; by numba.
 
 Symmetric, one scale per row and group of 64 columns: `x = scale * q` with q in [-127, 127], stored as the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of a compiled function and the call of it, alone or on all of torch's threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RMS norm and rotary embedding for a CPU, each one pass over its rows, compiled by numba.
 
 torch spends most of a small model's time outside its matrix products in such element-wise chains: every

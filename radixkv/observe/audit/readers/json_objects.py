@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON objects out of one large document, one at a time: the entries of a HAR, the items of a list.
 
 The document is never in memory as a whole: it is cut where an object at the wanted depth begins and ends.

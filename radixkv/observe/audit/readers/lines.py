@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines of plain and gzipped files, and what may be wrong with a file as a whole."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One logged object, in whichever form: a body, a request with its answer, LiteLLM's payload, a HAR entry."""
 
 from __future__ import annotations

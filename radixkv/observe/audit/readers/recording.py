@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recording: the requests of several files in the order in which they began, and what could not be read."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Anthropic's dialect: the Messages API."""

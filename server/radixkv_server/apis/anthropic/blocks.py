@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Content blocks: what the messages of this API are made of, as clients may send them."""
 
 from __future__ import annotations

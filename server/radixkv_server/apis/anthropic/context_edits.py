@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Context management: edits that shorten a conversation before it becomes a prompt, as the client asks.
 
 clear_thinking_20251015     thinking of all but the last turns that have any is left out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`diagnostics` of the Messages API: why a prompt could not be read from the cache as far as an earlier one.
 
 not asked                    no field

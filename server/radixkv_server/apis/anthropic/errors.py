@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Anthropic's dialect: errors as its SDKs turn them into exception classes, framing of events, limits."""
 
 from __future__ import annotations

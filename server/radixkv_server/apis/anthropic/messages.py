@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages: from content blocks to the plain form that chat templates expect, and where breakpoints end up.
 
 system (string or blocks)           one system message

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answers of POST /v1/messages: content blocks, a stop reason and usage, whole or as typed events.
 
 message_start                      with the usage that is known

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bodies of the Messages routes: pydantic models of the requests, checked strictly.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads: conversations that the server holds, so that a client sends only what is new.
 
 create      the body is a whole conversation; it is kept, with its answer, under the answer's id

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools as clients of this API offer them, and which of them the prompt lists.
 
 custom (or no type)                   the client's own, with their schema

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The advisor's findings in words: where prompts of one group break, and what to move."""
 
 from __future__ import annotations

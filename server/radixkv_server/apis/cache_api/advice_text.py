@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences for people: what differs at a break, and what to do about a miss."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What breaks a prompt: compared with the earlier one that it shares most with, or told by the cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caller: whose part of the cache a request is about, and what it may be told of it.
 
 Counts of others' entries are for admins. Text is for nobody but its own tenant, admins included: an operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GET /v1/cache/events: what comes into the cache and what leaves it, as server-sent events.
 
 A stream begins with a snapshot, the tree as GET /v1/cache/tree has it; changes follow. Each event has an id,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explanations: how much of a prompt would be found, where it breaks, and the text around the break."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GET /v1/cache: how much is found, what is missed and why, and who has how much of the pool."""
 
 from __future__ import annotations

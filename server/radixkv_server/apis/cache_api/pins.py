@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pins over HTTP: set, listed and ended within one tenant's part of the cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the body of a cache route to the token ids of a generation request with the same fields."""
 
 from __future__ import annotations

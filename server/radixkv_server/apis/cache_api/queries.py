@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a request of the cache's routes asks about: its caller, and the parameters of its query."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The latest requests as JSON, and as a stream of those that change."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache's routes: what is in it, why prompts miss, pins, public prefixes, reset."""
 
 from __future__ import annotations

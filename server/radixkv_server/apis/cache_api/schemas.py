@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bodies of the cache routes: what a chat or completion request says of its prompt, and a little more.
 
 A prompt is `messages`, with all that a chat completion may say beside them, or `prompt`: text or token ids.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tree as JSON: the heaviest nodes first, and the nodes that hold a text."""
 
 from __future__ import annotations

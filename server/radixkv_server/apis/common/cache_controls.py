@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenAI's controls of the prompt cache: which breakpoints a request writes, and what of it stays cached.
 
 The cache finds every prefix, wherever it ends. A breakpoint therefore decides nothing about what is found

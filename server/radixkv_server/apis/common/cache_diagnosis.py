@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CacheDiagnosis: what an answer says of its prompt beside an earlier one's, in OpenAI's words and our own.
 
 OpenAI's words name a part of the request. Our own, `cache_diagnosis`, add its index, exact counts of tokens,

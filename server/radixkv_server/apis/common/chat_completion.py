@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The body of a chat completion, which several APIs take: its prompt, or all of it.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.

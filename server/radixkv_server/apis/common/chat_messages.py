@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of a chat: what clients may send, and the plain form that chat templates expect."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the body of a chat completion, or of a prompt like one, to a chat and to what the engine shall do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From bodies to what requests are compared by: fingerprints, and the earlier request that a client named."""
 
 from __future__ import annotations

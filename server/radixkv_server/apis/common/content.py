@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Content as OpenAI's APIs have it: a text, or a list of parts of which each is one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Custom tools, which take text: the functions that they are to chat templates, and the text of their calls.
 
 The model calls a function with one argument, `input`. A grammar of the input is enforced; the model writes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields that OpenAI's routes share, chat and text completions as well as responses, and their checks.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.

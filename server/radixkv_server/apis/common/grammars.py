@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields by which clients of chat and text completions say what an answer must look like.
 
 `response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older names;

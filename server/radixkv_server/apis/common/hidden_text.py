@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that a client brings back in the next turn as it is: encoded, not encrypted, with a prefix."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unions whose branches are easily told apart: objects by their `type`, and texts from lists of parts.
 
 A plain union would report the errors of the branch that the client did not mean. The branches' tags are in

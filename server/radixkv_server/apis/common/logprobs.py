@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logprobs in the shapes of both OpenAI routes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images, files and sounds in messages: refused, or replaced by a short text before a body is checked.
 
 The models served here read text. Clients send their whole history again with each turn, so one image that is

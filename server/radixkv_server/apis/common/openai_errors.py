@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenAI's dialect: errors as its SDKs turn them into exception classes, and its framing of events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of tools that ran at a provider, as text: the same text each time that a client sends them."""
 
 from __future__ import annotations

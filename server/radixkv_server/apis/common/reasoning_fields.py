@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields by which clients of chat completions say how to think, and whether they want to see it.
 
 `reasoning_effort` is OpenAI's, `reasoning` and `include_reasoning` OpenRouter's (vLLM takes these, too),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StringMember: a string in a JSON object, read while the object is being written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM's clients ask to be told of tokens: ids of prompt and answer, and the prompt's logprobs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of the usage several APIs say alike: what the cache did for the prompts."""
 
 from __future__ import annotations

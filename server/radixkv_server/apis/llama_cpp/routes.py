@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp's small routes: what the server is, a chat as text, and names of other routes."""
 
 from __future__ import annotations

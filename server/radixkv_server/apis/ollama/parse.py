@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the bodies of Ollama's routes to what the engine shall do, over the path of chat completions."""
 
 from __future__ import annotations

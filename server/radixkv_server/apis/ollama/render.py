@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers of Ollama's routes: one object, or a line of JSON for each piece and one with the figures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ollama's routes: chat, generate, and those by which its clients find models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the bodies of the OpenAI routes to what the engine shall do, and how its answer will be said."""
 
 from __future__ import annotations

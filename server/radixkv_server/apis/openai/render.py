@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answers of the OpenAI routes: usage, choices and chunks.
 
 Plain dictionaries: they are built once per token in a stream, and their shape is checked by tests with

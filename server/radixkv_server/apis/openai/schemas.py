@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The body of POST /v1/completions, checked strictly; that of a chat is shared with other APIs.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.

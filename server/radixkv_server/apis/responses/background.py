@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses in the background: begun by POST, watched by GET, ended by cancel or by themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """POST /v1/responses/compact: shorten a conversation to the model's summary of it.
 
 The answer has the messages of the user and the system, word for word, and one `compaction` item in place of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a body of the Responses API to the items of its conversation, and from these to a chat."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResponsesDialect: OpenAI's errors, and streams of typed, numbered events."""
 
 from __future__ import annotations

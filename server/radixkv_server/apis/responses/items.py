@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Items of a conversation: the forms that clients send, the stored plain form, and messages for templates.
 
 An item has one plain form, whether a client sent it or the model wrote it, and only plain forms become

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OutputItems: the items of a response, and the events of their growth."""
 
 from __future__ import annotations

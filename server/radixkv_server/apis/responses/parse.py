@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the body of POST /v1/responses to the engine's work, its renderer, and the stored response."""
 
 from __future__ import annotations

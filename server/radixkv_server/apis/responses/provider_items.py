@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Items of calls that ran at a provider, in histories that began there: calls and results of functions.
 
 web_search_call, mcp_call, ...          a call, and its result: the fields that hold it, or its status

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResponseRenderer: answers of POST /v1/responses, whole and as typed events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routes of the Responses API."""
 
 from __future__ import annotations

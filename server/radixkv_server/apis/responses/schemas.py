@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bodies of the Responses and Conversations APIs: pydantic models, checked strictly.
 
 See `radixkv_server.http.fields` for fields without effect and refused ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The WebSocket of the Responses API: many responses over one connection, one after another in each lane.
 
     client: response.create {body of POST /v1/responses, stream_id?}  --> its events, as in a stream

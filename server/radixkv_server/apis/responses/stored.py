@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StoredResponses: the responses of one tenant, each with the conversation that led to it. Never K/V."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StoredConversations: the conversations of one tenant, lists of items that grow turn by turn. Never K/V.
 
 Each change is one transaction of the store: two turns that end at once are both kept, one after the other.

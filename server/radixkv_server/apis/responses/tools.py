@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools of the Responses API, and the functions that chat templates see for them.
 
 function                    itself

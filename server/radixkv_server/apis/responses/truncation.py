@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`truncation: auto`: drop the oldest items of a conversation that does not fit into its prompt.
 
 System and developer messages stay, and so does the last message of a user with all items after it. A call is

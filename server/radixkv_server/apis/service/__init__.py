@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routes that belong to no dialect: health, version, models, tokenisation."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routes around the service: tokenizer, health, load, metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bodies of the service routes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server whose answers a scripted parser reads, for a file's tests, and a client of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Messages API over a real socket, with Anthropic's own SDK."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad inputs of the Messages API: each gets its status in Anthropic's error shape, and nothing breaks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Claude Code really sends, recorded of two versions: all is answered, and the cache finds it again.
 
 The recordings in tests/data/claude_code have the shape of the requests as they were; what long texts said,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`context_management` of the Messages API: what is cleared, what is told of it, and what the counts say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads of the Messages API, which the server keeps, with Anthropic's SDK and its tool runner."""
 
 from __future__ import annotations

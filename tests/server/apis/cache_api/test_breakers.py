@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What breaks a prompt, in every view of the cache: compared with the request before, by kind and message."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What breaks a prompt that did not change: room, and requests at the same time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache's routes over real HTTP, with two tenants and an admin: what each sees, and what nobody may."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hints of the cache's views: what breaks a prompt, where, how much of the family, and what to do."""
 
 from __future__ import annotations

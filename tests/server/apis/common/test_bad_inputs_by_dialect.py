@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same bad inputs on every route with a body: each gets its status, in the shape of that route's API.
 
 After each, the route still answers a good request, and the engine holds nothing.

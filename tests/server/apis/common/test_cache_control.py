@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cache_control` in both chat APIs: which tokens are pinned, for how long, and what usage says of them."""
 
 from __future__ import annotations

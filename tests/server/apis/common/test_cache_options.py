@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenAI's `prompt_cache_options` and breakpoints on parts: what is pinned, what is kept, prewarming."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images in messages, of every API: refused in the user's latest words, and a short text elsewhere."""
 
 from __future__ import annotations

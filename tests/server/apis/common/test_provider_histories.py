@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories that began at a provider: its items and blocks become calls and results, the same each time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What real clients sent, recorded with long texts cut, is taken as it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every field of the SDKs' requests is decided: it works, changes nothing, or is refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ollama's routes over HTTP: chats and completions in lines of JSON, and the routes that list models."""
 
 from __future__ import annotations

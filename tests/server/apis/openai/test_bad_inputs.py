@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad inputs: each gets its status in OpenAI's error shape, and the next good request succeeds."""
 
 from __future__ import annotations

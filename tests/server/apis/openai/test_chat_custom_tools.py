@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Custom tools in chats: shown as functions of one text, called by it, whole and in streams."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The OpenAI routes over real HTTP, mostly through the real client, with a scripted engine."""
 
 from __future__ import annotations

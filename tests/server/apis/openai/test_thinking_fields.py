@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of chats that say how to think, and where reasoning goes; `cache_prompt`; breakpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's fields about tokens, over real HTTP: what may be generated, and what is told of ids and logprobs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server with two tenants for a file's tests, and clients of one of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses in the background: polling, resumed streams, cancel, restarts, bounds, tenants."""
 
 from __future__ import annotations

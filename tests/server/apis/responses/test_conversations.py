@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Conversations API as OpenAI's SDK speaks it, and responses that go on in a conversation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grammar of a custom tool's input over HTTP: what a call may hold, and what of a grammar is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers of the Responses API as the real openai client sees them, whole and in streams."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasoning and calls of the Responses API: items, events and what comes back of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of the Responses API: how long a prompt stays cached, what is refused, what changes nothing."""
 
 from __future__ import annotations

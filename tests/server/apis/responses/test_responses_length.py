@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a conversation of the Responses API is, and what shortens it: truncation and compaction."""
 
 from __future__ import annotations

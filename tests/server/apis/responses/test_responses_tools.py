@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools of the Responses API beyond functions: namespaces, custom tools, and those that run elsewhere."""
 
 from __future__ import annotations

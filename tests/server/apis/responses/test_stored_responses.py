@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses that are kept: turns that build on them, pages, tenants, bounds, and stores that fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The WebSocket of the Responses API, as OpenAI's SDK speaks it, and as hostile clients do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small routes that clients of vLLM and llama.cpp ask: facts, templates, load; with keys and roles."""
 
 from __future__ import annotations
