@@ -19,7 +19,7 @@ from radixkv.cache.reporting.tree_walk import TreeSnapshot
 class CacheClient(ABC):
     """The prefix cache of an engine, or of several: plain calls with plain results.
 
-    Callers say whose by `tenant` and `salt`. Ids of nodes and blocks are unlike those of all other caches.
+    Callers name the owner by `tenant` and `salt`. Ids of nodes and blocks are unique among all caches.
 
     Args:
         model: the fingerprint of the model whose K/V the cache holds.
@@ -89,7 +89,7 @@ class CacheClient(ABC):
 
     @abstractmethod
     async def unpublish(self, token_ids: TokenIds) -> bool:
-        """Stop sharing a prefix; False: it was not shared."""
+        """Stop sharing a prefix; return False unless it was shared."""
 
     @abstractmethod
     async def reset(self) -> None:

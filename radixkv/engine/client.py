@@ -4,7 +4,7 @@
 `AsyncEngine` implements it over an engine in this process, the tests' scripted engine without a model; the
 server uses nothing else. One conformance test runs on every implementation.
 
-Callers name who asks by `tenant` and `salt`; the engine makes the cache's key of them (see
+Callers name the owner by `tenant` and `salt`; the engine makes the cache's key of them (see
 `radixkv.cache.cache_key`), and no caller builds a namespace.
 """
 
@@ -41,7 +41,7 @@ class EngineClient(Protocol):
 
     @property
     def limits(self) -> PromptLimits:
-        """What prompts must keep to."""
+        """Limits of prompts."""
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
@@ -52,11 +52,11 @@ class EngineClient(Protocol):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are taken."""
+        """True if requests are taken."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue was full after the last step, so that a request would be refused. O(1)."""
+        """True if the queue was full after the last step, so that a request would be refused. O(1)."""
 
     @property
     def cache(self) -> CacheClient: ...
@@ -67,7 +67,7 @@ class EngineClient(Protocol):
         """Token ids of a text of any length, without holding up the event loop.
 
         Args:
-            add_special_tokens: let the tokenizer add what it puts around a text.
+            add_special_tokens: let the tokenizer add its tokens around a text.
             allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
 
         Raises:
@@ -91,7 +91,7 @@ class EngineClient(Protocol):
     async def check_quota(self, requests: Sequence[Request]) -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
 
-        For several requests of a tenant and salt, of which none may begin where one is refused.
+        For several requests of a tenant and salt that must all be admitted, or none.
 
         Raises:
             ContextLengthExceededError: one of them leaves no room for a single token.

@@ -15,11 +15,11 @@ class EngineStats:
     """A snapshot of the engine's counters; tokens and requests since the start, times in seconds.
 
     Attributes:
-        prompts_waiting_for_turn: of those that wait, the long prompts that begin after others
+        prompts_waiting_for_turn: waiting long prompts that begin after others
             (`radixkv.scheduling.long_prompts`).
         reserved_tokens: of running prompts, tokens that have blocks and are not computed.
         cache: the prefix cache's own snapshot.
-        steps_ahead: of the steps, those that were launched before the tokens of the one before were known.
+        steps_ahead: steps launched before the tokens of the previous one were known.
         model_time_s: time in the model, sampling included.
         gap_time_s: time between two model calls while work was waiting.
         num_rebuilds: how often a broken invariant made the engine rebuild its cache.
@@ -58,7 +58,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine counts itself: samples by how they ended, seconds in and between model calls."""
+    """Counts of the engine itself: samples by how they ended, seconds in and between model calls."""
 
     finished: int = 0
     failed: int = 0
@@ -87,7 +87,7 @@ class Counters:
         tiers: tuple[TierCounts, ...] = (),
         events: EventCounts | None = None,
     ) -> EngineStats:
-        """These, and what the parts of the engine count."""
+        """These counts with those from the parts of the engine."""
         scheduled = scheduler.stats
         return EngineStats(
             num_waiting=scheduler.num_waiting,
@@ -116,5 +116,5 @@ class Counters:
         )
 
     def pause(self) -> None:
-        """What comes now, until the next model call, is no gap: there is no work, or something broke."""
+        """Exclude the time until the next model call from the gaps: there is no work, or something broke."""
         self._last_model_end = None

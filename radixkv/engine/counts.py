@@ -126,7 +126,7 @@ class ReplicaCounts:
         running: requests that were sent there and have not ended.
         prefill_rate: prompt tokens a second, as measured.
         requests: sent there so far.
-        retries: of these, those that it failed before their first token, and that others got.
+        retries: requests that it failed before their first token, served by others.
     """
 
     name: str

@@ -10,7 +10,7 @@ The life of a request:
     logits of the rows that finish a request's known tokens.
  4. The sampler chooses tokens. The first token of a request with `n` samples forks it.
  5. Each token is decoded to text; stop conditions are checked; a delta goes out.
- 6. A finished request releases its lease. What it computed stays cached, evictable.
+ 6. A finished request releases its lease. Its computed prefix stays cached, evictable.
 
 What steps bring to requests, and how these end, is in `radixkv.engine.live_requests`. What to do about faults
 is decided in `radixkv.engine.fault_recovery` and done here, in `_rollback` and `_rebuild`. None of them leaks
@@ -67,7 +67,7 @@ CHECK_STEPS = "RADIXKV_CHECK_STEPS"
 
 
 class Engine:
-    """One model, one cache, one loop. Not thread-safe: `AsyncEngine` gives it a thread of its own.
+    """A model, a cache, a loop. Not thread-safe: `AsyncEngine` gives it a thread of its own.
 
     Args:
         config: the settings.
@@ -215,7 +215,7 @@ class Engine:
     def explain_by_tiers(
         self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName
     ) -> MissReport | None:
-        """A report of this moment with what a tier has of the missing tokens; None: it does not know yet.
+        """Return a report of this moment with a tier's part of the missing tokens; None: it is undecided.
 
         Changes nothing. O(tokens).
         """
@@ -223,12 +223,12 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """Whether the queue takes one more request."""
+        """Return True if the queue takes one more request."""
         return self.scheduler.num_waiting < self.config.max_queue
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something, or is waited for."""
+        """Return True if a step would do something, or a transfer is awaited."""
         return self.scheduler.has_work or self._tiers.is_due or self.runner.failure is not None
 
     @property
@@ -247,18 +247,18 @@ class Engine:
         self.runner.on_failure(wake)
 
     def wait(self) -> None:
-        """Sleep until a step would do something; for who has nothing else to do."""
+        """Sleep until a step would do something; for callers with nothing else to do."""
         idle_s = self.idle_s
         if idle_s != 0.0:
             self._tiers.wait(idle_s)
 
     def close(self, *, save: bool = True) -> None:
-        """Give up what is under way between tier and cache; the engine is not used any more.
+        """Give up all transfers between tier and cache; the engine is not used any more.
 
         A tier that was opened for it, from `config.kv_tier`, ends with it. May be called again.
 
         Args:
-            save: that tier gets what is cached first, as far as that takes ten seconds.
+            save: first save the cached blocks in the tier, as far as that takes ten seconds.
         """
         try:
             self._tiers.close(save=save)
@@ -277,7 +277,7 @@ class Engine:
         """Schedule, run, process the tokens of one step; the next one may run meanwhile.
 
         Raises:
-            KeyboardInterrupt, SystemExit: what the step had begun was taken back; the next one goes on.
+            KeyboardInterrupt, SystemExit: the step was rolled back; the next one goes on.
             EngineStoppedError: the runner has failed for good; the engine can only be closed.
         """
         error: BaseException | None = self.runner.failure
@@ -308,7 +308,7 @@ class Engine:
         return self.take_result()
 
     def take_result(self) -> StepResult:
-        """What has been added since the last step, for example by `abort`."""
+        """Take the outputs added since the last step, for example by `abort`."""
         return self._requests.output.take_result()
 
     def _schedule(self) -> Batch | None:
@@ -369,7 +369,7 @@ class Engine:
 
     @contextmanager
     def _repairing(self) -> Iterator[None]:
-        """What goes wrong in the block is no fault of runner or sampler: something of ours is broken."""
+        """Treat exceptions in this block as internal errors: no runner or sampler caused them."""
         try:
             yield
         except BaseException as error:

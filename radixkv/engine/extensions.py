@@ -42,7 +42,7 @@ class Drafts:
         """Begin again with this cache."""
 
     def would_guess(self, entries: Sequence[Entry]) -> bool:
-        """Whether one of these requests, whose step runs, may get a draft in the step after it."""
+        """True if one of these requests, whose step runs, may get a draft in the step after it."""
         return False
 
     def checked(self, request: Sample, num_draft_tokens: int, num_accepted: int) -> None:
@@ -76,7 +76,7 @@ class BlockTiers:
     is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
 
     def attach(self, cache: PrefixCache) -> TierWaits:
-        """Begin again with this cache; returns what the scheduler asks."""
+        """Begin again with this cache; return the scheduler's extension."""
         return TierWaits()
 
     def begin_step(self) -> None:
@@ -103,7 +103,7 @@ class BlockTiers:
 
     @property
     def is_due(self) -> bool:
-        """Whether a step has something to do for a transfer."""
+        """True if a step has something to do for a transfer."""
         return False
 
     def idle_s(self) -> float | None:
@@ -114,7 +114,7 @@ class BlockTiers:
         """Call `wake`, on any thread, when a transfer has ended."""
 
     def wait(self, timeout: float | None) -> None:
-        """Sleep until a transfer ends, at most so many seconds; returns at once where there is no tier."""
+        """Sleep until a transfer ends, at most `timeout_s` seconds; return at once if there is no tier."""
 
     def drop_transfers(self) -> None:
         """Give up all transfers: the cache is not used any more."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about a fault: decides which requests run alone, which are cleared, and which fail.
+"""Response to a fault: decides which requests run alone, which are cleared, and which fail.
 
 | what broke                      | what happens                                                            |
 |---------------------------------|-------------------------------------------------------------------------|
@@ -13,11 +13,11 @@
 
 A request is never run again for tokens that were delivered: they are part of it by then.
 
-Any `BaseException` is a fault: a panic in a library written in Rust is one that is no `Exception`. Only an
-interrupt and an exit (`ENDS_PROCESS`) are nobody's fault: they pass through, after the step was rolled back,
+Any `BaseException` is a fault: a panic in a library written in Rust is no `Exception`. Only an
+interrupt and an exit (`ENDS_PROCESS`) are not: they pass through, after the step was rolled back,
 so that the engine can go on. So does a runner's own end (`ENDS_ENGINE`), after which it can't.
 
-Nothing in here acts: the engine rolls back, rebuilds and fails, by what these methods return.
+Nothing in here acts: the engine rolls back, rebuilds and fails, by the results of these methods.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FaultRecovery:
         return self._to_run_alone[0] if self._to_run_alone else None
 
     def step_failed(self, requests: Sequence[Sample], error: BaseException) -> list[tuple[Sample, Failure]]:
-        """A step of these requests failed; returns those that are to fail: the one that was alone in it.
+        """Record a failed step of these requests; return the failing ones: the one that was alone in it.
 
         The others are bisected.
         """
@@ -68,9 +68,9 @@ class FaultRecovery:
     def invariant_broke(
         self, unfinished: Sequence[Sample], error: BaseException
     ) -> list[tuple[Sample, Failure]]:
-        """The cache was rebuilt for these requests; returns those that are to fail.
+        """Record that the cache was rebuilt for these requests; return the failing ones.
 
-        The first time in a row, nobody: the contents of the cache may have been what was broken. Then the
+        The first time in a row, none: the contents of the cache may have been broken. Then the
         requests are bisected, and one that breaks it while it runs alone fails.
         """
         if isinstance(error, ENDS_ENGINE):

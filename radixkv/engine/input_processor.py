@@ -42,7 +42,7 @@ def _check_num_bad(num_tokens: int) -> None:
 
 
 def _token_words(params: SamplingParams) -> Iterator[Sequence[int]]:
-    """Those of `bad_words` that are token ids."""
+    """The token ids among `bad_words`."""
     for word in params.bad_words:
         if not isinstance(word, str):
             yield word
@@ -229,7 +229,7 @@ class InputProcessor:
             )
 
     def compile(self, params: SamplingParams, namespace: NamespaceName = "") -> GrammarState | None:
-        """What the output must match, compiled; None: anything. Any thread; waits for the compiler's.
+        """Return the compiled grammar of the output; None: anything. Any thread; waits for the compiler.
 
         Args:
             namespace: whose grammar it is.

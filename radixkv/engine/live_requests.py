@@ -79,10 +79,10 @@ class LiveRequests:
         request = self._by_id.get(request_id)
         return [] if request is None else request.unfinished()
 
-    # ------------------------------------------------------------------ what a step brings
+    # ------------------------------------------------------------------ results of a step
 
     def take_step(self, batch: Batch, outcome: StepOutcome) -> None:
-        """Give every request what the step brought it; end those that are at their end."""
+        """Give every request its part of the step; end the completed ones."""
         assert outcome.logits is not None
         self._scheduler.complete(batch)
         self._faults.step_passed(sample_of(entry.request) for entry in batch.entries)
@@ -129,7 +129,7 @@ class LiveRequests:
         sample.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
-        """Note when requests began, take the logprobs of prompts, and end those who wanted no more."""
+        """Note when requests began, take the logprobs of prompts, and end requests that need no more."""
         for entry, first, end in batch.logit_spans():
             sample = entry.request
             if sample.times.first_scheduled is None:
@@ -167,7 +167,7 @@ class LiveRequests:
         """End one request, all its samples, with an error; others are unharmed.
 
         Args:
-            discard: what it computed is not to be trusted, and not cached.
+            discard: its computed blocks are not to be trusted, and not cached.
         """
         request = sample.request
         request.failure = failure
@@ -201,7 +201,7 @@ class LiveRequests:
             self.output.close(request)
 
     def expire(self, limit_s: float) -> None:
-        """End the requests that came more than so many seconds ago. O(those)."""
+        """End the requests that are older than `timeout_s` seconds. O(their number)."""
         oldest = self._clock() - limit_s
         expired = []
         for request in self._by_id.values():  # in the order of their arrival

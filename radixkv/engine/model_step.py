@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step on the model side: the runner's logits, and the sampler's tokens of each request.
+"""A step on the model side: the runner's logits, and the sampler's tokens of each request.
 
 The tokens of a launched step are there when `wait` returns. Until then the next one may be launched, which
 computes the very tokens that this one chooses: they are fed to it on the device.
@@ -25,12 +25,12 @@ MakeForks = Callable[[Sample], Sequence[Sample]]
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What runner and sampler gave: logits, and tokens for each of `requests`; or the `error` alone.
+    """Results of runner and sampler: logits, and tokens for each of `requests`; or the `error` alone.
 
     Attributes:
         requests: every sample that gets tokens, new forks after their parent.
         runs: as many as `requests`: the accepted tokens of its draft, and one more.
-        drafts: the entries of those that had one.
+        drafts: the entries of requests with a draft.
     """
 
     logits: torch.Tensor | None = None
@@ -50,7 +50,7 @@ class LaunchedStep:
         keeps_logits: the next step may be launched before this one is waited for.
 
     Attributes:
-        batch: its entries are those that count: see `drop_surplus`.
+        batch: its entries are the surviving ones: see `drop_surplus`.
         outcome: complete once `wait` has returned.
     """
 
@@ -112,7 +112,7 @@ class LaunchedStep:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it computes tokens that the host did not know when it was launched."""
+        """True if it computes tokens that the host did not know at its launch."""
         return self._fed_from is not None
 
     def drop_surplus(self) -> None:
@@ -146,7 +146,7 @@ class LaunchedStep:
 
 
 def _goes_on(entry: Entry, fed: int) -> bool:
-    """Whether the request of a step that was launched ahead has got just the token that was fed."""
+    """Return True if the request of a step launched ahead has got just the token that was fed."""
     request = entry.request
     return (
         request.lease is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sampled tokens become: deltas of a request that is streamed, the output of any other when it ends.
+"""Sampled tokens to outputs: deltas of a streamed request, the whole output of any other at its end.
 
 Each request for itself: what fails here (a decoder, a stop condition, a sampling state) belongs to one
 request and comes back as its `Failure`. Nothing in here holds blocks or a place in a queue.
@@ -29,11 +29,11 @@ _NOT_NUMBERS = Failure("the model's logits are not numbers (NaN) for this reques
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave.
+    """Results of one step.
 
     Attributes:
         deltas: increments of the requests that are streamed.
-        finished: of the others, those that ended with it.
+        finished: other requests that ended with it.
     """
 
     deltas: list[OutputDelta] = field(default_factory=list)
@@ -56,7 +56,7 @@ class OutputProcessor:
         self.num_generated = 0
 
     def take_result(self) -> StepResult:
-        """What has been added since the last call."""
+        """Take the outputs added since the last call."""
         result, self._result = self._result, StepResult()
         return result
 
@@ -124,7 +124,7 @@ class OutputProcessor:
         return None
 
     def add_prompt_logits(self, sample: Sample, start: int, logits: torch.Tensor) -> Failure | None:
-        """Take the logprobs of prompt tokens; logits [N, V] at position p are those of token p + 1.
+        """Take the logprobs of prompt tokens; logits [N, V] at position p belong to token p + 1.
 
         Args:
             start: position of the first row.
@@ -152,7 +152,7 @@ class OutputProcessor:
 
     @staticmethod
     def check_logits(row: torch.Tensor) -> Failure | None:
-        """Why a prompt can't be trusted of which the last token's logits are these; None: it can. Waits."""
+        """Return why a prompt with these last logits can't be trusted; None: it can. Waits."""
         return None if bool(row.max().isfinite()) else _NOT_NUMBERS
 
     def end(self, sample: Sample, reason: FinishReason, now: float) -> None:
@@ -167,14 +167,14 @@ class OutputProcessor:
         self._emit(sample, ())
 
     def close(self, request: Request) -> None:
-        """All samples of a request have ended: deliver what was not sent step by step."""
+        """Deliver the unsent parts of a request whose samples have all ended."""
         if not request.stream:
             self._result.finished.append(_collect(request))
         elif request.is_ranked:
             self._result.deltas.extend(_ranked_deltas(request))
 
     def _emit(self, sample: Sample, token_ids: Sequence[int]) -> None:
-        """Tell what a step adds to a sample, if anything, and how it ended if it did."""
+        """Deliver a step's addition to a sample, if any, and how it ended if it did."""
         request, output = sample.request, sample.output
         if not request.stream or request.is_ranked or not (token_ids or output.finish_reason):
             return
@@ -205,7 +205,7 @@ def _delta(
     *,
     is_last: bool,
 ) -> OutputDelta:
-    """What is new of one sample."""
+    """New parts of one sample."""
     output, request = sample.output, sample.request
     delta = OutputDelta(sample.request_id, index, text, token_ids, logprobs or None)
     delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users get: the output of a request, whole (`RequestOutput`) or as its deltas (`OutputDelta`)."""
+"""Outputs for users: of a request as a whole (`RequestOutput`) or as its deltas (`OutputDelta`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample of a request.
+    """A sample of a request.
 
     Attributes:
         index: 0 to n - 1.
@@ -40,11 +40,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptOutcome:
-    """What the cache gave to a request's prompt and got of it; the fields are those of `RequestOutput`.
+    """Cache use of a request's prompt; the fields are those of `RequestOutput`.
 
     Attributes:
         num_tokens: of the prompt.
-        logprobs: those of the whole prompt; None when not asked for.
+        logprobs: logprobs of the whole prompt; None when not asked for.
     """
 
     num_tokens: int
@@ -63,18 +63,18 @@ class RequestOutput:
     Attributes:
         num_cached_tokens: prompt tokens whose K/V came from the cache when the request was first admitted.
         num_cache_write_tokens: prompt tokens that the cache did not hold when the request was first admitted,
-            and holds because of it; 0 when prefix caching is off. What is computed although it is cached (the
+            and holds because of it; 0 when prefix caching is off. A recomputed cached token (the
             last token of a prompt that is cached whole) counts neither as this nor as cached.
         num_pinned_tokens: prompt tokens that are pinned because the request asked for it, as far as the
             budget went; None: it did not ask.
-        tier_hits: of the cached tokens, those that tiers below the cache brought; None: there is no tier.
+        tier_hits: cached tokens brought by tiers below the cache; None: there is no tier.
         cache_report: why the rest of the prompt missed; None when prefix caching is off.
         prompt_logprobs: one entry per prompt token, None for the first; None when not asked for.
         num_preemptions: how often the request was preempted and resumed.
         accepted_draft_tokens, rejected_draft_tokens: guesses of next tokens that were right, and wrong, of
             all samples; see `EngineConfig.speculation`.
-        num_generated_tokens: of all samples, those of `best_of` that were not chosen included.
-        error: what went wrong when a finish reason is `error`.
+        num_generated_tokens: of all samples, discarded ones of `best_of` included.
+        error: message, when a finish reason is `error`.
         error_code: machine-readable reason of the error, such as `timeout`.
     """
 
@@ -99,7 +99,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What one step added to one sample of a request; the stream of these concatenates to the whole.
+    """A step's addition to one sample of a request; the stream of these concatenates to the whole.
 
     Attributes:
         text: may be empty: text is held back while it could be part of a stop string or of an incomplete

@@ -12,7 +12,7 @@ def check_policies(config: EngineConfig) -> None:
     """Raise what making its policies raises.
 
     Raises:
-        ConfigError: no policy has that name, or what it computes with is not installed.
+        ConfigError: no policy has that name, or a package that it needs is not installed.
     """
     make_policy(config.scheduling_policy, weights=config.namespace_weights)
     make_eviction_policy(config.eviction_policy)

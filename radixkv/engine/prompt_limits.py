@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptLimits: how long a prompt may be, and of which token ids; for all entry points."""
+"""PromptLimits: permitted lengths and token ids of prompts; for all entry points."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PIECE = 65536
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What prompts of one engine must keep to; plain data, for any thread and any process.
+    """Limits of one engine's prompts; plain data, for any thread and any process.
 
     Attributes:
         max_model_len: longest prompt plus output, in tokens.
-        context_length: what the model, or the settings, allow; more than `max_model_len` where the cache's
+        context_length: limit of the model, or of the settings; more than `max_model_len` where the cache's
             pool is smaller.
         block_size: tokens in a block of that pool.
         vocab_size: token ids must be below it; None: unchecked.
@@ -34,7 +34,7 @@ class PromptLimits:
         """Check token ids and encode them. O(n).
 
         Args:
-            param: what they are called, for errors.
+            param: name of the prompts, for errors.
 
         Raises:
             InvalidRequestError: no flat sequence of token ids of this model.
@@ -61,7 +61,7 @@ class PromptLimits:
             raise InvalidRequestError(message, param=param)
 
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
-        """Raise unless a prompt of so many tokens has one, and leaves room for a token of output. O(1).
+        """Raise unless a prompt of this many tokens has one, and leaves room for a token of output. O(1).
 
         Raises:
             InvalidRequestError: it has none.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine asks of the model side: the interface that every runner implements.
+"""Interface of the model side that every runner implements.
 
 `radixkv.model.runner.ModelRunner` is one: weights and K/V in this process. The tests' model without weights
-is another. `tests/engine/test_runner_interface.py` holds both to what is said here.
+is another. `tests/engine/test_runner_interface.py` checks both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Runner(Protocol):
     """Computes batches over K/V memory of its own. Not thread-safe.
 
     Attributes:
-        num_blocks, block_size: its K/V memory: so many blocks of so many tokens each.
+        num_blocks, block_size: its K/V memory: number of blocks, and tokens of each.
         bytes_per_block: of all layers together.
         backend_name, dtype_name, device_name: for people to read.
         failure: why it can compute nothing any more; None: it can.
@@ -58,9 +58,9 @@ class Runner(Protocol):
         """End what belongs to it besides memory, such as processes; it is not used any more."""
 
     def warm_up(self, *, thorough: bool = True) -> None:
-        """Do now what the first steps would have to wait for: compile, record, touch memory.
+        """Compile, record and touch memory now, instead of in the first steps.
 
-        Called once, before anything is in the K/V memory: what it holds afterwards is undefined.
+        Called once, before anything is in the K/V memory, whose contents are undefined afterwards.
 
         Args:
             thorough: for all steps that may come; else for one small one.
@@ -76,7 +76,7 @@ class Runner(Protocol):
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """Copy the contents of blocks out, after the steps that were launched before.
 
-        Called between steps. Until the copy is done, nobody may write these blocks; others may be.
+        Called between steps. Until the copy is done, these blocks must not be written; others may be.
 
         Returns:
             The future of a uint8 array [len(blocks), bytes_per_block], or fewer rows where it was stopped: of
@@ -86,7 +86,7 @@ class Runner(Protocol):
         """
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill blocks with what was saved: after all steps launched so far, before those from now on.
+        """Fill blocks with saved data: after all steps launched so far, before those from now on.
 
         Called between steps, one of which may still run on the device, and write to these very blocks for a
         request that has ended: nothing on the host waits for it. When it returns, `data` is no longer needed.

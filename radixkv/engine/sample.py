@@ -20,7 +20,7 @@ from radixkv.text.text_tokenizer import TextDecoder
 
 
 class TextSource(Protocol):
-    """What of the tokenizer this module needs."""
+    """Part of the tokenizer's interface that this module needs."""
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder: ...
 
@@ -44,7 +44,7 @@ def find_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] 
 
 
 def held_back(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end of a text could begin a stop string.
+    """Count the characters at the end of a text that could begin a stop string.
 
     >>> held_back("and so", ("stop",)), held_back("and s", ("stop",))
     (0, 1)
@@ -67,7 +67,7 @@ class SampleOutput:
         max_output_tokens: most tokens this sample may have.
 
     Attributes:
-        text: what was not taken yet, without a stop string that was found: all of it, where nobody takes.
+        text: text that was not taken yet, without a found stop string: all of it, if it is never taken.
         logprobs: likewise.
     """
 
@@ -126,7 +126,7 @@ class SampleOutput:
             self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
             self.finish_reason, self.stop_reason = "stop", stop
         else:
-            # A stop string may have begun in what has been searched.
+            # A stop string may have begun in the searched part.
             longest = max(len(stop) for stop in stops)
             self._search_from = max(self._search_from, len(self.text) - longest + 1)
 
@@ -170,7 +170,7 @@ class Sample(SequenceState):
     Its maker sets the first two.
 
     Attributes:
-        accepted_draft_tokens: of its tokens, those that were guessed; of a stream, since its last delta.
+        accepted_draft_tokens: its right guesses; in a stream, since its last delta.
         rejected_draft_tokens: guesses that were wrong, likewise.
     """
 
@@ -181,6 +181,6 @@ class Sample(SequenceState):
 
 
 def sample_of(request: SequenceState) -> Sample:
-    """The scheduler gives back what it was given: all its requests are samples."""
+    """Narrow the scheduler's requests: all of them are samples."""
     assert isinstance(request, Sample)
     return request

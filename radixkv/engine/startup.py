@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `radixkv serve` says when it is ready: the engine's figures, its start in phases, memory at rest."""
+"""Report of `radixkv serve` when it is ready: the engine's figures, its start in phases, memory at rest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import psutil
 
 @dataclass(slots=True)
 class StartupPhases:
-    """Names and seconds of what was done, in order."""
+    """Names and seconds of the phases, in order."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.monotonic)
 
     @classmethod
     def since_process_start(cls, name: str) -> StartupPhases:
-        """Phases of which the first, `name`, began with the process and ends now: Python and its imports."""
+        """Phases beginning with `name`, which began with the process and ends now: Python and its imports."""
         phases = cls()
         phases.seconds[name] = max(0.0, time.time() - psutil.Process().create_time())
         return phases
@@ -52,7 +52,7 @@ class StartupPhases:
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """What the start-up banner says; `kv_tokens` is what all blocks hold together.
+    """Figures of the start-up banner; `kv_tokens` is the capacity of all blocks together.
 
     `phases` has the seconds of each phase of the start; the server adds its own.
     """
@@ -75,7 +75,7 @@ def resident_memory() -> int:
 
 
 def return_freed_memory() -> None:
-    """Give what has been freed back to the system, where the C library holds on to it (glibc)."""
+    """Return freed memory to the system, where the C library holds on to it (glibc)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

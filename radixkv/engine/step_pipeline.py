@@ -76,7 +76,7 @@ class StepPipeline:
 
     @property
     def interruption(self) -> BaseException | None:
-        """What came while a step was launched ahead and is to end the process; that step is given up."""
+        """The interrupt or exit that came while a step was launched ahead; that step is given up."""
         error = None if self._ahead is None else self._ahead.outcome.error
         if not isinstance(error, ENDS_PROCESS):
             return None

@@ -29,7 +29,7 @@ from radixkv.tenancy.tenant_cache import TenantCache
 T = TypeVar("T")
 
 # Blocks of changes that may wait for a reader. A slower one would do better to read the cache
-# anew.
+# again.
 MAX_BLOCKS = 100_000
 
 # Nodes that are made plain on the spot; more of them in a thread.
@@ -37,13 +37,13 @@ _INLINE_NODES = 500
 
 
 class RunOnCache(Protocol):
-    """Runs a function where the cache may be touched, and gives what it returns or raises."""
+    """Runs a function where the cache may be touched, and returns or raises its result."""
 
     def __call__(self, function: Callable[[TenantCache], T], /) -> Awaitable[T]: ...
 
 
 class ExplainByTiers(Protocol):
-    """Adds what the tiers below the cache have of what a report says is missing."""
+    """Adds the tiers' part of the missing tokens to a report."""
 
     def __call__(
         self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName, /
@@ -197,7 +197,7 @@ class AsyncCache(CacheClient):
 
 
 def _renumbered(changes: BlockChanges, first_id: int) -> BlockChanges:
-    """With block ids that are unlike those of other caches."""
+    """With block ids that are unique among all caches."""
 
     def ids(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([first_id + number for number in numbers])

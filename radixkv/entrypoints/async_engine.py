@@ -58,7 +58,7 @@ class AsyncEngine(RendersChats):
             then called on that thread. Prefer the function where the engine computes on a CPU: OpenMP keeps
             a set of worker threads per calling thread, and with two sets on the same cores none of them
             waits actively any more, which made decode steps 1.5 times slower.
-        restart: make an engine that has failed anew, with that function; its unfinished requests have failed,
+        restart: replace a failed engine, with that function; its unfinished requests have failed,
             and its cache is empty.
 
     Attributes:
@@ -85,8 +85,8 @@ class AsyncEngine(RendersChats):
         """Load the model and start. Blocks until ready.
 
         Args:
-            tier: see `Engine`; an engine that is made anew goes on with it.
-            loaded: the model, where it has been loaded before.
+            tier: see `Engine`; a replacing engine goes on with it.
+            loaded: the model, if it has been loaded before.
 
         Raises:
             ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
@@ -127,7 +127,7 @@ class AsyncEngine(RendersChats):
 
     @property
     def summary(self) -> EngineSummary:
-        """What the start-up banner says of the engine."""
+        """The engine's figures for the start-up banner."""
         summary = self._thread.info.summary
         assert summary is not None, "the engine was not made by build_engine"
         return summary
@@ -269,7 +269,7 @@ class AsyncEngine(RendersChats):
             grammars = self._thread.info.input_processor.grammars
             compiling = grammars.submit(request.params.grammar, request.namespace)
             request.grammar = await asyncio.shield(asyncio.wrap_future(compiling))
-        # Unlike those of other engines: one client may stand for several.
+        # Unique among engines: one client may stand for several.
         request.request_id = request.request_id or f"req-{uuid.uuid4().hex}"
         reader = Stream(request.request_id, asyncio.get_running_loop())
 
@@ -285,13 +285,13 @@ class AsyncEngine(RendersChats):
         return reader
 
     def _abandon(self, stream: Stream) -> None:
-        """Nobody reads it any more: its request ends."""
+        """End the request of a stream without readers."""
         with contextlib.suppress(EngineStoppedError):
             self._thread.submit(lambda engine: self._streams.close(engine, stream))
 
 
 def _checked(event: Event, kind: type[T]) -> T:
-    """What the engine's thread sent, if that is no error."""
+    """Return the event of the engine's thread, if it is no error."""
     if isinstance(event, BaseException):
         raise event
     assert isinstance(event, kind)

@@ -66,7 +66,7 @@ def build_engine(
         EngineStoppedError: one of several ranks has failed.
     """
     phases = StartupPhases.since_process_start("imports")
-    # Nobody should wait for the model to hear of a name that is none, or of instructions that are not there.
+    # Unknown names and missing instructions should be refused before the model is loaded.
     check_policies(config)
     check_instruction_set()
     check_tiers(parse_tiers(config.kv_tier))
@@ -88,11 +88,11 @@ def build_engine(
         with phases.phase("weights and K/V"):
             engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events, ranks=ranks)
         with phases.phase("warm-up"):
-            # What ranks wait for must be another rank's share of a step, not what it compiles.
+            # Ranks must wait for another rank's share of a step only, not for its compiling.
             if config.warm_up != "off" or ranks is not None:
                 engine.runner.warm_up(thorough=config.warm_up == "full")
             return_freed_memory()
-            # What was made so far stays: the garbage collector need not look at it again before the end.
+            # The objects so far stay: the garbage collector need not look at them again before the end.
             gc.collect()
             gc.freeze()
             atexit.register(gc.unfreeze)
@@ -185,7 +185,7 @@ def engine_on_runner(
     """Build an engine on any runner, with a prefix cache over its blocks and all extensions.
 
     Args:
-        step_costs: costs of rows, which decide how many guesses pay; None: those of the runner's backend.
+        step_costs: costs of rows, which decide how many guesses pay; None: the costs of the runner's backend.
         tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
         load_deadline_s: longest wait of a request for blocks of the tier, since some came last.
         events: publishes block events; None: as `config.kv_events` says.

@@ -35,19 +35,19 @@ logger = logging.getLogger("radixkv")
 
 
 class _Command(NamedTuple):
-    """Something to be done with the engine on its thread, and what is called once if that ends instead."""
+    """Work to do with the engine on its thread, and a function called once if that ends instead."""
 
     run: Callable[[Engine], object]
     cancel: Callable[[EngineStoppedError], object]
 
 
-#: After each command the figures are taken anew: that is all that this one does.
+#: After each command the figures are taken again: that is all that this one does.
 _NOTHING = _Command(lambda engine: None, lambda error: None)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What of an engine never changes, so that every thread may read it. Holds no memory of the model's."""
+    """Constants of an engine, which every thread may read. Holds no memory of the model's."""
 
     config: EngineConfig
     tokenizer: Tokenizer | None
@@ -65,7 +65,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often a failed engine is made anew.
+    """Bound on the restarts of a failed engine.
 
     Args:
         max_restarts: within `within_s`; one more failure is the end.
@@ -84,10 +84,10 @@ class EngineThread:
 
     Args:
         source: the engine; from now on only this thread may touch it. Or a function that makes it there.
-        on_result: called on the thread with the engine and what a step gave.
+        on_result: called on the thread with the engine and a step's result.
         on_end: called on the thread when the engine has ended, after the last command, with the error that
             waiters get.
-        restart: make a failed engine anew; needs a function as `source`. None: its failure is the end.
+        restart: replace a failed engine; needs a function as `source`. None: its failure is the end.
 
     Attributes:
         info: of the engine; after a restart, of the new one.
@@ -121,7 +121,7 @@ class EngineThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether commands are taken."""
+        """True if commands are taken."""
         return self._stopped is None and self._thread.is_alive()
 
     def submit(
@@ -132,7 +132,7 @@ class EngineThread:
         """Have a function run on the engine's thread, between two steps; any thread may call it.
 
         Args:
-            run: what it raises ends the thread.
+            run: its exceptions end the thread.
             cancel: called once where the thread ends before it was run, or because of it.
 
         Raises:
@@ -144,7 +144,7 @@ class EngineThread:
             self._commands.put(_Command(run, cancel))
 
     def stop(self) -> None:
-        """Run what was submitted before, then end the thread; may be called again. Does not wait."""
+        """Run the submitted commands, then end the thread; may be called again. Does not wait."""
         with self._lock:
             self._closing.set()
             was_running = self._stopped is None

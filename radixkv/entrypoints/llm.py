@@ -2,7 +2,7 @@
 """LLM: the offline entry point. Prompts in, finished outputs back, with a progress bar.
 
 Calls may be interleaved (`generate` inside a loop over `stream`, several streams in turns): each has an
-inbox, and whoever makes a step sorts what it gave into all of them.
+inbox, and every step sorts its results into all of them.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def progress_bar(progress: bool | None) -> Progress:
 
 
 class _Inbox:
-    """What the steps, whoever made them, have given to the requests of one call.
+    """Results of all steps for the requests of one call.
 
     Attributes:
         running: the requests that have not ended.
-        outputs: of those that have, where whole outputs are given.
-        deltas: increments that were not taken yet, where these are.
+        outputs: of ended requests, where whole outputs are given.
+        deltas: increments not yet taken, where these are given.
     """
 
     __slots__ = ("deltas", "outputs", "running")
@@ -92,7 +92,7 @@ class LLM:
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
-        """The same around an engine that exists already; nobody else may step it during a call."""
+        """The same around an existing engine; it must not be stepped elsewhere during a call."""
         llm = cls.__new__(cls)
         llm.engine = engine
         llm._inboxes = {}
@@ -103,7 +103,7 @@ class LLM:
         return self.engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` and `chat` use where no parameters are given: the model's own recommendations."""
+        """Parameters of `generate` and `chat` if none are given: the model's own recommendations."""
         return SamplingParams(**self.engine.default_sampling)
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class LLM:
         return list(params)
 
     def explain(self, token_ids: TokenIds, namespace: NamespaceName = "") -> MissReport:
-        """How much of a prompt is cached, why the rest is not, and what of it a tier has; changes nothing."""
+        """Explain how much of a prompt is cached, why the rest is not, and a tier's part; changes nothing."""
         report = self.engine.cache.explain(token_ids, namespace)
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:
@@ -329,7 +329,7 @@ class LLM:
         self._inboxes[request_id] = inbox
 
     def _step(self) -> None:
-        """One step of the engine, for everybody."""
+        """Make one step of the engine, for all callers."""
         if not self.engine.has_work:
             raise RuntimeError(
                 "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "

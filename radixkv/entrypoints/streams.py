@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: what each step gives, from the engine's thread to the event loops of those who asked.
+"""Streams: results of each step, from the engine's thread to the event loops of the callers.
 
 One call per event loop and step, however many requests it served. Which request is meant is decided by the
 stream, never by the id alone: an id is free again as soon as its reader has left.
@@ -19,7 +19,7 @@ Event = OutputDelta | RequestOutput | BaseException
 
 
 class Stream:
-    """Where the results of one request go."""
+    """Destination of one request's results."""
 
     __slots__ = ("events", "loop", "request_id")
 
@@ -50,7 +50,7 @@ class Streams:
             self.deliver(engine, engine.take_result())
 
     def deliver(self, engine: Engine, result: StepResult) -> None:
-        """Send what a step gave; requests whose event loop is closed are ended."""
+        """Send a step's results; requests whose event loop is closed are ended."""
         while result.deltas or result.finished:
             by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
             events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
@@ -80,7 +80,7 @@ class Streams:
 
 
 def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[Stream, Event]]) -> bool:
-    """Put events into streams of one loop, from any thread; False: the loop is closed, nobody listens."""
+    """Put events into streams of one loop, from any thread; False: the loop is closed."""
 
     def put() -> None:
         for stream, event in events:
