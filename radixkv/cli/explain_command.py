@@ -18,6 +18,7 @@ from radixkv.cli.options import engine_options
 from radixkv.cli.output_files import check_writable, write_json
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, RequestFailedError
+from radixkv.text.safe_text import printable, without_surrogates
 
 SHOWN_CHARS = 160
 
@@ -68,6 +69,7 @@ def explain(
     else:
         key = read_key(api_key_file)
         reports = [_explain_remotely(url, key, path, prompt) for path, prompt in prompts]
+    reports = without_surrogates(reports)
     for path, report in zip(paths, reports, strict=True):
         print("\n".join(lines_of(path, report)))
     write_json(
@@ -95,7 +97,7 @@ def lines_of(path: Path, report: dict[str, Any]) -> list[str]:
         first = (
             f"{report['cached_tokens']} of {report['prompt_tokens']} tokens are cached: {report['reason']}."
         )
-    lines = [f"{path}: {first}"]
+    lines = [f"{printable(str(path))}: {first}"]
     around = report.get("around")
     if around is not None:
         lines.append(f"  at token {around['position']}")
@@ -104,7 +106,7 @@ def lines_of(path: Path, report: dict[str, Any]) -> list[str]:
             if text:
                 lines.append(f"  {name:<8} {_shown(text, is_end=name == 'before')}")
     if report.get("advice"):
-        lines.append(f"  {report['advice']}")
+        lines.append(f"  {printable(report['advice'])}")
     return lines
 
 
@@ -112,7 +114,7 @@ def _shown(text: str, *, is_end: bool) -> str:
     """A text in quotes, on one line, its end or its beginning."""
     cut = text[-SHOWN_CHARS:] if is_end else text[:SHOWN_CHARS]
     more = "..." if len(cut) < len(text) else ""
-    quoted = json.dumps(cut, ensure_ascii=False)
+    quoted = printable(json.dumps(cut, ensure_ascii=False))
     return more + quoted if is_end else quoted + more
 
 

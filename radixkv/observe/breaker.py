@@ -115,4 +115,5 @@ def shown(text: str) -> str:
 
 def make_breaker(kind: str, what: str = "", old: str = "", new: str = "", tool: str | None = None) -> Breaker:
     """A breaker whose place is not named yet."""
-    return Breaker(kind, what or KINDS[kind][0], tool=tool, old=shown(old), new=shown(new))
+    name = None if tool is None else shown(tool)
+    return Breaker(kind, what or KINDS[kind][0], tool=name, old=shown(old), new=shown(new))

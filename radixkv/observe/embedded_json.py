@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from radixkv.text.safe_text import without_surrogates
+
 _DECODER = json.JSONDecoder()
 _MAX_VALUES = 2000
 #: Lists in schemas whose order says nothing.
@@ -28,7 +30,7 @@ def values_in(text: str) -> Iterator[tuple[int, int, Any]]:
         except (ValueError, RecursionError):
             at = start + 1
         else:
-            yield start, end, value
+            yield start, end, without_surrogates(value) if "\\" in text[start:end] else value
             at = end
         count += 1
 

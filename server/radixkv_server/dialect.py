@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from radixkv.text.safe_text import without_surrogates
 from radixkv_server.errors import ApiError
 from radixkv_server.tenants.rate_limits import LimitState
 
@@ -42,9 +43,15 @@ class Dialect(Protocol):
         """Headers that tell a caller what is left of its limits."""
 
 
-def dump(value: Json) -> bytes:
-    """Compact JSON as UTF-8, by pydantic's encoder: a quarter of the time of the standard library's."""
-    return to_json(value)
+def dump(value: Any) -> bytes:
+    """Return compact JSON as UTF-8, by pydantic's encoder: a quarter of the time of the standard library's.
+
+    What is told may repeat text of any origin: lone surrogates, which have no UTF-8, are replaced by U+FFFD.
+    """
+    try:
+        return to_json(value)
+    except ValueError:
+        return to_json(without_surrogates(value))
 
 
 def dump_in_pieces(value: Json) -> bytes:
@@ -55,7 +62,7 @@ def dump_in_pieces(value: Json) -> bytes:
 def _pieces(value: Any, levels: int) -> Iterator[bytes]:
     if levels and isinstance(value, dict):
         for number, (key, item) in enumerate(value.items()):
-            yield b"%s%s:" % (b"," if number else b"{", to_json(key))
+            yield b"%s%s:" % (b"," if number else b"{", dump(key))
             yield from _pieces(item, levels - 1)
         yield b"}" if value else b"{}"
     elif levels and isinstance(value, list):
@@ -66,10 +73,10 @@ def _pieces(value: Any, levels: int) -> Iterator[bytes]:
     elif isinstance(value, list) and value:
         for start in range(0, len(value), ITEMS_IN_A_PIECE):
             yield b"," if start else b"["
-            yield to_json(value[start : start + ITEMS_IN_A_PIECE])[1:-1]
+            yield dump(value[start : start + ITEMS_IN_A_PIECE])[1:-1]
         yield b"]"
     else:
-        yield to_json(value)
+        yield dump(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.observe.audit.request_rows import RequestRows
 from radixkv.observe.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.observe.audit.rules import Rules
+from radixkv.text.safe_text import without_surrogates
 
 BYTES = "bytes"
 EXAMPLE = "example_log.jsonl.gz"
@@ -125,7 +126,7 @@ def audit_command(
         recording = Recording(files, size // 4)
         began = time.perf_counter()
         _observe(recording, observer, report, None if json_file is None else rows)
-        result = {**_of_log(files, recording, observer), **report.to_dict()}
+        result = without_surrogates({**_of_log(files, recording, observer), **report.to_dict()})
         result["summary"]["skipped_lines"] = recording.problems.count
         result["tokens_are"] = _counted(tokenizer, observer)
         result["seconds"] = round(time.perf_counter() - began, 3)
@@ -157,7 +158,7 @@ def _observe(recording: Recording, observer: Rules, report: AuditReport, rows: R
                 continue
             report.add(record, seen)
             if rows is not None:
-                rows.add(record, request_json(record, seen))
+                rows.add(record, without_surrogates(request_json(record, seen)))
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from radixkv.observe.audit.record import Json
+from radixkv.text.safe_text import printable
 
 _SHOWN_GROUPS = 8
 _SHOWN_CHARS = 160
@@ -58,7 +59,7 @@ def _problems(console: Console, report: Json) -> None:
     if broken["count"]:
         console.print(f"[yellow]{broken['count']:,} could not be read[/]", highlight=False)
         for line in broken["first"][:5]:
-            console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+            console.print(f"  {_text(line)}", highlight=False, soft_wrap=True)
     for count, what in (
         (report["failed_requests"], "requests failed and are not counted"),
         (
@@ -90,8 +91,8 @@ def _rates(console: Console, report: Json) -> None:
     if money:
         missing = money["models_without_price"]
         console.print(
-            f"Prices of {escape(money['date'])}."
-            + (f" No price is known of {escape(', '.join(missing[:5]))}." if missing else ""),
+            f"Prices of {_text(money['date'])}."
+            + (f" No price is known of {_text(', '.join(missing[:5]))}." if missing else ""),
             highlight=False,
         )
 
@@ -140,7 +141,7 @@ def _groups(console: Console, report: Json, name: str) -> None:
     for group in groups[:_SHOWN_GROUPS]:
         rates = [group[key] for key in ("hit_rate", "rules_hit_rate", "best_hit_rate")]
         table.add_row(
-            escape(str(group[name])[:40]),
+            _text(str(group[name])[:40]),
             f"{group['requests']:,}",
             f"{group['prompt_tokens']:,}",
             *("" if rate is None else f"{rate:.1%}" for rate in rates),
@@ -160,14 +161,12 @@ def _worst(console: Console, report: Json) -> None:
             cost.append(_money(found["lost_money"], report["money"]))
         where = f" in {found['where']}" if found["where"] else ""
         console.print(
-            f"\n[bold]{number}. {escape(found['what'][:1].upper() + found['what'][1:])}{escape(where)}[/]: "
+            f"\n[bold]{number}. {_text(found['what'][:1].upper() + found['what'][1:])}{_text(where)}[/]: "
             f"{', '.join(cost)} in {found['requests']:,} requests",
             highlight=False,
         )
         if example.get("earlier"):
-            console.print(
-                f"   {escape(example['place'])} after {escape(example['earlier'])}", highlight=False
-            )
+            console.print(f"   {_text(example['place'])} after {_text(example['earlier'])}", highlight=False)
         if example["old"] or example["new"]:
             table = Table(show_header=True, expand=True)
             table.add_column("earlier prompt", ratio=1, overflow="fold")
@@ -176,13 +175,13 @@ def _worst(console: Console, report: Json) -> None:
             table.add_row(_side(before, example["old"]), _side(before, example["new"]))
             console.print(table)
         if example["what_to_move"]:
-            console.print(f"   What to do: {escape(example['what_to_move'])}", highlight=False)
+            console.print(f"   What to do: {_text(example['what_to_move'])}", highlight=False)
 
 
 def _side(before: str, after: str) -> Text:
-    return Text.assemble((_visible(before), "dim"), (_visible(after[:_SHOWN_CHARS]), "bold"))
+    return Text.assemble((printable(before), "dim"), (printable(after[:_SHOWN_CHARS]), "bold"))
 
 
-def _visible(text: str) -> str:
-    """Text without what would act on a terminal."""
-    return "".join(char if char.isprintable() else {"\n": "⏎"}.get(char, " ") for char in text)
+def _text(text: str) -> str:
+    """Return a recorded text without what acts on a terminal or as markup."""
+    return escape(printable(text))

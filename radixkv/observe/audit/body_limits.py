@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from radixkv.observe.audit.request_bodies import NoRequest
+from radixkv.text.safe_text import without_surrogates
 
 _HEAD_BYTES = 256
 _TEXT_HEAD = re.compile(rb"\s*(?:[{\[\"]|data:|event|$)")
@@ -73,7 +74,7 @@ DEFAULT_LIMITS = BodyLimits()
 
 
 def read_json(data: bytes | str) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, without lone surrogates.
 
     Raises:
         NoRequest: it is not JSON; says why, and nothing of its text.
@@ -83,7 +84,7 @@ def read_json(data: bytes | str) -> Any:
     except ValueError as error:
         reason = str(error)
     try:
-        return json.loads(data)  # takes halves of surrogate pairs, as JavaScript writes them
+        return without_surrogates(json.loads(data))  # which JavaScript writes
     except (ValueError, RecursionError):
         raise NoRequest(f"not JSON ({reason[:120]})") from None
 

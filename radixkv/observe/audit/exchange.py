@@ -37,6 +37,7 @@ _CONVERSATION_HEADERS = (
     "conversation_id",
 )
 _SESSION_OF_USER = re.compile(r"session[_\"': ]+([0-9a-zA-Z-]{8,})")
+_MAX_NAME = 200  # characters
 _DIGEST = re.compile(r"key-[0-9a-f]{8}")
 
 
@@ -156,7 +157,7 @@ def make_record(
     cache_options = cache_options if isinstance(cache_options, dict) else {}
     return Record(
         dialect=dialect,
-        model=str(body.get("model") or whole.get("model") or ""),
+        model=_name(body.get("model") or whole.get("model")),
         body=body,
         blocks=blocks,
         tools=tools,
@@ -172,7 +173,7 @@ def make_record(
         first_seconds=first_seconds,
         key=key,
         conversation=conversation or conversation_of(body),
-        salt=str(body.get("cache_salt") or ""),
+        salt=_name(body.get("cache_salt")),
         parameters=_parameters(body, dialect, blocks),
         automatic_ttl=ttl_of(body) if dialect == "messages" else _option_ttl(cache_options),
         explicit_only=cache_options.get("mode") == "explicit",
@@ -193,6 +194,15 @@ def _wants_prompt_logprobs(body: Json) -> bool:
         return True
     told = body.get("top_logprobs" if "messages" in body else "logprobs")
     return bool(body.get("echo")) and told is not None
+
+
+def _name(value: Any) -> str:
+    """Return a name to be shown with each request: a long one by its beginning and a digest."""
+    name = str(value or "")
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{name[:_MAX_NAME]}... {digest}"
 
 
 def _option_ttl(options: Mapping[str, Any]) -> float:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -114,10 +113,7 @@ def ttl_of(part: Mapping[str, Any]) -> float | None:
 
 
 def _as_json(value: Any) -> str:
-    try:
-        return to_json(value).decode()
-    except ValueError:  # half of a surrogate pair
-        return json.dumps(value)
+    return to_json(value).decode()
 
 
 def _chat(body: Json) -> Iterator[Block]:

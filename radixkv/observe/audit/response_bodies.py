@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from radixkv.observe.audit.body_limits import read_json
 from radixkv.observe.audit.record import Block, Dialect, Json, ReportedUsage
 from radixkv.observe.audit.request_bodies import anthropic_content, chat_message, response_items
 
@@ -96,7 +97,7 @@ def events_in(text: str) -> Iterator[Json]:
             data.append(line[5:].lstrip())
         elif not line and data:
             try:
-                value = from_json("\n".join(data))
+                value = read_json("\n".join(data))
             except ValueError:
                 value = None
             data = []

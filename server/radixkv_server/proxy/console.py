@@ -10,12 +10,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from radixkv.observe.audit.prices import Prices
 from radixkv_server.console.routes import PAGE, StaticFile, static_files
-from radixkv_server.dialect import dump
+from radixkv_server.dialect import Json, dump
 from radixkv_server.proxy.views import Views
 from radixkv_server.proxy.watched import KEPT_REQUESTS, Watched
 
@@ -49,7 +49,7 @@ def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
 
     @app.get("/v1/cache")
     async def overview() -> Response:
-        return JSONResponse(await asyncio.to_thread(views.overview))
+        return _json(await asyncio.to_thread(views.overview))
 
     @app.get("/v1/cache/requests")
     async def requests(request: Request) -> Response:
@@ -57,13 +57,13 @@ def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
         if "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_frames(watched, views, limit), media_type="text/event-stream")
         data = await asyncio.to_thread(views.requests, limit)
-        return JSONResponse({"object": "list", "data": data})
+        return _json({"object": "list", "data": data})
 
     @app.get("/v1/cache/requests/{name}")
     async def request(name: str) -> Response:
         found = await asyncio.to_thread(views.request, name)
         if found is not None:
-            return JSONResponse(found)
+            return _json(found)
         return _error(404, "No such request is among the latest ones.", "request_not_found")
 
     @app.get("/v1/cache/tree")
@@ -72,15 +72,15 @@ def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
         search = request.query_params.get("search")
         if search is None:
             depth = _number(request, "depth", 1000, 1000)
-            return JSONResponse(await asyncio.to_thread(views.tree, limit, depth))
+            return _json(await asyncio.to_thread(views.tree, limit, depth))
         if not 1 <= len(search) <= 200:
             return _error(400, "search must have 1 to 200 characters.", "invalid_value")
-        return JSONResponse(await asyncio.to_thread(views.search, search, limit))
+        return _json(await asyncio.to_thread(views.search, search, limit))
 
     @app.get("/v1/cache/advice")
     async def advice(request: Request) -> Response:
         data = await asyncio.to_thread(views.advice, _number(request, "limit", 10, 100))
-        return JSONResponse({"object": "list", "data": data})
+        return _json({"object": "list", "data": data})
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -110,8 +110,12 @@ def _sender(file: StaticFile) -> Any:
     return send
 
 
+def _json(value: Json, status: int = 200) -> Response:
+    return Response(dump(value), status, media_type="application/json")
+
+
 def _error(status: int, message: str, code: str) -> Response:
-    return JSONResponse({"error": {"message": message, "code": code}}, status)
+    return _json({"error": {"message": message, "code": code}}, status)
 
 
 def start_console(watched: Watched, prices: Prices | None, host: str, port: int) -> None:

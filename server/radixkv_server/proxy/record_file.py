@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from radixkv.observe.audit.exchange import read_answer
 from radixkv.observe.audit.record import Json, Record
 from radixkv.observe.audit.response_bodies import answer_of_events, events_in
+from radixkv_server.dialect import dump
 from radixkv_server.proxy.feed import Seen
 from radixkv_server.proxy.redaction import Redaction
 
@@ -37,8 +37,7 @@ class RecordFile:
         Raises:
             OSError: the file can't be written.
         """
-        line = json.dumps(self._line(seen, record), ensure_ascii=False, separators=(",", ":"))
-        data = (line + "\n").encode("utf-8", "surrogatepass")
+        data = dump(self._line(seen, record)) + b"\n"
         size = os.fstat(self._file).st_size
         if size and size + len(data) > self._max_bytes:
             self._rotate()

@@ -47,6 +47,16 @@ class WatchedRequest:
     observation: Observation
     version: int
 
+    def shortened(self) -> WatchedRequest:
+        """Return it with what is shown alone: the beginning of its first and of its last text."""
+        ends = self.record.blocks[:1] + self.record.blocks[1:][-1:]
+        blocks = tuple(block._replace(text=block.text[:SHOWN_CHARS]) for block in ends)
+        record = replace(
+            self.record, body={}, blocks=blocks, tools=(), answer=(), other_answers=(), output=()
+        )
+        exchange = replace(self.seen.exchange, request=b"", response=b"")
+        return replace(self, record=record, seen=replace(self.seen, exchange=exchange))
+
     @property
     def hit_counts(self) -> HitCounts:
         """What it adds to sums."""
@@ -104,7 +114,7 @@ class Watched:
                 observation = self._rules.end(begun, record)
             self.version += 1
             one = WatchedRequest(f"r{place}", place, seen, record, observation, self.version)
-            self._latest[one.name] = one
+            self._latest[one.name] = one.shortened()
             if len(self._latest) > KEPT_REQUESTS:
                 self._latest.popitem(last=False)
             self._count(one)
