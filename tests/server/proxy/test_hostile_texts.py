@@ -1,4 +1,4 @@
-"""Texts that no display takes, wherever they stand in a request or an answer: shown and recorded all the same."""
+"""Texts that no display takes, wherever they stand in a request or an answer, are shown and recorded."""
 
 from __future__ import annotations
 
