@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 from pydantic_core import to_json
@@ -226,18 +226,36 @@ def anthropic_content(content: Any, role: str, index: int) -> Iterator[Block]:
 
 
 def _responses(body: Json) -> Iterator[Block]:
-    index = 0
     if isinstance(body.get("instructions"), str) and body["instructions"]:
         yield Block(body["instructions"], "system", "text", 0)
-        index = 1
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    yield from response_items(items if isinstance(items, list) else [], index)
+    yield from response_items(items if isinstance(items, list) else [], FIRST_ITEM)[0]
 
 
-def response_items(items: Iterable[Any], index: int) -> Iterator[Block]:
-    """The blocks of items of the Responses API; reasoning and calls go with the assistant's message."""
-    is_open = False  # an assistant's message that more may go with
+class NextItem(NamedTuple):
+    """Where the next item of the Responses API belongs.
+
+    Attributes:
+        index: of its message.
+        is_open: that is an assistant's, which reasoning and calls go with.
+    """
+
+    index: int
+    is_open: bool = False
+
+
+#: Before it there may be instructions.
+FIRST_ITEM = NextItem(1)
+
+
+def response_items(items: Iterable[Any], at: NextItem) -> tuple[list[Block], NextItem]:
+    """Return the blocks of items of the Responses API, and where those after them go.
+
+    Reasoning and calls go with the assistant's message.
+    """
+    blocks: list[Block] = []
+    index, is_open = at
     for item in items:
         if not isinstance(item, dict):
             continue
@@ -245,27 +263,30 @@ def response_items(items: Iterable[Any], index: int) -> Iterator[Block]:
         role = str(item.get("role") or "user")
         ours = kind in _CALLS or kind == "reasoning" or (kind == "message" and role == "assistant")
         if is_open and not ours:
-            index, is_open = index + 1, False
-        if kind == "reasoning":
-            texts = [part.get("text") for part in item.get("content") or item.get("summary") or ()]
-            hidden = str(item.get("encrypted_content") or "")
-            text = "".join(text for text in texts if isinstance(text, str)) or hidden
-            yield Block(text, "assistant", "thinking", index)
-        elif kind in _CALLS:
-            given = item.get("arguments", item.get("input"))
-            arguments = given if isinstance(given, str) else _as_json(given or {})
-            yield Block(arguments, "assistant", "call", index, str(item.get("name") or ""))
-        elif kind in _OUTPUTS:
-            yield from _content(item.get("output"), "tool", index)
-        elif kind == "message":
-            role = "system" if role == "developer" else role
-            yield from _content(item.get("content"), role, index, ttl_of(item))
-        else:
-            yield Block(_mark(item), role, "media", index)
-        if ours:
-            is_open = True
-        else:
             index += 1
+        blocks += _response_item(item, kind, role, index)
+        is_open = ours
+        index += not ours
+    return blocks, NextItem(index, is_open)
+
+
+def _response_item(item: Json, kind: str, role: str, index: int) -> Iterator[Block]:
+    if kind == "reasoning":
+        texts = [part.get("text") for part in item.get("content") or item.get("summary") or ()]
+        hidden = str(item.get("encrypted_content") or "")
+        text = "".join(text for text in texts if isinstance(text, str)) or hidden
+        yield Block(text, "assistant", "thinking", index)
+    elif kind in _CALLS:
+        given = item.get("arguments", item.get("input"))
+        arguments = given if isinstance(given, str) else _as_json(given or {})
+        yield Block(arguments, "assistant", "call", index, str(item.get("name") or ""))
+    elif kind in _OUTPUTS:
+        yield from _content(item.get("output"), "tool", index)
+    elif kind == "message":
+        role = "system" if role == "developer" else role
+        yield from _content(item.get("content"), role, index, ttl_of(item))
+    else:
+        yield Block(_mark(item), role, "media", index)
 
 
 def _completions(body: Json) -> Iterator[Block]:

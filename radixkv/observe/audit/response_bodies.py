@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from radixkv.observe.audit.body_limits import read_json
 from radixkv.observe.audit.record import Block, Dialect, Json, ReportedUsage
-from radixkv.observe.audit.request_bodies import anthropic_content, chat_message, response_items
+from radixkv.observe.audit.request_bodies import NextItem, anthropic_content, chat_message, response_items
 
 _MAX_TOKENS = 2**40  # of one request; more are no count
 
@@ -21,7 +21,7 @@ def answers_blocks(answer: Json, dialect: Dialect, index: int) -> list[tuple[Blo
     if dialect == "messages":
         return [tuple(anthropic_content(answer.get("content") or [], "assistant", index))]
     if dialect == "responses":
-        return [tuple(response_items(_list(answer.get("output")), index))]
+        return [tuple(response_items(_list(answer.get("output")), NextItem(index))[0])]
     samples: list[tuple[Block, ...]] = []
     for choice in _list(answer.get("choices")):
         if isinstance(choice, dict) and dialect == "completions":

@@ -1,72 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON objects out of one large document, one at a time: the entries of a HAR, the items of a list.
 
-The document is never in memory as a whole: it is cut where an object at the wanted depth begins and ends.
+The document is never in memory as a whole: it is cut where an object at the wanted depth begins and ends, and
+nothing is kept of what lies between them.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from radixkv.observe.audit.readers.lines import DamagedFile, open_plain
+from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, open_plain
 
 _CHUNK = 1 << 20
-#: A whole string, or one that is not ended yet, or a brace or bracket.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[{}\[\]]', re.DOTALL)
-_OPENING, _CLOSING = b"{[", b"}]"
+_MARK = re.compile(rb'["{}\[\]]')
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_OPENING = b"{["
 
 
 def objects_in(path: Path, depth: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, text) of the objects that so many brackets and braces stand around.
+    """Yield (number from 1, text) of the objects inside `depth` brackets and braces. O(file).
 
     Args:
         depth: 0: the document is a row of objects; 1: a list of them; 2: `{"log": {"entries": [...` is 3.
-        max_bytes: of one object; longer ones come cut, and are no JSON.
+        max_bytes: of one object; of a longer one somewhat more than that is given.
 
     Raises:
         DamagedFile: the file can't be read, or ends within an object.
     """
-    number, level, start, at = 0, 0, -1, 0
-    buffer = b""
+    number, level, in_string, held = 0, 0, False, b""
+    kept: bytearray | None = None  # of the object that began in an earlier chunk
     with open_plain(path) as stream:
         while True:
             try:
-                more = stream.read(max(_CHUNK, len(buffer) // 2))
-            except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
-                why = f"after object {number} the file is damaged or cut short ({error})"
-                raise DamagedFile(path, 0, why) from None
-            buffer += more
-            while found := _TOKEN.search(buffer, at):
-                token = found[0]
-                if token[:1] == b'"':
-                    if not found[1] or len(token) == 1:
-                        at = found.start()  # the string goes on in what is read next
+                more = stream.read(_CHUNK)
+            except READ_ERRORS as error:
+                raise damaged(path, 0, error, f"after object {number} the file") from None
+            if not more:
+                break
+            chunk, held = held + more, b""
+            start, at = -1, 0  # of the object in this chunk
+            while True:
+                if in_string:
+                    found = _IN_STRING.match(chunk, at)
+                    assert found is not None  # it matches nothing, too
+                    at = found.end()
+                    if chunk[at : at + 1] != b'"':
+                        chunk, held = chunk[:at], chunk[at:]  # a backslash waits for what it escapes
                         break
-                elif token in _OPENING:
-                    if level == depth and token == b"{":
-                        start = found.start()
+                    in_string, at = False, at + 1
+                    continue
+                found = _MARK.search(chunk, at)
+                if found is None:
+                    break
+                at, mark = found.end(), found[0]
+                if mark == b'"':
+                    in_string = True
+                elif mark in _OPENING:
+                    if level == depth and mark == b"{":
+                        start, kept = found.start(), bytearray()
                     level += 1
                 else:
                     level -= 1
-                    if level == depth and start >= 0:
+                    if level == depth and kept is not None:
                         number += 1
-                        yield number, buffer[start : found.end()]
-                        start = -1
-                at = found.end()
-            else:
-                at = len(buffer)
-            if not more:
-                break
-            if start >= 0 and len(buffer) - start > max_bytes:
-                number += 1
-                yield number, buffer[start : start + 64]
-                start = -1
-            keep = min(at, start if start >= 0 else at)
-            buffer, at = buffer[keep:], at - keep
-            start = 0 if start >= 0 else -1
-    if start >= 0:
+                        yield number, bytes(kept) + chunk[max(start, 0) : at]
+                        kept, start = None, -1
+            if kept is not None and len(kept) <= max_bytes:
+                kept += chunk[max(start, 0) :]
+    if kept is not None:
         raise DamagedFile(path, 0, f"after object {number} the file is cut short")

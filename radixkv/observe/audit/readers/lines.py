@@ -26,6 +26,17 @@ class DamagedFile(ValueError):
         self.path, self.line, self.why = path, line, why
 
 
+#: What reading a plain or a gzipped file may raise.
+READ_ERRORS = (EOFError, OSError, zlib.error)
+
+
+def damaged(path: Path, line: int, error: Exception, what: str = "the gzip stream") -> DamagedFile:
+    """Return the error of a file that can't be read on after a line."""
+    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+        return DamagedFile(path, line, f"can't be read ({error.strerror or error})")
+    return DamagedFile(path, line, f"{what} is damaged or cut short ({error}); fetch the file again")
+
+
 def open_plain(path: Path) -> BinaryIO:
     """A file's bytes, unpacked where they are gzipped.
 
@@ -68,8 +79,5 @@ def numbered_lines(path: Path, max_bytes: int | None = None) -> Iterator[tuple[i
                 line = line.strip()
                 if line:
                     yield number, line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            why = f"the gzip stream is damaged or cut short ({error}); fetch the file again"
-            raise DamagedFile(path, number, why) from None
-        except OSError as error:
-            raise DamagedFile(path, number, f"can't be read ({error.strerror or error})") from None
+        except READ_ERRORS as error:
+            raise damaged(path, number, error) from None

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
-from radixkv.observe.audit.body_limits import read_json
+from radixkv.observe.audit.body_limits import DEFAULT_LIMITS, BodyLimits
 from radixkv.observe.audit.exchange import (
     Exchange,
     conversation_in,
@@ -40,7 +40,7 @@ class NotAModel(NoRequest):
     """A HAR entry that was sent to something else than a model: no mistake, nothing to be counted."""
 
 
-def record_in(value: Any, place: str, num_bytes: int) -> Record:
+def record_in(value: Any, place: str, num_bytes: int, limits: BodyLimits = DEFAULT_LIMITS) -> Record:
     """The record that a logged object holds.
 
     Raises:
@@ -52,15 +52,15 @@ def record_in(value: Any, place: str, num_bytes: int) -> Record:
     if isinstance(value.get("standard_logging_object"), dict):
         value = value["standard_logging_object"]
     if "startedDateTime" in value:
-        return _har(value, place, num_bytes)
+        return _har(value, place, num_bytes, limits)
     if "call_type" in value and "messages" in value:
-        return _litellm(value, place, num_bytes)
+        return _litellm(value, place, num_bytes, limits)
     if "request" in value or isinstance(value.get("body"), dict | str):
-        return _pair(value, place, num_bytes)
+        return _pair(value, place, num_bytes, limits)
     return make_record(value, time=_first_time(value), place=place, num_bytes=num_bytes)
 
 
-def _pair(value: Json, place: str, num_bytes: int) -> Record:
+def _pair(value: Json, place: str, num_bytes: int, limits: BodyLimits) -> Record:
     body = value.get("request", value.get("body"))
     headers = _headers(value.get("headers") or value.get("request_headers"))
     if isinstance(body, dict) and isinstance(body.get("body"), dict | str):  # an HTTP request, not a body
@@ -68,7 +68,7 @@ def _pair(value: Json, place: str, num_bytes: int) -> Record:
         value = {**value, **{name: body[name] for name in ("path", "url") if name in body}}
         body = body["body"]
     if isinstance(body, str):
-        body = read_json(body)
+        body = _parsed(body, limits)
     answer = value.get("response") or value.get("events")
     status = value.get("status") or value.get("status_code")
     if isinstance(answer, dict) and isinstance(answer.get("body"), dict | str | list):
@@ -77,7 +77,7 @@ def _pair(value: Json, place: str, num_bytes: int) -> Record:
     path = str(value.get("path") or value.get("url") or "")
     return make_record(
         body,
-        read_answer(answer),
+        read_answer(answer, limits),
         path=path,
         time=_first_time(value),
         seconds=_seconds(value, ("seconds", "duration", "duration_s", "elapsed", "latency")),
@@ -90,7 +90,7 @@ def _pair(value: Json, place: str, num_bytes: int) -> Record:
     )
 
 
-def _litellm(value: Json, place: str, num_bytes: int) -> Record:
+def _litellm(value: Json, place: str, num_bytes: int, limits: BodyLimits) -> Record:
     parameters = value.get("model_parameters")
     metadata = value.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
@@ -98,7 +98,7 @@ def _litellm(value: Json, place: str, num_bytes: int) -> Record:
     path = _CALLS.get(str(value["call_type"]), "")
     sent = value["messages"]
     if isinstance(sent, str) and sent.lstrip()[:1] in ("[", "{"):
-        sent = read_json(sent)
+        sent = _parsed(sent, limits)
     if isinstance(sent, dict):
         body.update(sent)
     elif path.endswith("/responses"):
@@ -107,7 +107,7 @@ def _litellm(value: Json, place: str, num_bytes: int) -> Record:
         body["prompt"] = _only_content(sent)
     else:
         body["messages"] = sent
-    answer = read_answer(value.get("response"))
+    answer = read_answer(value.get("response"), limits)
     if isinstance(answer, dict) and isinstance(answer.get("id"), str):
         answer = {**answer, "id": _own_id(answer["id"])}
     if isinstance(body.get("previous_response_id"), str):
@@ -133,6 +133,10 @@ def _litellm(value: Json, place: str, num_bytes: int) -> Record:
     )
 
 
+def _parsed(text: str, limits: BodyLimits) -> Any:
+    return limits.parsed(text.encode("utf-8", "surrogatepass"))
+
+
 def _only_content(sent: Any) -> Any:
     """A completion's prompt, which LiteLLM logs as the only message of a chat."""
     only = sent[0] if isinstance(sent, list) and len(sent) == 1 else None
@@ -149,7 +153,7 @@ def _own_id(name: str) -> str:
     return own.partition(";")[0] if found and packed.startswith("litellm:") else name
 
 
-def _har(entry: Json, place: str, num_bytes: int) -> Record:
+def _har(entry: Json, place: str, num_bytes: int, limits: BodyLimits) -> Record:
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict):
         raise NotAModel("a page, not a request")
@@ -181,7 +185,7 @@ def _har(entry: Json, place: str, num_bytes: int) -> Record:
             seconds=_milliseconds(entry.get("time")),
             first_seconds=_milliseconds(timings.get("wait")),
             place=place,
-        ).record(num_bytes)
+        ).record(num_bytes, limits)
     except NoRequest:
         if not path.path.rstrip("/").endswith(("/messages", "/completions", "/responses")):
             raise NotAModel("not sent to a model") from None

@@ -9,18 +9,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from radixkv.observe.audit.body_limits import read_json
+from radixkv.observe.audit.body_limits import BodyLimits
 from radixkv.observe.audit.readers.json_objects import objects_in
-from radixkv.observe.audit.readers.lines import DamagedFile, numbered_lines, open_plain
+from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
-from radixkv.observe.audit.record import Json, Record
-from radixkv.observe.audit.request_bodies import NoRequest, blocks_of
+from radixkv.observe.audit.record import Block, Json, Record
+from radixkv.observe.audit.request_bodies import FIRST_ITEM, NextItem, NoRequest, response_items
 
 MAX_NAMED = 20  # problems that are named one by one
 _WINDOW = 64  # records that are waited for, so that logs written when answers end come in order
 _SNIFFED = 4096
+_POINTER_BYTES = 8
+_BYTES_PER_PIECE = 16  # of an object: of shorter pieces its value takes many times its text
 _HAR = re.compile(rb'\s*\{\s*"log"\s*:')
 
 
@@ -58,6 +60,7 @@ class Recording:
         self._paths = paths
         self._memory = memory_bytes
         self._max_object = max(1 << 20, memory_bytes // 4)
+        self._limits = BodyLimits(self._max_object, self._max_object // _BYTES_PER_PIECE)
 
     def __iter__(self) -> Iterator[Record]:
         """The records in the order of their times; where there are none, in the order of the files.
@@ -97,7 +100,7 @@ class Recording:
                 try:
                     if len(text) > self._max_object:
                         raise NoRequest(f"longer than {self._max_object >> 20} MiB; give it more --memory")
-                    record = record_in(read_json(text), place, len(text))
+                    record = record_in(self._limits.parsed(text), place, len(text), self._limits)
                     yield replace(record, order=(file_number, number))
                 except NotAModel:
                     self.skipped += 1
@@ -114,8 +117,8 @@ class Recording:
         with open_plain(path) as stream:
             try:
                 head = stream.read(_SNIFFED)
-            except (EOFError, OSError) as error:
-                raise DamagedFile(path, 0, f"damaged or cut short ({error})") from None
+            except READ_ERRORS as error:
+                raise damaged(path, 0, error) from None
         head = head.removeprefix(b"\xef\xbb\xbf")
         if _HAR.match(head):
             return objects_in(path, 3, self._max_object)
@@ -127,42 +130,68 @@ class Recording:
         return numbered_lines(path, self._max_object)
 
 
+class _Thread(NamedTuple):
+    """A stored answer with everything before it, to be gone on after.
+
+    Attributes:
+        items: of the Responses API; blocks: the same, rendered.
+        after: where the next item goes.
+        num_bytes: that it takes.
+    """
+
+    items: list[Any]
+    blocks: tuple[Block, ...]
+    after: NextItem
+    num_bytes: int
+
+
+_NOTHING = _Thread([], (), FIRST_ITEM, 0)
+
+
 class _Threads:
-    """Requests that go on after an earlier answer by its id, with what they leave out put in front."""
+    """Requests that go on after an earlier answer by its id, with what they leave out put in front.
+
+    Of each request only what it adds is rendered.
+    """
 
     def __init__(self, max_bytes: int) -> None:
-        self._items: OrderedDict[str, tuple[list[Any], int]] = OrderedDict()
+        self._known: OrderedDict[str, _Thread] = OrderedDict()
         self._max_bytes = max_bytes
         self._bytes = 0
 
     def whole(self, record: Record) -> Record:
-        """The record with its whole prompt.
+        """Return the record with its whole prompt. O(what it adds), but for copying lists.
 
         Raises:
             NoRequest: what it goes on after is not in the log, so that its prompt is not known.
         """
         if record.dialect != "responses":
             return record
-        before = record.body.get("previous_response_id")
-        items = _items(record.body.get("input"))
+        before, known = record.body.get("previous_response_id"), _NOTHING
+        added = _items(record.body.get("input"))
         if before:
-            known = self._items.get(str(before))
-            if known is None:
+            found = self._known.get(str(before))
+            if found is None:
                 raise NoRequest("it goes on after an answer that is not in the log; its prompt is not known")
-            items = [*known[0], *items]
-            body: Json = {**record.body, "input": items}
+            known = found
+            body: Json = {**record.body, "input": [*known.items, *added]}
             del body["previous_response_id"]
-            blocks, tools = blocks_of(body, "responses")
-            record = replace(record, body=body, blocks=blocks, tools=tools)
+            first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.index)
+            more, _ = response_items(added, known.after)
+            record = replace(record, body=body, blocks=(*first, *known.blocks, *more))
         if record.response_id:
-            self._keep(record.response_id, [*items, *record.output], record.num_bytes)
+            added += record.output
+            more, after = response_items(added, known.after)
+            items, blocks = [*known.items, *added], (*known.blocks, *more)
+            size = record.num_bytes + _POINTER_BYTES * (len(items) + len(blocks))
+            self._keep(record.response_id, _Thread(items, blocks, after, size))
         return record
 
-    def _keep(self, response_id: str, items: list[Any], size: int) -> None:
-        self._items[response_id] = (items, size)
-        self._bytes += size
-        while self._bytes > self._max_bytes:
-            self._bytes -= self._items.popitem(last=False)[1][1]
+    def _keep(self, response_id: str, thread: _Thread) -> None:
+        self._bytes += thread.num_bytes - self._known.pop(response_id, _NOTHING).num_bytes
+        self._known[response_id] = thread
+        while self._bytes > self._max_bytes and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].num_bytes
 
 
 def _items(given: Any) -> list[Any]:
