@@ -9,6 +9,7 @@ import json
 import random
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -472,3 +473,92 @@ def test_an_echoed_prompt_is_no_answer(tmp_path: Path) -> None:
     line = {"request": {"prompt": "The ship sails.", "echo": True}, "response": answer}
     records, _ = read(tmp_path, json.dumps(line).encode())
     assert records[0].answer[0].text == " Home."
+
+
+def peak_bytes(paths: list[Path]) -> tuple[int, Recording, list[Record]]:
+    """Memory that reading takes at most, with 16 MiB to be had, and what came of it."""
+    tracemalloc.start()
+    try:
+        recording = Recording(paths, 16 << 20)
+        records = list(recording)
+        return tracemalloc.get_traced_memory()[1], recording, records
+    finally:
+        tracemalloc.stop()
+
+
+def packed_file(path: Path, *parts: bytes) -> Path:
+    with gzip.open(path, "wb", 1) as file:
+        file.writelines(parts)
+    return path
+
+
+@pytest.mark.parametrize("before", [b'["', b'{"log":{"entries":["', b'{\n"', b'{"a":"', b'[[["'])
+def test_a_string_of_any_length_takes_no_memory(before: bytes, tmp_path: Path) -> None:
+    path = packed_file(tmp_path / "log.gz", before, b"x" * (48 << 20), b'\\"', b"]}" * 100_000, b'"')
+    peak, _, records = peak_bytes([path])
+    assert peak < 24 << 20  # of 48
+    assert not records
+
+
+def test_small_pieces_and_packed_answers_take_no_memory_either(tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    lists = b"[]," * 1_000_000
+    many.write_bytes(b'{"request": "[%s[]]"}\n{"messages": [%s[]]}\n' % (lists, lists))
+    bomb = base64.b64encode(gzip.compress(b'{"a": "' + b"x" * (64 << 20))).decode()
+    sent = {"method": "POST", "url": "https://e.org/v1/messages", "postData": {"text": '{"messages": []}'}}
+    content = {"encoding": "base64", "text": bomb}
+    entry = {"startedDateTime": "2026-01-01T00:00:00Z", "request": sent, "response": {"content": content}}
+    har = tmp_path / "log.har"
+    har.write_text(json.dumps({"log": {"entries": [entry]}}))
+    peak, recording, records = peak_bytes([many, har])
+    assert peak < 40 << 20
+    assert recording.problems.count == 2
+    assert len(records) == 1
+
+
+@pytest.mark.parametrize("form", ["lines", "list", "har"])
+def test_a_damaged_file_costs_no_other_one(form: str, tmp_path: Path) -> None:
+    body = b'{"messages":[{"role":"user","content":"hi"}]}'
+    text = {"lines": body + b"\n", "list": b"[" + body + b"]", "har": b'{"log":{"entries":[]}}'}[form]
+    packed = gzip.compress(text * 2000)
+    good = tmp_path / "good.jsonl"
+    good.write_bytes(body + b"\n")
+    for at in (*range(2, 40), len(packed) // 2, len(packed) - 5):
+        damaged = tmp_path / "damaged.gz"
+        damaged.write_bytes(packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :])
+        recording = Recording([damaged, good])
+        assert [record.place for record in recording][-1] == "good.jsonl:1"
+    damaged.write_bytes(packed[:30])
+    recording = Recording([damaged, good])
+    assert len(list(recording)) == 1
+    assert "damaged or cut short" in recording.problems.named[0]
+
+
+def test_threads_are_rendered_once_however_long_they_are(tmp_path: Path) -> None:
+    """In calls of functions, which do not depend on the machine: twice as many turns, about twice as many."""
+
+    def calls(num_turns: int) -> int:
+        path = tmp_path / f"{num_turns}.jsonl"
+        with path.open("w") as file:
+            for turn in range(num_turns):
+                said = {"type": "message", "role": "assistant", "content": f"answer {turn}"}
+                before = {"previous_response_id": f"r{turn - 1}"} if turn else {}
+                request = {"input": f"turn {turn}", "instructions": "Be brief.", **before}
+                response = {"object": "response", "id": f"r{turn}", "output": [said]}
+                file.write(json.dumps({"request": request, "response": response}) + "\n")
+        count = 0
+
+        def note(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(note)
+        try:
+            *_, last = Recording([path])
+        finally:
+            sys.setprofile(None)
+        assert len(last.blocks) == 2 * num_turns
+        assert [block.message for block in last.blocks] == list(range(2 * num_turns))
+        return count
+
+    assert calls(200) < 2.5 * calls(100)
