@@ -97,6 +97,16 @@ ROWS: dict[str, list[Panel]] = {
             ],
         ),
         Panel(
+            "Contexts that outgrow the pool",
+            "Long prompts wait for their turn rather than evict what is in use. If much is missed since it "
+            "was evicted, a tier or another replica keeps it.",
+            "short",
+            [
+                (now("prompts_waiting_for_turn"), "prompts waiting for their turn"),
+                (now("reserved_tokens"), "tokens reserved, not computed"),
+            ],
+        ),
+        Panel(
             "Evictions and preemptions",
             "Evictions are normal in a full pool; preemptions cost work: lower max_num_seqs or add memory.",
             "short",

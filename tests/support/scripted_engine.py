@@ -157,6 +157,8 @@ def scripted_stats(cache: PrefixCache) -> EngineStats:
         num_waiting=3,
         num_running=2,
         num_preemptions=1,
+        prompts_waiting_for_turn=1,
+        reserved_tokens=700,
         prompt_tokens=1000,
         cached_prompt_tokens=750,
         computed_prompt_tokens=250,

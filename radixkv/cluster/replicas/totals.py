@@ -17,6 +17,7 @@ from radixkv.engine.counts import TierCounts
 _NOW = {
     *("num_waiting", "num_running", "total_blocks", "free_blocks", "cached_blocks", "held_blocks"),
     *("pinned_blocks", "num_nodes", "num_leases", "num_pins", "ghost_blocks", "waiting_blocks"),
+    *("prompts_waiting_for_turn", "reserved_tokens"),
 }
 
 

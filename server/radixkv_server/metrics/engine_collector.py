@@ -43,6 +43,10 @@ class EngineCollector(Collector):
         yield gauge("healthy", "1 while the engine accepts requests.", float(self.engine.is_healthy))
         yield gauge("requests_waiting", "Requests in the queue.", stats.num_waiting)
         yield gauge("requests_running", "Requests being computed.", stats.num_running)
+        turn = "Of the requests in the queue, long prompts that begin after those in progress."
+        yield gauge("prompts_waiting_for_turn", turn, stats.prompts_waiting_for_turn)
+        reserved = "Tokens of running prompts that have KV blocks and are not computed."
+        yield gauge("reserved_tokens", reserved, stats.reserved_tokens)
         yield counter("preemptions", "Requests preempted to free KV blocks.", stats.num_preemptions)
         yield counter("computed_prompt_tokens", "Prompt tokens computed.", stats.computed_prompt_tokens)
         yield counter("engine_queried_tokens", "Tokens looked up in the prefix cache.", cache.queried_tokens)

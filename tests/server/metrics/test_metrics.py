@@ -52,6 +52,8 @@ def test_requests_and_the_engine_are_counted(server: LiveServer, engine: Scripte
     assert values["radixkv_prefix_cache_hit_ratio"] == 0.75
     assert values["radixkv_requests_waiting"] == 3
     assert values["radixkv_requests_running"] == 2
+    assert values["radixkv_prompts_waiting_for_turn"] == stats.prompts_waiting_for_turn == 1
+    assert values["radixkv_reserved_tokens"] == stats.reserved_tokens == 700
     states = [values[f'radixkv_kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "held")]
     assert states == [70, 20, 10]
     assert sum(states) == values["radixkv_kv_blocks_capacity"]

@@ -73,6 +73,8 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
             "resets": cache.resets,
             "waiting_requests": stats.num_waiting,
             "running_requests": stats.num_running,
+            "prompts_waiting_for_turn": stats.prompts_waiting_for_turn,
+            "reserved_tokens": stats.reserved_tokens,
             "preemptions": stats.num_preemptions,
         },
         "tenants": [

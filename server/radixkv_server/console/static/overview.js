@@ -132,6 +132,8 @@ function showLoadOfAll(all, history) {
   all.load.show(
     big(number(running), "running"),
     facts([["Waiting", number(waiting)], ["Yours", number(cache.running_requests)],
+      ["Prompts waiting for their turn", number(cache.counters.prompts_waiting_for_turn)],
+      ["Tokens reserved, not computed", number(cache.counters.reserved_tokens)],
       ["Preemptions", number(cache.counters.preemptions)]]),
   );
   all.evictions.show(
