@@ -99,8 +99,7 @@ class LiveRequests:
                 continue
             if sample in outcome.drafts:
                 self._count_draft(sample, len(outcome.drafts[sample].draft), len(run) - 1)
-            if sample.request.pins:
-                self._pin(sample)
+            self._pin(sample)
             num_tokens = sample.num_tokens
             failure = self.output.add_tokens(sample, run, now)
             if sample in outcome.drafts:
@@ -115,11 +114,13 @@ class LiveRequests:
 
     def _pin(self, sample: Sample) -> None:
         """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
-        request, prompt = sample.request, sample.tokens.view(0, sample.num_prompt_tokens)
-        pins, request.pins = request.pins, ()
+        request = sample.request
+        if not request.pins or request.num_pinned_tokens is not None:
+            return
+        prompt = sample.tokens.view(0, sample.num_prompt_tokens)
         found = [
             self._cache.pin(prompt[: pin.num_tokens], sample.namespace, pin.ttl, at_least=True)
-            for pin in pins
+            for pin in request.pins
         ]
         request.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
@@ -150,8 +151,7 @@ class LiveRequests:
         if failure is not None:
             self.fail(sample, failure)
             return
-        if sample.request.pins:
-            self._pin(sample)
+        self._pin(sample)
         self.output.end(sample, "length", now)
         self._finish(sample, "length")
 

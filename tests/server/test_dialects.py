@@ -16,12 +16,13 @@ from scripted_engine import Asked, ScriptedEngine
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineOverloadedError, RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request as EngineRequest
 from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id
+from radixkv_server.generation.request import Exchange, PromptFacts, new_id
 from radixkv_server.generation.serve_generation import respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
@@ -72,10 +73,11 @@ class TinyRenderer(Renderer):
 
 async def parse_question(
     context: ServerContext, body: Question, caller: Tenant
-) -> tuple[GenerationRequest, TinyRenderer]:
+) -> tuple[Exchange, TinyRenderer]:
     prompts = [await context.prompts.encode(text, param="words") for text in body.words]
-    prompt_requests = tuple(PromptRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
-    wanted = GenerationRequest(new_id("tiny-"), prompt_requests, stream=body.live, prompt_param="words")
+    asked = tuple(EngineRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
+    facts = tuple(PromptFacts() for _ in asked)
+    wanted = Exchange(new_id("tiny-"), asked, facts, stream=body.live, prompt_param="words")
     return wanted, TinyRenderer()
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.request import GenerationRequest, MakeParts, PromptRequest
+from radixkv_server.generation.request import Exchange, MakeParts, PromptFacts, token_ids
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -83,22 +84,23 @@ class SeenRequest:
         self,
         name: str,
         record: RequestRecord,
-        request: GenerationRequest,
-        prompt_request: PromptRequest,
+        exchange: Exchange,
+        request: Request,
+        facts: PromptFacts,
         progress: PromptProgress,
     ) -> None:
         self.id = name
         self.progress = progress
         self.tenant = record.tenant
-        self.salt = request.cache_salt or ""
-        self.operation = request.operation
+        self.salt = request.salt
+        self.operation = exchange.operation
         self.started_at = time.time() - record.age_s
         self.state: State = "running"
         self.duration_s: float | None = None
         self.error_code: str | None = None
-        self.beginning = array("i", prompt_request.prompt.token_ids[:KEPT_TOKENS].tobytes())
-        self.last_message = prompt_request.last_message
-        self.client_rule = prompt_request.client_rule
+        self.beginning = array("i", token_ids(request)[:KEPT_TOKENS].tobytes())
+        self.last_message = facts.last_message
+        self.client_rule = facts.client_rule
         self.parts: MakeParts | None = None
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
@@ -129,21 +131,17 @@ class SeenRequest:
         """Why it missed; None: not known, or prefix caching is off."""
         return self.progress.report
 
-    def look_at(self, prompt_request: PromptRequest) -> None:
+    def look_at(self, request: Request, facts: PromptFacts) -> None:
         """Note the part of the prompt that explains the report of the cache."""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
-        self.prompt = array("i", prompt_request.prompt.data)
-        self.parts = prompt_request.parts
+        self.prompt = array("i", token_ids(request).tobytes())
+        self.parts = facts.parts
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
         if report is not None and report.reason == "diverged":
-            self.cause = None if prompt_request.hint is None else prompt_request.hint(report)
-            self.place = (
-                None
-                if prompt_request.place_name is None
-                else prompt_request.place_name(self.before, self.after)
-            )
+            self.cause = None if facts.hint is None else facts.hint(report)
+            self.place = None if facts.place_name is None else facts.place_name(self.before, self.after)
 
 
 class _Tenant:
@@ -178,16 +176,16 @@ class Activity:
         return list(self._tenants)
 
     def begin(
-        self, record: RequestRecord, request: GenerationRequest, prompts: Sequence[PromptProgress]
+        self, record: RequestRecord, exchange: Exchange, prompts: Sequence[PromptProgress]
     ) -> list[SeenRequest]:
         """Begin a request with these prompts."""
         many = len(prompts) > 1
         seen = []
-        for index, (prompt_request, progress) in enumerate(
-            zip(request.prompt_requests, prompts, strict=True)
+        for index, (request, facts, progress) in enumerate(
+            zip(exchange.requests, exchange.facts, prompts, strict=True)
         ):
-            name = f"{request.id}-{index}" if many else request.id
-            seen.append(SeenRequest(name, record, request, prompt_request, progress))
+            name = f"{exchange.id}-{index}" if many else exchange.id
+            seen.append(SeenRequest(name, record, exchange, request, facts, progress))
             self.changed(seen[-1])
         self._of(record.tenant).requests.extend(seen)
         return seen
@@ -206,10 +204,10 @@ class Activity:
         one.version = self.version
 
     def admitted(
-        self, one: SeenRequest, prompt_request: PromptRequest, comparison: Comparison | None = None
+        self, one: SeenRequest, request: Request, facts: PromptFacts, comparison: Comparison | None = None
     ) -> None:
         """Count a request's cached tokens, and keep its prompt for a while."""
-        one.look_at(prompt_request)
+        one.look_at(request, facts)
         if comparison is not None:
             one.compared_with = comparison.earlier_id
             one.finding = comparison.finding(one.progress.num_cached_tokens)

@@ -19,6 +19,7 @@ from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.grammar.schema_text import json_schema
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.structured import StructuredOutputs
+from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -42,7 +43,7 @@ from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import PromptRequest, sampling_params
+from radixkv_server.generation.request import PromptFacts, sampling_params
 from radixkv_server.generation.usage import Hint, PlaceName
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ async def chat_request(
     *,
     renamed: Mapping[str, str] | None = None,
     prompt_only: bool = False,
-) -> tuple[PromptRequest, AnswerReaders]:
+) -> tuple[Request, PromptFacts, AnswerReaders]:
     """The prompt of a chat with its sampling parameters, and what reads its answers.
 
     Args:
@@ -297,9 +298,7 @@ async def chat_request(
         forced=forced,
         tools=schemas_of(chat.callable_tools),
     )
-    prompt_request = PromptRequest(
-        encoded,
-        params,
+    facts = PromptFacts(
         hint=_hint(tokenizer, prompt),
         place_name=_place_name(tokenizer, chat, prompt),
         last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
@@ -310,7 +309,7 @@ async def chat_request(
         notes=() if prompt.format.is_known or not chat.callable_tools else (UNKNOWN_FORM,),
     )
     hides = chat.reasoning_place == "hidden"
-    return prompt_request, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
+    return Request(encoded, params), facts, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
 
 
 def _check_free(chat: Chat, param: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation: running a request's prompts on the engine, with everything counted.
 
-It knows no dialect: a `GenerationRequest` goes in, outputs or what a `Renderer` makes of deltas come out. A
+It knows no dialect: an `Exchange` goes in, outputs or what a `Renderer` makes of deltas come out. A
 delta goes through two generators on its way to the connection: the engine's and `frames`.
 """
 
@@ -21,10 +21,10 @@ from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.concurrency import Merged, gather_or_cancel
 from radixkv_server.generation.metering import Meter
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import Exchange
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
-from radixkv_server.off_loop import off_loop
+from radixkv_server.off_loop import INLINE_TOKENS, off_loop
 
 
 class WholeRenderer(ABC):
@@ -61,26 +61,14 @@ class Generation:
         usage: what it used so far.
     """
 
-    def __init__(self, context: ServerContext, record: RequestRecord, request: GenerationRequest) -> None:
-        self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, request)
+    def __init__(self, context: ServerContext, record: RequestRecord, exchange: Exchange) -> None:
+        self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, exchange)
         self._engine = context.engine
-        self._request = request
-        self._requests = [
-            Request(
-                one.prompt,
-                one.params,
-                request_id=f"{request.id}-{index}",
-                tenant=record.tenant,
-                salt=request.cache_salt or "",
-                cache_key_hint=request.cache_key_hint,
-                priority=request.priority,
-                pins=one.pins,
-                keep_tokens=one.keep_tokens,
-            )
-            for index, one in enumerate(request.prompt_requests)
-        ]
+        self._exchange = exchange
+        for request in exchange.requests:
+            request.tenant = record.tenant
         self.usage = self._meter.usage
-        record.operation = request.operation
+        record.operation = exchange.operation
 
     async def check_quota(self) -> None:
         """Make sure, before the first of several prompts begins, that the tenant's ceiling lets all run.
@@ -89,7 +77,7 @@ class Generation:
             ContextLengthExceededError: one of them never can.
         """
         with self._naming_fields():
-            await self._engine.check_quota(self._requests)
+            await self._engine.check_quota(self._exchange.requests)
 
     async def run(self) -> list[RequestOutput]:
         """Generate all of it, to the end, at once.
@@ -98,7 +86,7 @@ class Generation:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
         with self._meter as meter, self._naming_fields():
-            outputs = await gather_or_cancel([self._engine.generate(request) for request in self._requests])
+            outputs = await gather_or_cancel([*map(self._engine.generate, self._exchange.requests)])
             meter.take_outputs(outputs)
             for output in outputs:
                 for sample in output.outputs:
@@ -111,17 +99,17 @@ class Generation:
         Raises:
             RadixKVError: one prompt was refused or failed; the others have been aborted.
         """
-        prompt_requests, usage = self._request.prompt_requests, self.usage
+        usage = self.usage
         begun: set[tuple[int, int]] = set()
         with self._meter as meter, self._naming_fields():
-            streams = [self._engine.stream(request) for request in self._requests]
+            streams = [self._engine.stream(request) for request in self._exchange.requests]
             async with aclosing(Merged(streams)) as deltas:
                 async for index, delta in deltas:
                     meter.take_delta(index, delta)
                     _check_finish(delta.finish_reason, delta.error, delta.error_code)
                     is_first = (index, delta.index) not in begun
                     begun.add((index, delta.index))
-                    if is_first and prompt_requests[index].has_long_logprobs:
+                    if is_first and _has_long_logprobs(self._exchange.requests[index]):
                         frames = await off_loop(partial(renderer.chunk, index, delta, usage))
                     else:
                         frames = renderer.chunk(index, delta, usage)
@@ -141,10 +129,15 @@ class Generation:
     def _named(self, error: InvalidRequestError) -> InvalidRequestError:
         """The engine does not know what prompt and grammar are called in this route's body."""
         if isinstance(error, ContextLengthExceededError):
-            return ContextLengthExceededError(str(error), param=self._request.prompt_param)
+            return ContextLengthExceededError(str(error), param=self._exchange.prompt_param)
         if error.param == "structured":
-            return self._request.prompt_requests[0].grammar_places.name(error)
+            return self._exchange.facts[0].grammar_places.name(error)
         return error
+
+
+def _has_long_logprobs(request: Request) -> bool:
+    """Whether an answer begins with logprobs of a long prompt."""
+    return request.params.prompt_logprobs is not None and len(request.prompt) > INLINE_TOKENS
 
 
 def _check_finish(reason: str | None, error: str | None, code: str | None) -> None:

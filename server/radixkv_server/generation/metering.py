@@ -13,7 +13,7 @@ from radixkv_server.activity.activity import Activity, State
 from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 from radixkv_server.errors import to_api_error
 from radixkv_server.generation.progress import PromptProgress, SampleProgress
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import Exchange
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
@@ -32,23 +32,22 @@ class Meter:
         activity: Activity,
         fingerprints: FingerprintStore,
         record: RequestRecord,
-        request: GenerationRequest,
+        exchange: Exchange,
     ) -> None:
         self._prompts = [
-            PromptProgress(len(prompt_request.prompt), prompt_request.params.n)
-            for prompt_request in request.prompt_requests
+            PromptProgress(len(request.prompt), request.params.n) for request in exchange.requests
         ]
-        hints = [prompt_request.hint for prompt_request in request.prompt_requests]
-        self.usage = Usage(self._prompts, hints, request.written_ends)
+        hints = [facts.hint for facts in exchange.facts]
+        self.usage = Usage(self._prompts, hints, exchange.written_ends)
         self._metrics = metrics
         self._record = record
         self._activity = activity
         self._fingerprints = fingerprints
         self._kept: KeptRequest | None = None
-        self._request = request
+        self._exchange = exchange
 
     def __enter__(self) -> Meter:
-        self._seen = self._activity.begin(self._record, self._request, self._prompts)
+        self._seen = self._activity.begin(self._record, self._exchange, self._prompts)
         return self
 
     def take_outputs(self, outputs: Sequence[RequestOutput]) -> None:
@@ -86,8 +85,10 @@ class Meter:
 
     def _admitted(self, index: int) -> None:
         """What the cache gave to a prompt is known."""
-        request = self._request
-        self._activity.admitted(self._seen[index], request.prompt_requests[index], request.comparison)
+        exchange = self._exchange
+        self._activity.admitted(
+            self._seen[index], exchange.requests[index], exchange.facts[index], exchange.comparison
+        )
         report = self._prompts[index].report
         if report is not None:
             self._metrics.observe_cache_report(self._record.tenant, report)
@@ -95,16 +96,16 @@ class Meter:
 
     def _keep_fingerprint(self, prompt: PromptProgress) -> None:
         """From here on others can be compared with the request, however it ends."""
-        fingerprint, outcome = self._request.fingerprint, prompt.outcome
+        fingerprint, outcome = self._exchange.fingerprint, prompt.outcome
         if fingerprint is None or outcome is None:
             return
-        reusable, keep = prompt.num_tokens, self._request.prompt_requests[0].keep_tokens
+        reusable, keep = prompt.num_tokens, self._exchange.requests[0].keep_tokens
         if keep is not None:
             reusable = min(reusable, max(keep, outcome.num_cached_tokens))
         if not outcome.num_cached_tokens + outcome.num_cache_write_tokens:
             reusable = 0  # nothing is cached
         self._kept = KeptRequest(fingerprint, reusable)
-        self._fingerprints.put(self._record.tenant, self._request.id, self._kept)
+        self._fingerprints.put(self._record.tenant, self._exchange.id, self._kept)
 
     def _answered(self) -> None:
         """The answer is complete; its client may not have seen its end."""

@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GenerationRequest: what any API's body comes down to, and the checks that all of them share."""
+"""Exchange: what any API's body comes down to, and the checks that all of them share."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import PrefixPin
+from radixkv.scheduling.request import PrefixPin, Request
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.usage import Hint, PlaceName
-from radixkv_server.off_loop import INLINE_TOKENS
 
 MAX_SALT_LENGTH = 128
 
@@ -32,12 +34,10 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """One prompt with its sampling parameters.
+class PromptFacts:
+    """What a chat can say of its prompt.
 
     Args:
-        pins: what of it is to be pinned.
-        keep_tokens: how many leading tokens may stay cached because of it; None: all.
         hint: what to say of the prompt's miss report beyond its reason.
         place_name: names the message that a place of the prompt lies in.
         last_message: how a chat's last message begins; "" is no chat.
@@ -48,10 +48,6 @@ class PromptRequest:
         notes: what else that header says.
     """
 
-    prompt: EncodedTokens
-    params: SamplingParams
-    pins: tuple[PrefixPin, ...] = ()
-    keep_tokens: int | None = None
     hint: Hint | None = None
     place_name: PlaceName | None = None
     last_message: str = ""
@@ -61,87 +57,71 @@ class PromptRequest:
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
-    def has_long_logprobs(self) -> bool:
-        """Whether an answer begins with logprobs of a long prompt."""
-        return self.params.prompt_logprobs is not None and len(self.prompt) > INLINE_TOKENS
-
-    def ignoring(self, words: Iterable[str]) -> PromptRequest:
-        """Return the same request with further words for the header `warning`."""
-        return replace(self, ignored=(*words, *self.ignored))
-
-    def pinning(self, ttl: float | None) -> PromptRequest:
-        """The same, with the whole prompt to be pinned for `ttl` seconds; None: as it is."""
-        if ttl is None:
-            return self
-        return replace(self, pins=(*self.pins, PrefixPin(len(self.prompt), ttl)))
-
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """What the engine shall do for one HTTP request, in no dialect.
+class Exchange:
+    """The engine's requests for one HTTP request, in no dialect.
 
     Args:
         id: the id of the answer, which the engine's requests are called after.
-        prompt_requests: the prompts, at least one.
+        requests: one of each prompt, at least one.
+        facts: of each prompt.
         stream: answer as it comes, not at the end.
         prompt_param: what the body calls the prompt, for errors about its length.
-        cache_salt: divides the tenant's part of the prefix cache; None: undivided.
-        cache_key_hint: what requests share that come back together: a hint for eviction; empty: nothing.
-        priority: lower is more urgent, where the engine schedules by priority.
         operation: what it is to traces: `chat` or `text_completion`.
         fingerprint: by which later requests are compared with it; None: they can't be.
         comparison: what it is compared with itself; None: nothing.
         writes_to_pins: its usage counts as written the tokens up to the last pin, as Messages does.
-
-    Raises:
-        ApiError: the salt is empty, too long, or has characters other than letters, digits and
-            `_ . + / = : ~ -`, or a path segment `.` or `..`.
     """
 
     id: str
-    prompt_requests: tuple[PromptRequest, ...]
+    requests: tuple[Request, ...]
+    facts: tuple[PromptFacts, ...]
     stream: bool
     prompt_param: str
-    cache_salt: str | None = None
-    cache_key_hint: str = ""
-    priority: int = 0
     operation: str = "chat"
     fingerprint: Fingerprint | None = None
     comparison: Comparison | None = None
     writes_to_pins: bool = False
 
+    def __post_init__(self) -> None:
+        for index, request in enumerate(self.requests):
+            request.request_id = f"{self.id}-{index}"
+
     @property
     def written_ends(self) -> list[int | None]:
         """Return of each prompt the number of leading tokens that can count as written; None: all."""
         if not self.writes_to_pins:
-            return [None] * len(self.prompt_requests)
-        return [
-            max((pin.num_tokens for pin in prompt_request.pins), default=0)
-            for prompt_request in self.prompt_requests
-        ]
-
-    def __post_init__(self) -> None:
-        if self.cache_salt is not None:
-            check_salt(self.cache_salt)
+            return [None] * len(self.requests)
+        return [max((pin.num_tokens for pin in request.pins), default=0) for request in self.requests]
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt_request.prompt) for prompt_request in self.prompt_requests)
-
-    def uncached(self) -> GenerationRequest:
-        """Return the same request without the prefix cache: nothing is found, nothing stays."""
-        prompts = tuple(replace(prompt, pins=(), keep_tokens=0) for prompt in self.prompt_requests)
-        return replace(self, prompt_requests=prompts, cache_salt=new_id("uncached-"), cache_key_hint="")
+        return sum(len(request.prompt) for request in self.requests)
 
     def longest_answer(self, assumed: int) -> int:
         """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""
-        each = (
-            (prompt_request.params.max_tokens, prompt_request.params.num_samples)
-            for prompt_request in self.prompt_requests
-        )
+        each = ((request.params.max_tokens, request.params.num_samples) for request in self.requests)
         return sum((assumed if limit is None else limit) * count for limit, count in each)
+
+
+def token_ids(request: Request) -> npt.NDArray[np.int32]:
+    """Tokens of a request's prompt, which the server has encoded."""
+    assert isinstance(request.prompt, EncodedTokens)
+    return request.prompt.token_ids
+
+
+def pin_whole(request: Request, ttl: float | None) -> None:
+    """Have the whole prompt of a request pinned for `ttl` seconds; None: as it is."""
+    if ttl is not None:
+        request.pins = (*request.pins, PrefixPin(len(request.prompt), ttl))
+
+
+def do_not_cache(request: Request) -> None:
+    """Have a request run without the prefix cache: nothing is found, nothing stays."""
+    request.pins, request.keep_tokens = (), 0
+    request.salt, request.cache_key_hint = new_id("uncached-"), ""
 
 
 def check_salt(salt: str) -> str:

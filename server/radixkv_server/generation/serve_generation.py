@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One generation route of any API: body in, engine at work, answer or stream out.
 
-An API supplies the two ends: `parse`, from its body to a `GenerationRequest`, and a `Renderer`, from the
+An API supplies the two ends: `parse`, from its body to an `Exchange`, and a `Renderer`, from the
 engine's outputs to its answers. The steps between are common to all APIs.
 """
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Generation, Renderer, WholeRenderer
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import Exchange, token_ids
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
@@ -31,7 +31,7 @@ Body = TypeVar("Body", bound=BaseModel)
 AnyRenderer = TypeVar("AnyRenderer", bound=WholeRenderer, covariant=True)
 
 #: Makes the engine's work and the answer's renderer of a body and its sender.
-Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[GenerationRequest, AnyRenderer]]]
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[Exchange, AnyRenderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
@@ -55,7 +55,7 @@ class Admitted(Generic[AnyRenderer]):
 
     context: ServerContext
     record: RequestRecord
-    wanted: GenerationRequest
+    wanted: Exchange
     renderer: AnyRenderer
     generation: Generation
 
@@ -73,10 +73,10 @@ async def begin(
     """
     visit = record.enter(context.tenants.limiter_of(record.caller))
     wanted, renderer = await parse(context, await read(), record.caller)
-    record.ignored += [word for prompt in wanted.prompt_requests for word in prompt.ignored]
-    record.notes += dict.fromkeys(note for prompt in wanted.prompt_requests for note in prompt.notes)
+    record.ignored += [word for facts in wanted.facts for word in facts.ignored]
+    record.notes += dict.fromkeys(note for facts in wanted.facts for note in facts.notes)
     generation = Generation(context, record, wanted)
-    if len(wanted.prompt_requests) > 1 and context.tenants.has_ceiling(record.caller):
+    if len(wanted.requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
     return Admitted(context, record, wanted, renderer, generation)
@@ -139,9 +139,9 @@ async def tell_prompt(
     context, record = context_of(request), record_of(request.scope)
     most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
     wanted, _ = await parse(context, await context.bodies.read(request, model, most), record.caller)
-    prompt = max((one.prompt for one in wanted.prompt_requests), key=len)
-    namespace = [record.tenant, wanted.cache_salt or "", ""]  # no adapter
+    longest = max(wanted.requests, key=lambda one: len(one.prompt))
+    prompt, namespace = token_ids(longest), [record.tenant, longest.salt, ""]  # no adapter
     return await long_json_response(
-        lambda: {"tokens": prompt.token_ids.tolist(), "count": len(prompt), "namespace": namespace},
+        lambda: {"tokens": prompt.tolist(), "count": len(prompt), "namespace": namespace},
         size=len(prompt),
     )

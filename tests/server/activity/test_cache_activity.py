@@ -20,12 +20,12 @@ from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import RequestTimes
+from radixkv.scheduling.request import Request, RequestTimes
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts
 from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.request import GenerationRequest, PromptRequest
+from radixkv_server.generation.request import Exchange, PromptFacts
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 
@@ -105,7 +105,7 @@ def test_windows_forget_and_sums_do_not() -> None:
         record, request, [PromptProgress(100, outcome=PromptOutcome(100, 60, 40, None, report))]
     )
     for _ in range(3):
-        activity.admitted(one, request.prompt_requests[0])
+        activity.admitted(one, request.requests[0], request.facts[0])
         now[0] += 100
     windows = activity.windows("ada")
     assert [windows[name].requests for name in ("1m", "5m", "1h", "total")] == [0, 2, 3, 3]
@@ -118,7 +118,7 @@ def test_windows_forget_and_sums_do_not() -> None:
     )
     assert activity.windows("bob")["total"] == HitCounts()
     now[0] += 4000
-    activity.admitted(one, request.prompt_requests[0])
+    activity.admitted(one, request.requests[0], request.facts[0])
     assert activity.windows(None)["1h"].requests == 1
     assert len(activity.history(None)) == 1
 
@@ -226,10 +226,10 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
 LIMITS = PromptLimits(4096, 4096, block_size=16, vocab_size=None)
 
 
-def seen(num_tokens: int = 4) -> tuple[RequestRecord, GenerationRequest]:
-    prompt_request = PromptRequest(LIMITS.encode(range(num_tokens)), SamplingParams())
+def seen(num_tokens: int = 4) -> tuple[RequestRecord, Exchange]:
+    asked = Request(LIMITS.encode(range(num_tokens)), SamplingParams())
     record = RequestRecord("x", caller=Tenant("ada"))
-    return record, GenerationRequest("x", (prompt_request,), stream=True, prompt_param="prompt")
+    return record, Exchange("x", (asked,), (PromptFacts(),), stream=True, prompt_param="prompt")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(4):
         record, request = seen()
         (one,) = activity.begin(record, request, [PromptProgress(4)])
-        activity.admitted(one, request.prompt_requests[0])
+        activity.admitted(one, request.requests[0], request.facts[0])
         kept.append(activity.latest(None, 10))
     assert sorted(len(one.prompt) for one in kept[-1]) == [0, 0, 4, 4]
 

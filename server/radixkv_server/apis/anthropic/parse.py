@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from radixkv.cache.keys import EncodedTokens
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import (
@@ -27,7 +28,7 @@ from radixkv_server.chats.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import GenerationRequest, new_id
+from radixkv_server.generation.request import Exchange, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=CountTokensRequest)
@@ -39,26 +40,24 @@ _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 async def parse_messages(
     context: ServerContext, body: MessagesRequest, caller: Tenant
-) -> tuple[GenerationRequest, MessageRenderer]:
+) -> tuple[Exchange, MessageRenderer]:
     """POST /v1/messages."""
     model = context.resolve_model(body.model)
     threads = Threads(context.responses, caller.name)
     whole = await threads.whole(body)
     body, context_management = await _edited(context, whole, caller)
     chat, conversation = _chat_of(context, body, caller)
-    prompt_request, readers = await chat_request(
+    asking, facts, readers = await chat_request(
         context, chat, _sampling(body), renamed=_RENAMED, prompt_only=body.prewarms
     )
     if conversation.breakpoints:
-        prompt_request = replace(
-            prompt_request,
-            pins=await prefix_pins(context, chat, conversation.breakpoints, prompt_request.prompt),
-        )
+        assert isinstance(asking.prompt, EncodedTokens)
+        asking.pins = await prefix_pins(context, chat, conversation.breakpoints, asking.prompt)
     asked = body.diagnostics
     request, told = await diagnosed(
         context,
         caller,
-        replace(body.generation_request(new_id("msg_"), [prompt_request], "messages"), writes_to_pins=True),
+        replace(body.exchange(new_id("msg_"), [asking], [facts], "messages"), writes_to_pins=True),
         functools.partial(diagnostics.parts_of, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,

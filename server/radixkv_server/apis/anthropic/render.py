@@ -39,7 +39,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import Exchange
 from radixkv_server.generation.usage import Usage
 
 #: Keeps an answer, given as blocks, if it is one of a thread.
@@ -95,7 +95,7 @@ class MessageRenderer(Renderer):
         more: further fields of the answer.
     """
 
-    request: GenerationRequest
+    request: Exchange
     model: str
     readers: AnswerReaders
     remember: Remember
@@ -152,7 +152,7 @@ class MessageRenderer(Renderer):
         }
 
     def _usage(self, usage: Usage) -> Json:
-        return usage_json(usage, self.request.prompt_requests[0].pins)
+        return usage_json(usage, self.request.requests[0].pins)
 
     def _content(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []

@@ -9,13 +9,13 @@ from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.schemas import CachePromptFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import MakeParts
+from radixkv_server.generation.request import MakeParts, token_ids
 from radixkv_server.generation.usage import Hint, PlaceName
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and what a chat can say of it; see `PromptRequest`."""
+    """A prompt, and what a chat can say of it; see `PromptFacts`."""
 
     ids: list[int]
     hint: Hint | None = None
@@ -51,6 +51,6 @@ async def prompt_of(
         return Prompt(body.prompt)
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
-    request, _ = await completion_request(context, body)
-    ids = request.prompt.token_ids.tolist()
-    return Prompt(ids, request.hint, request.place_name, request.client_rule, request.parts)
+    request, facts, _ = await completion_request(context, body)
+    ids = token_ids(request).tolist()
+    return Prompt(ids, facts.hint, facts.place_name, facts.client_rule, facts.parts)

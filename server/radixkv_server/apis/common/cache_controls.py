@@ -14,14 +14,16 @@ while there is room, but what stays: the prompt up to there is pinned for at lea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from radixkv.cache.keys import EncodedTokens
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.common.content import TextPart
 from radixkv_server.apis.common.fields import CacheFields
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, Breakpoint, prefix_pins
 from radixkv_server.chats.chat import Chat
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import PromptRequest
+from radixkv_server.generation.request import pin_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ async def with_cache_controls(
     context: ServerContext,
     body: CacheFields,
     chat: Chat,
-    request: PromptRequest,
+    request: Request,
     marked: Sequence[tuple[int, MarkedPart]],
     others: Sequence[Breakpoint] = (),
-) -> PromptRequest:
-    """The request with the pins of its breakpoints, and with how much of it may stay cached.
+) -> None:
+    """Give a request the pins of its breakpoints, and say how much of it may stay cached.
 
     Args:
         chat: what the request's prompt was rendered from.
@@ -69,7 +71,9 @@ async def with_cache_controls(
         ),
     ]
     if breakpoints:
-        request = replace(request, pins=await prefix_pins(context, chat, breakpoints, request.prompt))
+        assert isinstance(request.prompt, EncodedTokens)
+        request.pins = await prefix_pins(context, chat, breakpoints, request.prompt)
     if body.is_explicit:
-        return replace(request, keep_tokens=max((pin.num_tokens for pin in request.pins), default=0))
-    return request.pinning(body.breakpoint_s() if marked else body.pinned_s)
+        request.keep_tokens = max((pin.num_tokens for pin in request.pins), default=0)
+    else:
+        pin_whole(request, body.breakpoint_s() if marked else body.pinned_s)

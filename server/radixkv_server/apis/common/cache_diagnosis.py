@@ -7,11 +7,12 @@ why the cache did not have the rest, whose text is at the break, and how it goes
 
 from __future__ import annotations
 
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.common.usage import miss_json
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import PromptRequest
+from radixkv_server.generation.request import PromptFacts, token_ids
 from radixkv_server.generation.usage import Usage
 
 SHOWN_TOKENS = 48  # on each side of a break
@@ -34,13 +35,15 @@ class CacheDiagnosis:
     """Of one request.
 
     Args:
-        prompt_request: its prompt.
+        request, facts: its prompt.
         comparison: what it is compared with.
     """
 
-    def __init__(self, context: ServerContext, prompt_request: PromptRequest, comparison: Comparison) -> None:
+    def __init__(
+        self, context: ServerContext, request: Request, facts: PromptFacts, comparison: Comparison
+    ) -> None:
         self._text_of = context.text_of
-        self._prompt_request = prompt_request
+        self._request, self._facts = request, facts
         self._comparison = comparison
 
     def finding(self, usage: Usage) -> Finding:
@@ -61,7 +64,7 @@ class CacheDiagnosis:
 
     def _break(self, finding: Finding, usage: Usage) -> Json:
         """Why the cache had no more, and the text where the prompts part, or where what was cached ends."""
-        prompt, ids = self._prompt_request, self._prompt_request.prompt.token_ids
+        facts, ids = self._facts, token_ids(self._request)
         report, hint = usage.misses[0] if usage.misses else (None, None)
         at = len(ids)  # nothing broke
         if finding.difference is not None or finding.prompts_part:
@@ -77,7 +80,7 @@ class CacheDiagnosis:
             cached = self._text_of(report.cached_tokens_after[:SHOWN_TOKENS])
         return {
             **found,
-            "place": prompt.place_name and prompt.place_name(before, after),
+            "place": facts.place_name and facts.place_name(before, after),
             "around": {
                 "position": at,
                 "before": self._text_of(before),

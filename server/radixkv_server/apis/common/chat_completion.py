@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.common.chat_messages import ChatMessage, breakpoints_in
 from radixkv_server.apis.common.custom_tools import CustomFormat, custom_function
 from radixkv_server.apis.common.fields import (
@@ -33,7 +34,7 @@ from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.common.reasoning_fields import ReasoningFields
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
-from radixkv_server.generation.request import GenerationRequest, PromptRequest
+from radixkv_server.generation.request import Exchange, PromptFacts, do_not_cache
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -75,11 +76,20 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
             options["structured"] = found[0]
         return options
 
-    def generation_request(
-        self, answer_id: str, prompts: Sequence[PromptRequest], param: str, *, operation: str = "chat"
-    ) -> GenerationRequest:
-        request = super().generation_request(answer_id, prompts, param, operation=operation)
-        return request.uncached() if self.cache_prompt is False else request
+    def exchange(
+        self,
+        answer_id: str,
+        requests: Sequence[Request],
+        facts: Sequence[PromptFacts],
+        param: str,
+        *,
+        operation: str = "chat",
+    ) -> Exchange:
+        exchange = super().exchange(answer_id, requests, facts, param, operation=operation)
+        if self.cache_prompt is False:
+            for request in requests:
+                do_not_cache(request)
+        return exchange
 
     @property
     def grammar_param(self) -> str:

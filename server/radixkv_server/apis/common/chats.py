@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from radixkv.grammar.escaped_lark import escape_lark
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.common.cache_controls import marked_parts, with_cache_controls
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatCustomTool, ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage, template_messages
@@ -17,7 +18,7 @@ from radixkv_server.chats.chat import AnswerReaders, Chat, InputGrammar, chat_re
 from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import PromptRequest
+from radixkv_server.generation.request import PromptFacts, pin_whole
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 
@@ -87,7 +88,7 @@ def _with_functions(choice: Any) -> Any:
 
 async def completion_request(
     context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY
-) -> tuple[PromptRequest, AnswerReaders]:
+) -> tuple[Request, PromptFacts, AnswerReaders]:
     """What a chat completion asks of the engine, and what reads its answers."""
     options, renamed = _sampling(body)
     if body.prediction is not None and body.prediction.text:
@@ -95,14 +96,16 @@ async def completion_request(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
     chat = completion_chat(context, body, caller)
-    request, readers = await chat_request(context, chat, options, renamed=renamed, prompt_only=body.prewarms)
+    request, facts, readers = await chat_request(
+        context, chat, options, renamed=renamed, prompt_only=body.prewarms
+    )
     marked = [
         (index, part) for index, message in enumerate(body.messages) for part in marked_parts(message.content)
     ]
     others = [breakpoint for _, breakpoint in body.breakpoints]
-    request = await with_cache_controls(context, body, chat, request, marked, others)
-    whole = body.cache_control
-    return request.pinning(None if whole is None else whole.seconds), readers
+    await with_cache_controls(context, body, chat, request, marked, others)
+    pin_whole(request, body.cache_control.seconds if body.cache_control is not None else None)
+    return request, facts, readers
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

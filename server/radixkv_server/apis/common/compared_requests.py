@@ -16,7 +16,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import GenerationRequest
+from radixkv_server.generation.request import Exchange, token_ids
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.off_loop import off_loop
@@ -32,13 +32,13 @@ Diagnosed = Callable[[Usage], Json]
 async def diagnosed(
     context: ServerContext,
     caller: Tenant,
-    request: GenerationRequest,
+    exchange: Exchange,
     parts: Callable[[], RequestParts],
     *,
     earlier_id: str | None,
     asked: bool | None = None,
     words: Callable[[CacheDiagnosis, Usage], Json] = CacheDiagnosis.openai,
-) -> tuple[GenerationRequest, Diagnosed]:
+) -> tuple[Exchange, Diagnosed]:
     """A request to which later ones can be compared, and what it is compared with itself.
 
     Args:
@@ -47,22 +47,22 @@ async def diagnosed(
         asked: whether the client wants to know; None: if it names an earlier one.
         words: the dialect's, of what was found.
     """
-    prompt = request.prompt_requests[0]
+    request, facts = exchange.requests[0], exchange.facts[0]
 
-    def work() -> GenerationRequest:
+    def work() -> Exchange:
         made = _as_templates_get_them(
-            parts(), prompt.client_rule, sorts_tools=context.settings.canonical_tools
+            parts(), facts.client_rule, sorts_tools=context.settings.canonical_tools
         )
-        return replace(request, fingerprint=fingerprint_of(made, prompt.prompt.token_ids))
+        return replace(exchange, fingerprint=fingerprint_of(made, token_ids(request)))
 
-    request = await off_loop(work, tokens=len(prompt.prompt))
-    own = request.fingerprint
+    exchange = await off_loop(work, tokens=len(request.prompt))
+    own = exchange.fingerprint
     if not (earlier_id is not None if asked is None else asked) or own is None:
-        return request, lambda _: {}
+        return exchange, lambda _: {}
     earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
     comparison = Comparison(own, earlier_id, earlier)
-    diagnosis = CacheDiagnosis(context, prompt, comparison)
-    return replace(request, comparison=comparison), partial(words, diagnosis)
+    diagnosis = CacheDiagnosis(context, request, facts, comparison)
+    return replace(exchange, comparison=comparison), partial(words, diagnosis)
 
 
 def _as_templates_get_them(

@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
-from radixkv_server.generation.request import GenerationRequest, PromptRequest
+from radixkv.scheduling.request import Request
+from radixkv_server.generation.request import Exchange, PromptFacts, check_salt
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -81,18 +82,26 @@ class RequestFields(StrictModel):
         """What requests share that come back together; empty: nothing."""
         return ""
 
-    def generation_request(
-        self, answer_id: str, prompts: Sequence[PromptRequest], param: str, *, operation: str = "chat"
-    ) -> GenerationRequest:
+    def exchange(
+        self,
+        answer_id: str,
+        requests: Sequence[Request],
+        facts: Sequence[PromptFacts],
+        param: str,
+        *,
+        operation: str = "chat",
+    ) -> Exchange:
         """What the engine shall do: these prompts, which the body calls `param`."""
-        return GenerationRequest(
+        for request in requests:
+            request.salt = "" if self.cache_salt is None else check_salt(self.cache_salt)
+            request.cache_key_hint = self.cache_key_hint
+            request.priority = self.priority or 0
+        return Exchange(
             answer_id,
-            tuple(prompts),
+            tuple(requests),
+            tuple(facts),
             stream=bool(self.stream),
             prompt_param=param,
-            cache_salt=self.cache_salt,
-            cache_key_hint=self.cache_key_hint,
-            priority=self.priority or 0,
             operation=operation,
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import model_validator
 
-from radixkv.cache.keys import EncodedTokens
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv_server.apis.common.fields import check_logprobs
 from radixkv_server.apis.common.logprobs import finite
@@ -35,12 +36,12 @@ class TokenDetails:
         self._with_ids = bool(body.return_token_ids)
         self._num_top = body.prompt_logprobs
 
-    def of_prompt(self, prompt: EncodedTokens, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
+    def of_prompt(self, ids: npt.NDArray[np.int32], logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
         """`prompt_token_ids`, and `prompt_logprobs`: for each token `{id: {logprob, rank, decoded_token}}`.
 
         Nothing precedes the first token: null. The others have the token itself, then the likeliest.
         """
-        details: Json = {"prompt_token_ids": prompt.token_ids.tolist()} if self._with_ids else {}
+        details: Json = {"prompt_token_ids": ids.tolist()} if self._with_ids else {}
         if self._num_top is not None and logprobs is not None:
             num_top = self._num_top
             details["prompt_logprobs"] = [

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from pydantic import ValidationError
 
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.apis.common.logprobs import LogprobsFormat
@@ -16,7 +18,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id, sampling_params
+from radixkv_server.generation.request import Exchange, PromptFacts, check_salt, new_id, sampling_params
 from radixkv_server.http.body import Ignored, validation_error
 from radixkv_server.tenants.tenant import Tenant
 
@@ -36,22 +38,24 @@ def model_name(context: ServerContext, name: str | None) -> str:
 
 async def parse_ollama(
     context: ServerContext, body: OllamaChatRequest | OllamaGenerateRequest, caller: Tenant
-) -> tuple[GenerationRequest, OllamaRenderer]:
+) -> tuple[Exchange, OllamaRenderer]:
     """POST /api/chat and /api/generate."""
     model = model_name(context, body.model)
     if isinstance(body, OllamaGenerateRequest) and body.raw:
         prompt, readers = await _raw(context, body), AnswerReaders()
+        facts = PromptFacts(grammar_places=GrammarPlaces("format"))
     else:
         chat, ignored = _chat(context, body, caller)
-        prompt, readers = await completion_request(context, chat, caller)
-        prompt = prompt.ignoring(ignored)
-    request = GenerationRequest(
+        prompt, facts, readers = await completion_request(context, chat, caller)
+        facts = replace(facts, ignored=(*ignored, *facts.ignored))
+    prompt.salt = "" if body.cache_salt is None else check_salt(body.cache_salt)
+    prompt.priority = body.priority or 0
+    request = Exchange(
         new_id("ollama-"),
         (prompt,),
+        (facts,),
         stream=body.streams,
         prompt_param="messages" if isinstance(body, OllamaChatRequest) else "prompt",
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
     )
     return request, OllamaRenderer(
         model,
@@ -75,7 +79,7 @@ def _chat(
         raise validation_error(error, ChatCompletionRequest) from None
 
 
-async def _raw(context: ServerContext, body: OllamaGenerateRequest) -> PromptRequest:
+async def _raw(context: ServerContext, body: OllamaGenerateRequest) -> Request:
     """Return a prompt that no template changes."""
     try:
         fields = CommonFields.model_validate(body.sampling())
@@ -91,4 +95,4 @@ async def _raw(context: ServerContext, body: OllamaGenerateRequest) -> PromptReq
         defaults=context.engine.default_sampling,
         room=context.engine.limits.max_model_len - len(prompt),
     )
-    return PromptRequest(prompt, params, grammar_places=GrammarPlaces("format"))
+    return Request(prompt, params)

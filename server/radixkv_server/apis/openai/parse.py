@@ -11,6 +11,7 @@ from dataclasses import astuple
 from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
 from radixkv_server.apis.common.chats import completion_request
@@ -24,7 +25,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import GenerationRequest, PromptRequest, new_id, sampling_params
+from radixkv_server.generation.request import Exchange, PromptFacts, new_id, sampling_params
 from radixkv_server.tenants.tenant import Tenant
 
 DEFAULT_MAX_TOKENS = 16
@@ -33,14 +34,14 @@ MAX_PROMPT_LOGPROBS = 4_000_000
 
 async def parse_chat(
     context: ServerContext, body: ChatCompletionRequest, caller: Tenant
-) -> tuple[GenerationRequest, ChatRenderer]:
+) -> tuple[Exchange, ChatRenderer]:
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
-    prompt, readers = await completion_request(context, body, caller)
+    prompt, facts, readers = await completion_request(context, body, caller)
     request, told = await diagnosed(
         context,
         caller,
-        body.generation_request(new_id("chatcmpl-"), [prompt], "messages"),
+        body.exchange(new_id("chatcmpl-"), [prompt], [facts], "messages"),
         lambda: _chat_parts(body, model),
         earlier_id=body.compared_with,
     )
@@ -51,8 +52,7 @@ async def parse_chat(
         envelope,
         _logprobs(context, body),
         readers,
-        prompt.prompt,
-        prompt.params,
+        prompt,
         told,
         functools.partial(context.calls.remember, caller.name),
     )
@@ -90,19 +90,17 @@ def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
 
 async def parse_completion(
     context: ServerContext, body: CompletionRequest, caller: Tenant
-) -> tuple[GenerationRequest, TextRenderer]:
+) -> tuple[Exchange, TextRenderer]:
     """POST /v1/completions."""
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)
     _check_prompt_logprobs(body, sum(map(len, prompts)))
     places = GrammarPlaces(body.grammar_param)
-    prompt_requests = [
-        PromptRequest(prompt, _text_params(context, body, len(prompt)), grammar_places=places)
-        for prompt in prompts
-    ]
-    request = body.generation_request(new_id("cmpl-"), prompt_requests, "prompt", operation="text_completion")
+    requests = [Request(prompt, _text_params(context, body, len(prompt))) for prompt in prompts]
+    facts = [PromptFacts(grammar_places=places)] * len(requests)
+    request = body.exchange(new_id("cmpl-"), requests, facts, "prompt", operation="text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
-    echoes = await _prompt_texts(context, body) if body.echo else [""] * len(prompt_requests)
+    echoes = await _prompt_texts(context, body) if body.echo else [""] * len(requests)
     return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
 
 

@@ -15,7 +15,7 @@ import radixkv
 from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.sampling.logprobs import TokenLogprobs
-from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -36,6 +36,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
+from radixkv_server.generation.request import token_ids
 from radixkv_server.generation.usage import Usage
 
 FINGERPRINT = f"radixkv-{radixkv.__version__}"
@@ -117,8 +118,7 @@ class ChatRenderer(Renderer):
     envelope: Envelope
     logprobs: LogprobsFormat
     readers: AnswerReaders
-    prompt: EncodedTokens
-    params: SamplingParams
+    request: Request
     diagnosed: Diagnosed
     remember: Remember
 
@@ -135,7 +135,7 @@ class ChatRenderer(Renderer):
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self._details.of_prompt(self.prompt, outputs[0].prompt_logprobs)
+        details = self._details.of_prompt(token_ids(self.request), outputs[0].prompt_logprobs)
         return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosed(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -144,7 +144,7 @@ class ChatRenderer(Renderer):
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}
         if is_first:
-            details = {**self._details.of_prompt(self.prompt, logprobs), **self.diagnosed(usage)}
+            details = {**self._details.of_prompt(token_ids(self.request), logprobs), **self.diagnosed(usage)}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -189,7 +189,7 @@ class ChatRenderer(Renderer):
             if content is not None:
                 choices.append(choice(content, **details))
                 details = {}
-                if isinstance(event, ContentDelta) and self.params.logprobs is not None:
+                if isinstance(event, ContentDelta) and self.request.params.logprobs is not None:
                     choices[-1]["logprobs"] = self.logprobs.chat(tokens.take(event))
         if details:
             choices.append(choice({} if self.readers.forced else {"content": ""}, **details))
@@ -248,7 +248,7 @@ class ChatRenderer(Renderer):
 
     def _tokens_of(self, index: int) -> ContentTokens:
         if index not in self._tokens:
-            self._tokens[index] = ContentTokens(self.logprobs.tokenizer, self.params)
+            self._tokens[index] = ContentTokens(self.logprobs.tokenizer, self.request.params)
         return self._tokens[index]
 
 
@@ -314,7 +314,7 @@ class TextRenderer(Renderer):
             self._offsets[index] = self.logprobs.offsets(len(echo), skip_special_tokens=skip)
             if prompt_index not in self._prompt_details:
                 self._prompt_details[prompt_index] = self._details.of_prompt(
-                    self.prompts[prompt_index], prompt_logprobs
+                    self.prompts[prompt_index].token_ids, prompt_logprobs
                 )
             details = self._prompt_details[prompt_index]
         echoed = (self.prompts[prompt_index], prompt_logprobs or ()) if is_first and self.body.echo else None

@@ -24,7 +24,7 @@ from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import GenerationRequest, new_id
+from radixkv_server.generation.request import Exchange, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
@@ -38,7 +38,7 @@ async def parse_response(
     local: Local | None = None,
     error_form: ErrorForm = error_json,
     extra: Mapping[str, Any] | None = None,
-) -> tuple[GenerationRequest, ResponseRenderer]:
+) -> tuple[Exchange, ResponseRenderer]:
     """Parse POST /v1/responses; the prompt is the conversation so far, with the new input after it.
 
     Args:
@@ -53,15 +53,15 @@ async def parse_response(
     chat, tools = await chat_that_fits(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
     )
-    prompt, readers = await chat_request(
+    prompt, facts, readers = await chat_request(
         context, chat, _sampling_of(body), renamed=_RENAMED, prompt_only=body.prewarms
     )
     marked = marked_items(body, new, chat.source[1:], tools)
-    prompt = await with_cache_controls(context, body, chat, prompt, marked)
+    await with_cache_controls(context, body, chat, prompt, marked)
     request, told = await diagnosed(
         context,
         caller,
-        body.generation_request(response_id, [prompt], "input"),
+        body.exchange(response_id, [prompt], [facts], "input"),
         lambda: _parts_of(body, model, chat),
         earlier_id=body.compared_with,
     )

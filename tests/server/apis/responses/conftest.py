@@ -14,9 +14,10 @@ from scripted_engine import Asked, ScriptedEngine
 from scripted_parser import ScriptedParser
 
 from radixkv.errors import EngineOverloadedError, RequestFailedError
+from radixkv.scheduling.request import Request
 from radixkv_server.apis.responses import parse
 from radixkv_server.chats.chat import AnswerReaders, chat_request
-from radixkv_server.generation.request import PromptRequest
+from radixkv_server.generation.request import PromptFacts
 
 
 def fail(asked: Asked, given: int) -> BaseException | None:
@@ -49,8 +50,8 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are read by a scripted parser."""
 
-    async def request_with_readers(*args: Any, **options: Any) -> tuple[PromptRequest, AnswerReaders]:
-        prompt_request, _ = await chat_request(*args, **options)
-        return prompt_request, AnswerReaders(ScriptedParser)
+    async def request_with_readers(*args: Any, **options: Any) -> tuple[Request, PromptFacts, AnswerReaders]:
+        request, facts, _ = await chat_request(*args, **options)
+        return request, facts, AnswerReaders(ScriptedParser)
 
     monkeypatch.setattr(parse, "chat_request", request_with_readers)

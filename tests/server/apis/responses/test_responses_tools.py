@@ -14,13 +14,14 @@ from pydantic_core import from_json
 from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
+from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import ToolCallArguments, ToolCallBegin, ToolCallEnd
 from radixkv_server.apis.responses import parse
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import CustomTool, Toolbox
 from radixkv_server.chats.chat import AnswerReaders, chat_request
-from radixkv_server.generation.request import PromptRequest
+from radixkv_server.generation.request import PromptFacts
 
 CUSTOM = CustomTool(type="custom", name="patch")
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -50,9 +51,9 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
-    async def request_with_readers(*args: Any, **options: Any) -> tuple[PromptRequest, AnswerReaders]:
-        prompt_request, _ = await chat_request(*args, **options)
-        return prompt_request, AnswerReaders(ScriptedParser)
+    async def request_with_readers(*args: Any, **options: Any) -> tuple[Request, PromptFacts, AnswerReaders]:
+        request, facts, _ = await chat_request(*args, **options)
+        return request, facts, AnswerReaders(ScriptedParser)
 
     monkeypatch.setattr(parse, "chat_request", request_with_readers)
     with server.openai() as one:
