@@ -41,7 +41,7 @@ async def fit(
     async def fits(kept: Sequence[Json], answer: int) -> bool:
         try:
             ids = (await chat_prompt(context, make_chat(kept))).ids
-            whole = [*ids, *ids[-1:] * (answer - 1)]
+            whole = [*map(int, ids), *[int(ids[-1])] * (answer - 1)]
             await context.engine.check_quota([Request(whole, tenant=caller.name, salt=salt)])
         except ContextLengthExceededError:
             return False
