@@ -6,7 +6,7 @@ The life of a request in here:
 2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
    `AuthMiddleware` and `AdmissionMiddleware` let it in or not.
 3. A route hands it to `respond`, which reads the JSON strictly, within the limits of its size, and has the
-   API parse it into an `Exchange`: token ids (`prompts`) and sampling parameters.
+   API parse it into an `Asking`: token ids (`prompts`) and sampling parameters.
 4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
 5. The API's renderer says the answer, whole or as server-sent events; the record is logged and counted.
 

@@ -22,7 +22,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Exchange, PromptFacts, new_id
+from radixkv_server.generation.request import Asking, PromptFacts, new_id
 from radixkv_server.generation.serve_generation import respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
@@ -73,11 +73,11 @@ class TinyRenderer(Renderer):
 
 async def parse_question(
     context: ServerContext, body: Question, caller: Tenant
-) -> tuple[Exchange, TinyRenderer]:
+) -> tuple[Asking, TinyRenderer]:
     prompts = [await context.prompts.encode(text, param="words") for text in body.words]
     asked = tuple(EngineRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
     facts = tuple(PromptFacts() for _ in asked)
-    wanted = Exchange(new_id("tiny-"), asked, facts, stream=body.live, prompt_param="words")
+    wanted = Asking(new_id("tiny-"), asked, facts, stream=body.live, prompt_param="words")
     return wanted, TinyRenderer()
 
 

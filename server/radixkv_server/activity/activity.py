@@ -18,7 +18,7 @@ from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.request import Exchange, MakeParts, PromptFacts, token_ids
+from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, token_ids
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SeenRequest:
         self,
         name: str,
         record: RequestRecord,
-        exchange: Exchange,
+        exchange: Asking,
         request: Request,
         facts: PromptFacts,
         progress: PromptProgress,
@@ -176,7 +176,7 @@ class Activity:
         return list(self._tenants)
 
     def begin(
-        self, record: RequestRecord, exchange: Exchange, prompts: Sequence[PromptProgress]
+        self, record: RequestRecord, exchange: Asking, prompts: Sequence[PromptProgress]
     ) -> list[SeenRequest]:
         """Begin a request with these prompts."""
         many = len(prompts) > 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation: running a request's prompts on the engine, with everything counted.
 
-It knows no dialect: an `Exchange` goes in, outputs or what a `Renderer` makes of deltas come out. A
+It knows no dialect: an `Asking` goes in, outputs or what a `Renderer` makes of deltas come out. A
 delta goes through two generators on its way to the connection: the engine's and `frames`.
 """
 
@@ -21,7 +21,7 @@ from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.concurrency import Merged, gather_or_cancel
 from radixkv_server.generation.metering import Meter
-from radixkv_server.generation.request import Exchange
+from radixkv_server.generation.request import Asking
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.off_loop import INLINE_TOKENS, off_loop
@@ -61,7 +61,7 @@ class Generation:
         usage: what it used so far.
     """
 
-    def __init__(self, context: ServerContext, record: RequestRecord, exchange: Exchange) -> None:
+    def __init__(self, context: ServerContext, record: RequestRecord, exchange: Asking) -> None:
         self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, exchange)
         self._engine = context.engine
         self._exchange = exchange

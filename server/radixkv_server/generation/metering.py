@@ -13,7 +13,7 @@ from radixkv_server.activity.activity import Activity, State
 from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 from radixkv_server.errors import to_api_error
 from radixkv_server.generation.progress import PromptProgress, SampleProgress
-from radixkv_server.generation.request import Exchange
+from radixkv_server.generation.request import Asking
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
@@ -32,7 +32,7 @@ class Meter:
         activity: Activity,
         fingerprints: FingerprintStore,
         record: RequestRecord,
-        exchange: Exchange,
+        exchange: Asking,
     ) -> None:
         self._prompts = [
             PromptProgress(len(request.prompt), request.params.n) for request in exchange.requests

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange: what any API's body comes down to, and the checks that all of them share."""
+"""Asking: what any API's body comes down to, and the checks that all of them share."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PromptFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Asking:
     """The engine's requests for one HTTP request, in no dialect.
 
     Args:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One generation route of any API: body in, engine at work, answer or stream out.
 
-An API supplies the two ends: `parse`, from its body to an `Exchange`, and a `Renderer`, from the
+An API supplies the two ends: `parse`, from its body to an `Asking`, and a `Renderer`, from the
 engine's outputs to its answers. The steps between are common to all APIs.
 """
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Generation, Renderer, WholeRenderer
-from radixkv_server.generation.request import Exchange, token_ids
+from radixkv_server.generation.request import Asking, token_ids
 from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
@@ -31,7 +31,7 @@ Body = TypeVar("Body", bound=BaseModel)
 AnyRenderer = TypeVar("AnyRenderer", bound=WholeRenderer, covariant=True)
 
 #: Makes the engine's work and the answer's renderer of a body and its sender.
-Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[Exchange, AnyRenderer]]]
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[Asking, AnyRenderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
@@ -55,7 +55,7 @@ class Admitted(Generic[AnyRenderer]):
 
     context: ServerContext
     record: RequestRecord
-    wanted: Exchange
+    wanted: Asking
     renderer: AnyRenderer
     generation: Generation
 

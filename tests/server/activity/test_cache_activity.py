@@ -25,7 +25,7 @@ from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts
 from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.request import Exchange, PromptFacts
+from radixkv_server.generation.request import Asking, PromptFacts
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 
@@ -226,10 +226,10 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
 LIMITS = PromptLimits(4096, 4096, block_size=16, vocab_size=None)
 
 
-def seen(num_tokens: int = 4) -> tuple[RequestRecord, Exchange]:
+def seen(num_tokens: int = 4) -> tuple[RequestRecord, Asking]:
     asked = Request(LIMITS.encode(range(num_tokens)), SamplingParams())
     record = RequestRecord("x", caller=Tenant("ada"))
-    return record, Exchange("x", (asked,), (PromptFacts(),), stream=True, prompt_param="prompt")
+    return record, Asking("x", (asked,), (PromptFacts(),), stream=True, prompt_param="prompt")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from radixkv_server.chats.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import Exchange, new_id
+from radixkv_server.generation.request import Asking, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=CountTokensRequest)
@@ -40,7 +40,7 @@ _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 async def parse_messages(
     context: ServerContext, body: MessagesRequest, caller: Tenant
-) -> tuple[Exchange, MessageRenderer]:
+) -> tuple[Asking, MessageRenderer]:
     """POST /v1/messages."""
     model = context.resolve_model(body.model)
     threads = Threads(context.responses, caller.name)

@@ -34,7 +34,7 @@ from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.common.reasoning_fields import ReasoningFields
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
-from radixkv_server.generation.request import Exchange, PromptFacts, do_not_cache
+from radixkv_server.generation.request import Asking, PromptFacts, do_not_cache
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -84,7 +84,7 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
         param: str,
         *,
         operation: str = "chat",
-    ) -> Exchange:
+    ) -> Asking:
         exchange = super().exchange(answer_id, requests, facts, param, operation=operation)
         if self.cache_prompt is False:
             for request in requests:

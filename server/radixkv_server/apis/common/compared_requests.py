@@ -16,7 +16,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Exchange, token_ids
+from radixkv_server.generation.request import Asking, token_ids
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.off_loop import off_loop
@@ -32,13 +32,13 @@ Diagnosed = Callable[[Usage], Json]
 async def diagnosed(
     context: ServerContext,
     caller: Tenant,
-    exchange: Exchange,
+    exchange: Asking,
     parts: Callable[[], RequestParts],
     *,
     earlier_id: str | None,
     asked: bool | None = None,
     words: Callable[[CacheDiagnosis, Usage], Json] = CacheDiagnosis.openai,
-) -> tuple[Exchange, Diagnosed]:
+) -> tuple[Asking, Diagnosed]:
     """A request to which later ones can be compared, and what it is compared with itself.
 
     Args:
@@ -49,7 +49,7 @@ async def diagnosed(
     """
     request, facts = exchange.requests[0], exchange.facts[0]
 
-    def work() -> Exchange:
+    def work() -> Asking:
         made = _as_templates_get_them(
             parts(), facts.client_rule, sorts_tools=context.settings.canonical_tools
         )

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
 from radixkv.scheduling.request import Request
-from radixkv_server.generation.request import Exchange, PromptFacts, check_salt
+from radixkv_server.generation.request import Asking, PromptFacts, check_salt
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -90,13 +90,13 @@ class RequestFields(StrictModel):
         param: str,
         *,
         operation: str = "chat",
-    ) -> Exchange:
+    ) -> Asking:
         """What the engine shall do: these prompts, which the body calls `param`."""
         for request in requests:
             request.salt = "" if self.cache_salt is None else check_salt(self.cache_salt)
             request.cache_key_hint = self.cache_key_hint
             request.priority = self.priority or 0
-        return Exchange(
+        return Asking(
             answer_id,
             tuple(requests),
             tuple(facts),

@@ -18,7 +18,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import Exchange, PromptFacts, check_salt, new_id, sampling_params
+from radixkv_server.generation.request import Asking, PromptFacts, check_salt, new_id, sampling_params
 from radixkv_server.http.body import Ignored, validation_error
 from radixkv_server.tenants.tenant import Tenant
 
@@ -38,7 +38,7 @@ def model_name(context: ServerContext, name: str | None) -> str:
 
 async def parse_ollama(
     context: ServerContext, body: OllamaChatRequest | OllamaGenerateRequest, caller: Tenant
-) -> tuple[Exchange, OllamaRenderer]:
+) -> tuple[Asking, OllamaRenderer]:
     """POST /api/chat and /api/generate."""
     model = model_name(context, body.model)
     if isinstance(body, OllamaGenerateRequest) and body.raw:
@@ -50,7 +50,7 @@ async def parse_ollama(
         facts = replace(facts, ignored=(*ignored, *facts.ignored))
     prompt.salt = "" if body.cache_salt is None else check_salt(body.cache_salt)
     prompt.priority = body.priority or 0
-    request = Exchange(
+    request = Asking(
         new_id("ollama-"),
         (prompt,),
         (facts,),

@@ -25,7 +25,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import Exchange, PromptFacts, new_id, sampling_params
+from radixkv_server.generation.request import Asking, PromptFacts, new_id, sampling_params
 from radixkv_server.tenants.tenant import Tenant
 
 DEFAULT_MAX_TOKENS = 16
@@ -34,7 +34,7 @@ MAX_PROMPT_LOGPROBS = 4_000_000
 
 async def parse_chat(
     context: ServerContext, body: ChatCompletionRequest, caller: Tenant
-) -> tuple[Exchange, ChatRenderer]:
+) -> tuple[Asking, ChatRenderer]:
     """POST /v1/chat/completions."""
     model = context.resolve_model(body.model)
     prompt, facts, readers = await completion_request(context, body, caller)
@@ -90,7 +90,7 @@ def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
 
 async def parse_completion(
     context: ServerContext, body: CompletionRequest, caller: Tenant
-) -> tuple[Exchange, TextRenderer]:
+) -> tuple[Asking, TextRenderer]:
     """POST /v1/completions."""
     model = context.resolve_model(body.model)
     prompts = await _encode_prompts(context, body)

@@ -27,7 +27,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import WholeRenderer
-from radixkv_server.generation.request import Exchange, check_salt, new_id
+from radixkv_server.generation.request import Asking, check_salt, new_id
 from radixkv_server.generation.usage import Usage
 from radixkv_server.tenants.tenant import Tenant
 
@@ -64,7 +64,7 @@ class CompactionRenderer(WholeRenderer):
 
 async def parse_compaction(
     context: ServerContext, body: CompactRequest, caller: Tenant
-) -> tuple[Exchange, CompactionRenderer]:
+) -> tuple[Asking, CompactionRenderer]:
     """Parse the request: its prompt is the conversation, then the request for a summary."""
     model = context.resolve_model(body.model)
     response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
@@ -85,7 +85,7 @@ async def parse_compaction(
     await with_cache_controls(context, body, chat, asking, marked)
     asking.salt = "" if body.cache_salt is None else check_salt(body.cache_salt)
     asking.cache_key_hint = body.cache_key_hint
-    request = Exchange(response_id, (asking,), (facts,), stream=False, prompt_param="input")
+    request = Asking(response_id, (asking,), (facts,), stream=False, prompt_param="input")
     messages = list(map(comparable_item, kept))
     parts = RequestParts(
         api="responses",

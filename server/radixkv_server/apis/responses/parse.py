@@ -24,7 +24,7 @@ from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Exchange, new_id
+from radixkv_server.generation.request import Asking, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
@@ -38,7 +38,7 @@ async def parse_response(
     local: Local | None = None,
     error_form: ErrorForm = error_json,
     extra: Mapping[str, Any] | None = None,
-) -> tuple[Exchange, ResponseRenderer]:
+) -> tuple[Asking, ResponseRenderer]:
     """Parse POST /v1/responses; the prompt is the conversation so far, with the new input after it.
 
     Args:
