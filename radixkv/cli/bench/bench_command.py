@@ -53,9 +53,9 @@ def bench(
     `radixkv bench agents`: agents in closed loops, whose contexts grow turn by turn: turns a second, hits
     after the first turn, tokens computed over those sent for the first time, the longest wait, fairness.
     """
-    is_agents = bool(measured.server) and measured.server[0] == "agents"
+    is_agents = (measured.server or [None])[0] == "agents"
     if is_agents:
-        measured = replace(measured, server=measured.server[1:])
+        measured = replace(measured, server=(measured.server or [])[1:])
     if measured.url and measured.server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
     if measured.url is None:

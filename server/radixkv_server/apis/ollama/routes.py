@@ -50,7 +50,7 @@ async def _respond(request: Request, kind: type[OllamaChatRequest | OllamaGenera
     async def read() -> OllamaChatRequest | OllamaGenerateRequest:
         return body
 
-    response = await answer(request, OLLAMA, await begin(context, record, read(), parse_ollama))
+    response = await answer(request, OLLAMA, await begin(context, record, read, parse_ollama))
     if isinstance(response, EventStream):
         response.headers["content-type"] = "application/x-ndjson"
     return response

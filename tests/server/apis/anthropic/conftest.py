@@ -18,8 +18,8 @@ from radixkv_server.chats.chat import AnswerReaders, chat_request
 
 
 async def request_with_readers(*args: Any, **options: Any) -> Any:
-    request, _ = await chat_request(*args, **options)
-    return request, AnswerReaders(ScriptedParser)
+    asking, facts, _ = await chat_request(*args, **options)
+    return asking, facts, AnswerReaders(ScriptedParser)
 
 
 @pytest.fixture(scope="module")
