@@ -53,9 +53,10 @@ def bench(
     `radixkv bench agents`: agents in closed loops, whose contexts grow turn by turn: turns a second, hits
     after the first turn, tokens computed over those sent for the first time, the longest wait, fairness.
     """
-    is_agents = (measured.server or [None])[0] == "agents"
+    server = measured.server or []
+    is_agents = server[:1] == ["agents"]
     if is_agents:
-        measured = replace(measured, server=(measured.server or [])[1:])
+        measured = replace(measured, server=server[1:])
     if measured.url and measured.server:
         raise ConfigError("arguments for a server to start were given, and --url of one that runs already")
     if measured.url is None:

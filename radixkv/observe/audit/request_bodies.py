@@ -237,11 +237,11 @@ class NextItem(NamedTuple):
     """Where the next item of the Responses API belongs.
 
     Attributes:
-        index: of its message.
+        message: index of its message.
         is_open: that is an assistant's, which reasoning and calls go with.
     """
 
-    index: int
+    message: int
     is_open: bool = False
 
 

@@ -237,7 +237,7 @@ class Fleet:
 
     # ------------------------------------------------------------------ requests
 
-    async def read(self, path: str, headers: dict[str, str], body: bytes) -> RoutedPrompt:
+    async def read(self, path: str, headers: dict[str, str], body: bytes | bytearray) -> RoutedPrompt:
         """What a request asks for."""
         tokenizers = [
             member.address

@@ -63,7 +63,7 @@ class Passage:
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         return cls(target.decode("latin-1"), named, upstream, max_bytes)
 
-    def add_request(self, data: bytes) -> None:
+    def add_request(self, data: bytes | bytearray) -> None:
         """More of the request's body."""
         self._request = self._extended(self._request, data)
 
@@ -87,7 +87,7 @@ class Passage:
         self.seconds = time.monotonic() - self._clock
         Passage.open_bytes -= len(self._request or b"") + len(self._answer or b"")
 
-    def _extended(self, kept: bytearray | None, data: bytes) -> bytearray | None:
+    def _extended(self, kept: bytearray | None, data: bytes | bytearray) -> bytearray | None:
         if kept is None or self.seconds is not None:  # it has been told of
             return kept
         if len(kept) + len(data) > self.max_bytes or Passage.open_bytes + len(data) > _MAX_OPEN_BYTES:

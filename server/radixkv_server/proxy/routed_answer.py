@@ -35,7 +35,13 @@ class RoutedAnswer:
     """
 
     def __init__(
-        self, head: RequestHead, body: bytes, passage: Passage, sent: Sent, *, may_go_elsewhere: bool
+        self,
+        head: RequestHead,
+        body: bytes | bytearray,
+        passage: Passage,
+        sent: Sent,
+        *,
+        may_go_elsewhere: bool,
     ) -> None:
         self.sent = sent
         self.has_begun = False
@@ -48,7 +54,7 @@ class RoutedAnswer:
         self._passage = passage
         self._parser = answer_parser(head)
         if body:
-            self._parser.send_with_data_passthrough(h11.Data(data=body))
+            self._parser.send_with_data_passthrough(h11.Data(data=body))  # type: ignore[arg-type]  # any buffer will do
         self._parser.send_with_data_passthrough(h11.EndOfMessage())
         self._tail = bytearray()
         self._has_body = False

@@ -140,7 +140,7 @@ class PromptReader:
         self._others.discard(address)
 
     async def read(
-        self, path: str, headers: Mapping[str, str], body: bytes, tokenizers: Sequence[str]
+        self, path: str, headers: Mapping[str, str], body: bytes | bytearray, tokenizers: Sequence[str]
     ) -> RoutedPrompt:
         """Return what a request asks for.
 

@@ -176,7 +176,7 @@ class _Threads:
             known = found
             body: Json = {**record.body, "input": [*known.items, *added]}
             del body["previous_response_id"]
-            first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.index)
+            first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.message)
             more, _ = response_items(added, known.after)
             record = replace(record, body=body, blocks=(*first, *known.blocks, *more))
         if record.response_id:
