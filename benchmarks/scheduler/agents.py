@@ -27,6 +27,7 @@ from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cli.bench.agent_jobs import KINDS, AgentAnswer, AgentJob, AgentTurn, agent_figures, make_jobs
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
@@ -141,7 +142,7 @@ class Loop:
         conversation.number += 1
         self.answers.append(answer)
         params = SamplingParams(max_tokens=turn.output, ignore_eos=True)
-        request = SequenceState(str(next(self._order)), context, params, arrival_s=when)
+        request = SequenceState(Request(context, params, request_id=str(next(self._order))), arrival_s=when)
         self._scheduler.add(request)
         self._asking[request.arrival_order] = request, conversation, answer
 

@@ -84,7 +84,7 @@ class Server:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    def RemoteEngine(self) -> http.client.HTTPConnection:
+    def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(*self._address, timeout=600)
 
     def send(self, method: str, path: str, body: bytes | None = None) -> int:
