@@ -5,8 +5,8 @@ of long prompts and without it.
 A step costs a fixed time and a time for each token; nothing is computed, so that all figures are the same on
 every machine. Agents are in closed loops: a turn is sent when the pause after the answer before it is over.
 
-    python -m benchmarks.scheduler.agents                      # 14, 28, 42 agents; one-shots at saturation
-    python -m benchmarks.scheduler.agents --kind swe --agents 20 40 --pool 200000
+    python -m benchmarks.agents                      # 14, 28, 42 agents; one-shots at saturation
+    python -m benchmarks.agents --kind swe --agents 20 40 --pool 200000
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host's part of a warm turn of a long conversation, stage by stage, in CPU milliseconds: parsing and
 checking the body, rendering, looking up and tokenising what is new, checking the ids; with kept segments and
 without.
 
-    python -m benchmarks.server.warm_turn                     # 112,000 tokens, 74 of them new; half a minute
-    python -m benchmarks.server.warm_turn --tokens 600000     # 3 MB
+    python -m benchmarks.warm_turn                     # 112,000 tokens, 74 of them new; half a minute
+    python -m benchmarks.warm_turn --tokens 600000     # 3 MB
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from benchmarks.agents_served import model_folder
 from benchmarks.figures import write_figures
-from benchmarks.server.agents import model_folder
 from radixkv.cli.bench.server_process import words
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.text.tokenizer import Tokenizer
@@ -117,7 +118,9 @@ def turns_per_s(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=112_000)
     parser.add_argument("--agents", type=int, default=8, help="at once")
     parser.add_argument("--rounds", type=int, default=5)

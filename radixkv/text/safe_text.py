@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded texts made safe to show: no lone surrogate anywhere, no control character on a terminal."""
 
 from __future__ import annotations

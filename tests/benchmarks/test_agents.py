@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from benchmarks.scheduler.agents import NEVER_LONG, Machine, measure
+from benchmarks.agents import NEVER_LONG, Machine, measure
 from radixkv.cli.bench.agent_jobs import KINDS, AgentAnswer, agent_figures, make_jobs
 
 

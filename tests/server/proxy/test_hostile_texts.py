@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts that no display takes, wherever they stand in a request or an answer, are shown and recorded."""
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Agents in closed loops against servers of their own: contexts that fit the pool, and twice as much,
 with the rule of long prompts and without it, in turn, on a random model with a long context.
 
-    python -m benchmarks.server.agents                             # 14 and 28 agents, both rules; 4 minutes
-    python -m benchmarks.server.agents --rules with --agents 14 28 42 --context 12000 --pool 204800
-    python -m benchmarks.server.agents --kind one-shot --agents 60      # one-shots, all at once
+    python -m benchmarks.agents_served                             # 14 and 28 agents, both rules; 4 minutes
+    python -m benchmarks.agents_served --rules with --agents 14 28 42 --context 12000 --pool 204800
+    python -m benchmarks.agents_served --kind one-shot --agents 60      # one-shots, all at once
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def run(url: str, count: int, arguments: argparse.Namespace) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=sorted(KINDS), default="cliff")
     parser.add_argument("--agents", type=int, nargs="+", default=[14, 28], help="the first ones fit")
     parser.add_argument("--rules", choices=sorted(ARGUMENTS), nargs="+", default=["with", "without"])
