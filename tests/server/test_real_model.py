@@ -87,6 +87,8 @@ def test_the_readmes_example_gives_the_readmes_answer(server: LiveServer) -> Non
 def test_an_answer_and_the_same_again(server: LiveServer) -> None:
     ask = {"model": server.engine.model_name, "temperature": 0, "max_tokens": 24}
     messages = chat("What is the capital of France?")
+    with server.http() as http:
+        http.post("/v1/cache/reset").raise_for_status()
     with server.openai() as client:
         cold = client.chat.completions.create(messages=messages, **ask)
         hot = client.chat.completions.create(messages=messages, **ask)

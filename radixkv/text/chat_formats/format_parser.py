@@ -161,8 +161,11 @@ class FormatParser:
         cursor, bare = self._cursor, not self._answer.has_spoken
         marks = _marks(self._sets[self._mode, bare])
         end, mark, kind = marks.find(cursor.text, cursor.at, ended=cursor.ended)
-        if cursor.ended and not mark and self._cut and not self._mode:
-            end -= self._cut_mark()
+        if cursor.ended and kind in ("", DROPPED) and self._cut and not self._mode:
+            size = self._cut_mark()
+            begun = len(cursor.text) - size
+            if size and begun <= end:  # a dropped mark may begin a longer one
+                end, mark, kind = begun, "", ""
         if end > cursor.at:
             text, start = cursor.text[cursor.at : end], self._base + cursor.at
             cursor.at = end
