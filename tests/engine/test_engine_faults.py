@@ -118,7 +118,7 @@ def test_a_request_that_breaks_the_scheduler_each_time_ends_alone(monkeypatch):
 
 
 def test_listeners_and_settings_survive_a_rebuild():
-    engine, _ = make_engine(num_blocks=40, eviction_policy="slru")
+    engine, _ = make_engine(num_blocks=40, eviction_policy="benchmarks.classic_policies:SLRU")
     events = []
     engine.cache.subscribe(events.append)
     engine.add_request(prompt(1, 30), GREEDY)

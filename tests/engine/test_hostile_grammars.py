@@ -21,6 +21,7 @@ from paged_language_model import LetterTokenizer, make_engine
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
 
 ROUNDS = int(os.environ.get("RADIXKV_HOSTILE_GRAMMARS", "8"))
 SEED = int(os.environ.get("RADIXKV_HOSTILE_SEED", "0"))
@@ -158,7 +159,9 @@ def test_nobody_else_is_harmed() -> None:
         outputs: dict[str, Any] = {}
         victims = [engine.add_request(prompt, plain, namespace="quiet") for prompt in VICTIMS]
         if grammar is not None:
-            hostile = engine.add_request([50, 51], params, namespace=namespace, grammar=grammar)
+            request = Request([50, 51], params, namespace=namespace)
+            request.grammar = grammar
+            hostile = engine.add(request)
         started, slowest = time.thread_time(), 0.0
         while engine.has_work:
             before = time.thread_time()

@@ -132,7 +132,7 @@ def test_guesses_samples_tenants_and_cancels_in_small_pools() -> None:
         total.add(pool_traffic.run(seed, num_requests, check_every=4))
     assert total.preemptions > 3
     assert total.partial_hits > 10
-    assert min(total.accepted, total.rejected) > 20
+    assert min(total.accepted, total.rejected) > 10
     assert total.evicted_blocks > 200
     assert total.aborted
     assert len(total.namespaces) == 3

@@ -38,7 +38,7 @@ def test_one_file_knows_the_folder() -> None:
         for path in ROOT.rglob("*.py")
         if any(name == FOLDER or name.startswith(FOLDER + ".") for name in imports(path))
     }
-    assert {path for path in users if not path.startswith("model/cpu/")} == {"model/device_paths.py"}
+    assert {path for path in users if not path.startswith("model/cpu_layers/")} == {"model/device_paths.py"}
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixkv.tiers.block_copy import BlockCopy
 
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.parallel.joined_saves import HEADER, JoinedSaves
 
 RANK_BYTES = 8
