@@ -22,7 +22,7 @@ ROOT = DOCS.parent
 PAGES_BESIDE = {"README.md": "start.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 NAMES_BESIDE = {name: page for page, name in PAGES_BESIDE.items()}
 
-LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 ROW = re.compile(r"^\| \[(.+?)\]\((.+?)\)", re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for part in (DOCS / "index.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         title = part.splitlines()[0]
         nav.append({title: [{name: _in_site(DOCS, target)} for name, target in ROW.findall(part)]})
-    nav.append({"Changes": PAGES_BESIDE["CHANGELOG.md"]})
+    nav.append({"The project": ["benchmarks/README.md", "SECURITY.md", PAGES_BESIDE["CHANGELOG.md"]]})
     config.nav = nav
     return config
 
@@ -40,11 +40,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Files outside of docs that pages link to."""
     wanted = set(PAGES_BESIDE)
-    for page in [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES_BESIDE)]:
+    unread = [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES_BESIDE)]
+    while unread:
+        page = unread.pop()
         for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
             path = (page.parent / target).resolve()
-            if path.is_file() and DOCS not in path.parents:
-                wanted.add(path.relative_to(ROOT).as_posix())
+            if not path.is_file() or DOCS in path.parents:
+                continue
+            if path.suffix == ".md" and path.relative_to(ROOT).as_posix() not in wanted:
+                unread.append(path)
+            wanted.add(path.relative_to(ROOT).as_posix())
     for name in sorted(wanted):
         in_site = PAGES_BESIDE.get(name, name)
         files.append(File.generated(config, in_site, abs_src_path=str(ROOT / name)))
@@ -52,13 +57,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they are in the site."""
-    folder = ROOT if page.file.src_uri in NAMES_BESIDE else (DOCS / page.file.src_uri).parent
+    """Links as they are in the site; the site has no folders, so a link to one becomes plain text."""
+    source = DOCS / page.file.src_uri
+    folder = ROOT if page.file.src_uri in NAMES_BESIDE else source.parent
+    if page.file.src_uri not in NAMES_BESIDE and not source.is_file():
+        folder = (ROOT / page.file.src_uri).parent
     here = Path(page.file.src_uri).parent
 
     def changed(found: re.Match[str]) -> str:
-        target = _in_site(folder, found[2])
-        return found[1] + Path(os.path.relpath(target, here)).as_posix() + found[3] if target else found[0]
+        if (folder / found["target"]).is_dir():
+            return found["text"]
+        target = _in_site(folder, found["target"])
+        to = Path(os.path.relpath(target, here)).as_posix() if target else found["target"]
+        return f"[{found['text']}]({to}{found['anchor']})"
 
     return LINK.sub(changed, markdown)
 
