@@ -3,11 +3,11 @@
 
 transformers lets a model call any registered function in place of its own attention. Each layer of a model
 loaded with `attn_implementation=ATTENTION_NAME` calls `paged_attention_hook` with its query, key and value
-(keys after the rotary embedding, key/value heads not repeated). The hook hands them to the step object that
-the caller passed to the model as the keyword `radixkv_step` (see `model_inputs`).
+(keys after the rotary embedding, key/value heads not repeated). The hook hands them to the step object with
+which `call_model` called the model (see `radixkv.model.step_context`).
 
-The step object writes K and V into their slots and attends; nothing is kept in module globals. No mask
-function is registered under the name, which makes transformers skip the creation of masks altogether.
+The step object writes K and V into their slots and attends. No mask function is registered under the name,
+which makes transformers skip the creation of masks altogether.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from radixkv.model.step_context import current_step
 from radixkv_kernels import AttentionBackend, AttentionPlan, PagedKV, Rotation, reference_attention
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
@@ -94,7 +95,6 @@ def paged_attention_hook(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    radixkv_step: AttentionStep | PlainCausalStep | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
@@ -114,14 +114,12 @@ def paged_attention_hook(
         ([1, T, Hq, D], None): the output and, in place of attention weights, None.
 
     Raises:
-        RuntimeError: the model was called without `radixkv_step`.
+        RuntimeError: the model was not called by `call_model`.
     """
-    if radixkv_step is None:
-        raise RuntimeError("a model loaded for paged attention was called without the keyword radixkv_step")
     window = (
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     )
-    output = radixkv_step.attend(
+    output = current_step().attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -140,32 +138,6 @@ def register_attention_hook() -> str:
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention_hook)
     return ATTENTION_NAME
-
-
-def model_inputs(
-    input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: AttentionStep | PlainCausalStep
-) -> dict[str, Any]:
-    """The keywords with which a loaded model is called for one step.
-
-    Args:
-        input_ids: [T] token ids of the flattened batch.
-        positions: [T] absolute position of each token in its own sequence.
-        rows: [R] indices of the tokens whose logits are wanted; None: all T.
-        step: the object that stores K/V and attends.
-
-    Returns:
-        Keywords for `model(**kwargs)`; its `.logits` are [1, R, vocab].
-    """
-    inputs: dict[str, Any] = {
-        "input_ids": input_ids[None],
-        "position_ids": positions[None],
-        "attention_mask": None,
-        "use_cache": False,
-        "radixkv_step": step,
-    }
-    if rows is not None:
-        inputs["logits_to_keep"] = rows
-    return inputs
 
 
 class PlainCausalStep:

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.model.attention_hook import AttentionStep, model_inputs
+from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import idle_batch
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
@@ -172,7 +173,7 @@ class StepGraphs:
 
     def _forward(self) -> torch.Tensor:
         token_ids, positions = self._inputs[:2, : len(self._step.slots)]
-        logits: torch.Tensor = self.model(**model_inputs(token_ids, positions, None, self._step)).logits[0]
+        logits = call_model(self.model, token_ids, positions, None, self._step)
         if self._logits is None:
             self._logits = logits.new_zeros(self._sizes[-1], logits.shape[1])
         return self._logits[: len(logits)].copy_(logits)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.model.attention_hook import AttentionStep, model_inputs
+from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
@@ -207,9 +208,7 @@ class ModelRunner:
         )
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
-        output = self.model(**model_inputs(token_ids, positions, logit_rows, step))
-        logits: torch.Tensor = output.logits[0, : len(batch.logit_rows)]
-        return logits
+        return call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""

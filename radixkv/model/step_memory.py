@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from radixkv.model.attention_hook import model_inputs
 from radixkv.model.cuda_graphs import row_sizes
 from radixkv.model.device_paths import rewrite_layers
+from radixkv.model.step_context import call_model
 from radixkv_kernels import KVSpec, make_backend
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _forward_memory(
     positions = torch.arange(num_tokens, device=device) % max_model_len
     rows = torch.arange(min(num_logit_rows, num_tokens), device=device)
     step: Any = _WithoutAttention(loaded.num_query_heads, loaded.head_size)
-    num_logits = loaded.model(**model_inputs(tokens, positions, rows, step)).logits.numel()
+    num_logits = call_model(loaded.model, tokens, positions, rows, step).numel()
     return int(torch.cuda.max_memory_allocated(device) - before), int(num_logits)
 
 

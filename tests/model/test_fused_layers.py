@@ -16,6 +16,7 @@ pytest.importorskip("numba")
 from radixkv.model.cpu_layers.fused_layers import FusedLayer
 from radixkv.model.cpu_layers.llama_layer import LlamaLayer
 from radixkv.model.cpu_layers.rewrite import pack_layers
+from radixkv.model.step_context import call_model
 
 
 class DenseStep:
@@ -71,7 +72,7 @@ def test_logits_equal_those_of_transformers(num_tokens: int, options: dict[str, 
     positions = torch.arange(num_tokens)[None]
     with torch.inference_mode():
         expected = plain(input_ids=ids, position_ids=positions, use_cache=False).logits
-        got = fused(input_ids=ids, position_ids=positions, use_cache=False, radixkv_step=DenseStep()).logits
+        got = call_model(fused, ids[0], positions[0], None, DenseStep())[None]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 

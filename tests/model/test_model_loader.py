@@ -24,11 +24,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeli
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.attention_hook import PlainCausalStep, model_inputs
+from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.loading import load_progress
 from radixkv.model.loading.gguf_conversion import convert_gguf
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
+from radixkv.model.step_context import call_model
 
 TOKENS = list(range(5, 45))
 
@@ -40,9 +41,7 @@ def load(folder: Path | str, **options: object) -> LoadedModel:
 @torch.inference_mode()
 def logits_of(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     positions = torch.arange(len(tokens))
-    output = loaded.model(**model_inputs(torch.tensor(tokens), positions, None, PlainCausalStep(positions)))
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    return call_model(loaded.model, torch.tensor(tokens), positions, None, PlainCausalStep(positions))
 
 
 @torch.inference_mode()
@@ -95,10 +94,10 @@ class TestFolder:
         rows = torch.tensor([3, 17, 39])
         positions = torch.arange(40)
         with torch.inference_mode():
-            output = loaded.model(
-                **model_inputs(torch.tensor(TOKENS), positions, rows, PlainCausalStep(positions))
+            logits = call_model(
+                loaded.model, torch.tensor(TOKENS), positions, rows, PlainCausalStep(positions)
             )
-        torch.testing.assert_close(output.logits[0], logits_of(loaded, TOKENS)[rows], atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits, logits_of(loaded, TOKENS)[rows], atol=1e-5, rtol=0)
 
     def test_pull_returns_the_folder(self, original: Path) -> None:
         assert pull(str(original), show_progress=False) == original.resolve()

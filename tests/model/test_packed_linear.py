@@ -22,6 +22,7 @@ from radixkv import LLM, SamplingParams
 from radixkv.model.cpu_layers.fused_layers import FusedLayer
 from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.cpu_layers.rewrite import has_vector_kernels, pack_layers
+from radixkv.model.step_context import call_model
 
 needs_vectors = pytest.mark.skipif(not has_vector_kernels(), reason="no fused multiply-adds here")
 
@@ -58,7 +59,7 @@ def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dt
     ids, positions = torch.arange(5, 45)[None], torch.arange(40)[None]
     with torch.inference_mode():
         expected = exact(input_ids=ids, position_ids=positions, use_cache=False).logits
-        got = model(input_ids=ids, position_ids=positions, use_cache=False, radixkv_step=DenseStep()).logits
+        got = call_model(model, ids[0], positions[0], None, DenseStep())[None]
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
 

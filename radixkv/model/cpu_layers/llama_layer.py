@@ -11,6 +11,7 @@ from torch import nn
 
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv.model.parallel.over_ranks import JoinedOverRanks
+from radixkv.model.step_context import current_step
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
@@ -57,13 +58,12 @@ class LlamaLayer(nn.Module):
         hidden_states: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        radixkv_step: Any,
         **_: Any,
     ) -> torch.Tensor:
         """The layer, in the signature that transformers calls."""
         states = hidden_states[0]
         merged = self.queries_keys_values(states)
-        attended = self._attend(merged, position_embeddings, radixkv_step)
+        attended = self._attend(merged, position_embeddings, current_step())
         self._add(self.add_attention_output, attended, states, self.joined[0])
         self._add(self.add_mlp_output, self.mlp_rows(states), states, self.joined[1])
         return hidden_states

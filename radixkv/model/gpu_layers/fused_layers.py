@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from radixkv.model.decoder_layers import DecoderParts
+from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
@@ -51,13 +52,12 @@ class FusedGpuLayer(nn.Module):
         hidden_states: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        radixkv_step: Any,
         **_: Any,
     ) -> torch.Tensor:
         """The layer, in the signature that transformers calls."""
         states = hidden_states[0]
         merged = self.merged(norm_rows(states, self.norms[0]))
-        added = self._sum(self.output(self._attend(merged, position_embeddings, radixkv_step)))
+        added = self._sum(self.output(self._attend(merged, position_embeddings, current_step())))
         normed = add_and_norm_rows(
             states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
         )

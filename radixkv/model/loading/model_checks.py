@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep, model_inputs
+from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
+from radixkv.model.step_context import call_model
 
 #: `model_type` of the architectures that the tests hold to transformers' eager attention, hot and cold.
 TESTED_MODEL_TYPES: Mapping[str, str] = {
@@ -189,7 +190,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
     ids = (positions + 1) * 31 % int(config.vocab_size)
     step = PlainCausalStep(positions)
     try:
-        logits = model(**model_inputs(ids, positions, None, step)).logits[0]
+        logits = call_model(model, ids, positions, None, step)
     except Exception as error:  # whatever an architecture does with an attention function it does not know
         detail = " ".join(str(error).split())[:200]
         raise unsupported(
@@ -207,7 +208,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
         )
     rows = torch.tensor(_SHUFFLED_ROWS, device=model.device)
     shuffled_step = PlainCausalStep(positions[rows])
-    shuffled = model(**model_inputs(ids[rows], positions[rows], None, shuffled_step)).logits[0]
+    shuffled = call_model(model, ids[rows], positions[rows], None, shuffled_step)
     if _deviation(shuffled, logits[rows]) > _tolerance(logits.dtype):
         reason = "its tokens are not independent of each other but for attention"
     elif config.model_type not in TESTED_MODEL_TYPES:

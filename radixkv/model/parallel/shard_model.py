@@ -27,12 +27,13 @@ import torch
 from torch import nn
 
 from radixkv.errors import ConfigError
-from radixkv.model.attention_hook import PlainCausalStep, model_inputs
+from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, NoLogits, SummedOverRanks
 from radixkv.model.parallel.share import Share
+from radixkv.model.step_context import call_model
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -141,8 +142,7 @@ def check_split(loaded: LoadedModel, size: int) -> None:
 
 def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     step = PlainCausalStep(positions)
-    logits: torch.Tensor = model(**model_inputs(tokens, positions, None, step)).logits[0].float()
-    return logits
+    return call_model(model, tokens, positions, None, step).float()
 
 
 def _split_attention(

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that a model computes, found by its layers without passing through their arguments.
+
+Some architectures of transformers do not hand unknown keywords on to their attention or their mixers, so a
+step passed as one would be lost on the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import Tensor
+
+_thread = threading.local()
+
+
+def current_step() -> Any:
+    """Return the step that this thread's model computes.
+
+    Raises:
+        RuntimeError: the model was called directly, not by `call_model`.
+    """
+    step = getattr(_thread, "step", None)
+    if step is None:
+        raise RuntimeError("a model loaded for paged attention was called outside of call_model")
+    return step
+
+
+def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: Any) -> Tensor:
+    """Call a loaded model for one step.
+
+    Args:
+        input_ids: [T] token ids of the flattened batch.
+        positions: [T] absolute position of each token in its own sequence.
+        rows: [R] indices of the tokens whose logits are wanted; None: all T.
+        step: the object that stores K/V and attends, such as an `AttentionStep`.
+
+    Returns:
+        Logits [R, vocab].
+    """
+    wanted = {} if rows is None else {"logits_to_keep": rows}
+    before = getattr(_thread, "step", None)
+    _thread.step = step
+    try:
+        output = model(
+            input_ids=input_ids[None],
+            position_ids=positions[None],
+            attention_mask=None,
+            use_cache=False,
+            **wanted,
+        )
+    finally:
+        _thread.step = before
+    logits: Tensor = output.logits[0]
+    return logits
