@@ -26,6 +26,8 @@ class Runner(Protocol):
     Attributes:
         num_blocks, block_size: its K/V memory: number of blocks, and tokens of each.
         bytes_per_block: of all layers together.
+        num_state_slots: states that it can keep for layers with states; 0: the model has none.
+        bytes_per_state: of one slot, all state layers together.
         backend_name, dtype_name, device_name: for people to read.
         failure: why it can compute nothing any more; None: it can.
     """
@@ -38,6 +40,12 @@ class Runner(Protocol):
 
     @property
     def bytes_per_block(self) -> int: ...
+
+    @property
+    def num_state_slots(self) -> int: ...
+
+    @property
+    def bytes_per_state(self) -> int: ...
 
     @property
     def backend_name(self) -> str: ...
@@ -93,6 +101,19 @@ class Runner(Protocol):
 
         Args:
             data: for each block its `bytes_per_block` bytes, as `save` gave them.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
+        """
+
+    def save_states(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy the contents of state slots out, as `save` does of blocks: `bytes_per_state` bytes each.
+
+        Slots are write-once: until the copy is done, the caller keeps them from being written anew.
+        """
+
+    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill state slots with saved data, as `load` does blocks.
 
         Raises:
             ValueError: they are not as many or not as long as they should be; nothing was written.

@@ -20,6 +20,7 @@ from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
+from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _TOUCHED_KV_BYTES = 256 * 2**20
 
 
-class ModelRunner:
+class ModelRunner(WithoutStates):
     """Weights and paged K/V tensors; not thread-safe.
 
     Args:

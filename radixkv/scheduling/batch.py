@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.scheduling.batch_states import BatchStates
 from radixkv.scheduling.sequence_state import SequenceState
 
 
@@ -77,6 +78,7 @@ class Batch:
         fed_tokens: a tensor int64 [T] on the runner's device that takes the place of `token_ids`, where the
             host does not know these yet; None: it does.
         num_rows: entries at the beginning that are decodes of one token, and copy nothing.
+        states: states that the step reads and writes; None: the model has no state layers.
     """
 
     entries: list[Entry]
@@ -91,6 +93,7 @@ class Batch:
     copy_groups: list[list[Copy]]
     fed_tokens: Any = None
     num_rows: int = 0
+    states: BatchStates | None = None
 
     @property
     def num_tokens(self) -> int:

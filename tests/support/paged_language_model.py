@@ -22,6 +22,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.block_copy import BlockCopy
+from radixkv.model.without_states import WithoutStates
 from radixkv.scheduling.batch import Batch, Copy
 from radixkv.speculation.step_costs import StepCosts
 
@@ -141,7 +142,7 @@ class LetterDecoder:
         return ""
 
 
-class PagedHashModel:
+class PagedHashModel(WithoutStates):
     """Stands where the model runner stands.
 
     Args:

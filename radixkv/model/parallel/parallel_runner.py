@@ -21,6 +21,7 @@ from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
+from radixkv.model.without_states import WithoutStates
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import Bytes
 
@@ -45,7 +46,7 @@ def make_parallel_runner(
     return TensorParallelRunner(runner, group, communicator, sizes), max_model_len
 
 
-class TensorParallelRunner:
+class TensorParallelRunner(WithoutStates):
     """See `radixkv.engine.runner.Runner`. Not thread-safe.
 
     Args:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WithoutStates: the states' part of `radixkv.engine.runner.Runner` for a runner that keeps none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from radixkv.model.block_copy import BlockCopy
+    from radixkv_kernels import Bytes
+
+
+class WithoutStates:
+    """A mixin: no slots, so that nobody saves or loads any."""
+
+    @property
+    def num_state_slots(self) -> int:
+        return 0
+
+    @property
+    def bytes_per_state(self) -> int:
+        return 0
+
+    def save_states(self, slots: Sequence[int]) -> BlockCopy:
+        """Never called.
+
+        Raises:
+            AssertionError: always: there is no slot that could be named.
+        """
+        raise AssertionError(f"a runner without states has no slots {list(slots)}")
+
+    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Never called.
+
+        Raises:
+            AssertionError: always: there is no slot that could be named.
+        """
+        raise AssertionError(f"a runner without states has no slots {list(slots)}")
