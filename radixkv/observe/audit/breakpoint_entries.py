@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.observe.audit.record import DEFAULT_TTL, Block, Record
@@ -68,7 +69,9 @@ class BreakpointEntries:
             found.setdefault(automatic, record.automatic_ttl or DEFAULT_TTL)
         return [(at, ttl or default) for at, ttl in sorted(found.items())]
 
-    def read(self, record: Record, chain: list[bytes], tokens: list[float], now: float) -> BreakpointHit:
+    def read(
+        self, record: Record, chain: list[bytes], tokens: Callable[[int], float], now: float
+    ) -> BreakpointHit:
         """What a prompt finds now, and would write.
 
         Args:
@@ -80,7 +83,7 @@ class BreakpointEntries:
         best = expired = running = -1
         for at, _ in reversed(breakpoints):
             for block in range(at, max(-1, at - self._rules.looks_back - 1), -1):
-                if block <= best or tokens[block] < minimum:
+                if block <= best or tokens(block) < minimum:
                     break
                 entry = self._entries.get(chain[block])
                 if entry is None:
@@ -93,7 +96,7 @@ class BreakpointEntries:
                 else:
                     best = block
                     break
-        written = tuple((at, ttl) for at, ttl in breakpoints if at > best and tokens[at] >= minimum)
+        written = tuple((at, ttl) for at, ttl in breakpoints if at > best and tokens(at) >= minimum)
         return BreakpointHit(best, expired, running, written, len(breakpoints))
 
     def note(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
@@ -24,7 +26,8 @@ class EarlierPrompt:
     Attributes:
         model, blocks, tools, place, time: see `Record`.
         conversation: whose it is.
-        known_by: keys that it is found by.
+        number: of its addition.
+        chain: keys of its beginnings; known_by: the others that it is found by.
         available: when what it wrote could be read; None: not known.
     """
 
@@ -35,6 +38,8 @@ class EarlierPrompt:
     time: float | None
     units: PromptUnits
     conversation: str
+    number: int = 0
+    chain: Sequence[bytes] = ()
     known_by: tuple[bytes, ...] = ()
     available: float | None = None
     num_bytes: int = field(default=0)
@@ -68,6 +73,7 @@ class EarlierPrompts:
         self._latest: OrderedDict[int, EarlierPrompt] = OrderedDict()
         self._by_key: dict[bytes, EarlierPrompt] = {}
         self._conversations = 0
+        self._added = 0
 
     def __len__(self) -> int:
         return len(self._latest)
@@ -98,13 +104,15 @@ class EarlierPrompts:
 
     def add(self, prompt: EarlierPrompt, keys: PromptKeys, answers: tuple[tuple[Block, ...], ...]) -> None:
         """Keep a prompt; the oldest ones go."""
-        prompt.known_by = (*keys.chain, *keys.own, *_answers_keys(answers), *keys.program)
+        self._added += 1
+        prompt.number, prompt.chain = self._added, keys.chain
+        prompt.known_by = (*keys.own, *_answers_keys(answers), *keys.program)
         text, units = len(prompt.units.text), len(prompt.units.units.data)
         blocks = len(prompt.blocks) * (_OBJECT_BYTES + _KEY_BYTES)
         # The strings of its blocks, the text made of them, and the units.
         prompt.num_bytes = 2 * text + units + blocks + 4 * _OBJECT_BYTES
-        for key in prompt.known_by:
-            self._by_key[key] = prompt
+        self._by_key.update(dict.fromkeys(keys.chain, prompt))
+        self._by_key.update(dict.fromkeys(prompt.known_by, prompt))
         self._latest[id(prompt)] = prompt
         self._bytes += prompt.num_bytes
         while self._bytes > self._max_bytes and len(self._latest) > 1:
@@ -117,14 +125,28 @@ class EarlierPrompts:
                 self._by_key[key] = prompt
                 prompt.known_by = (*prompt.known_by, key)
 
-    def drop(self, prompt: EarlierPrompt) -> None:
-        """Keep a prompt no longer."""
+    def drop(self, prompt: EarlierPrompt, successor: EarlierPrompt | None = None) -> None:
+        """Keep a prompt no longer. O(its blocks), or those that its successor does not begin with.
+
+        Args:
+            successor: a later prompt of its conversation.
+        """
         if self._latest.pop(id(prompt), None) is None:
             return
         self._bytes -= prompt.num_bytes
-        for key in prompt.known_by:
+        chain = prompt.chain
+        if (
+            successor is not None and successor.number > prompt.number
+        ):  # beginnings of both are found as the successor's by now
+            chain = chain[_num_shared(chain, successor.chain) :]
+        for key in (*chain, *prompt.known_by):
             if self._by_key.get(key) is prompt:
                 del self._by_key[key]
+
+
+def _num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Keys that both chains begin with: a key stands for everything before it. O(log n)."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])
 
 
 def _answers_keys(answers: tuple[tuple[Block, ...], ...]) -> list[bytes]:

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 import xxhash
 
+from radixkv.observe.audit.known_beginnings import KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Shorter texts of the assistant's say nothing of whose conversation it is.
 _MIN_CHARS = 24
 #: Of a system prompt, at each end, when nothing else is the same.
 _EDGE_CHARS = 200
+_HASHED_BYTES = 700  # of a hash that goes on
+_HASH_BYTES = 60  # of a finished one
 
 
 class PromptKeys(NamedTuple):
@@ -29,26 +34,47 @@ class PromptKeys(NamedTuple):
     program: list[bytes]
 
 
-def keys_of(record: Record) -> PromptKeys:
-    """The keys of a prompt. O(its size)."""
+class _Hashed(NamedTuple):
+    """A chain so far.
+
+    Attributes:
+        chain: see `PromptKeys`.
+        hashed: everything up to its end; is_told: the record's parameters are in it.
+        user, system: the first text of each; None: there is none.
+    """
+
+    chain: list[bytes]
+    hashed: xxhash.xxh3_128
+    is_told: bool
+    user: str | None
+    system: str | None
+
+
+#: Chains of the latest prompts, for the prompts that begin with them.
+KnownChains = KnownBeginnings[_Hashed]
+
+
+def keys_of(record: Record, known: KnownChains) -> PromptKeys:
+    """Return the keys of a prompt. O(its blocks that no known prompt begins with), but for copying a list."""
     own = [_key(b"conversation", record.key, record.conversation)] if record.conversation else []
     blocks = record.blocks
-    own += answer_keys(tuple(block for block in blocks if block.role == "assistant"))
-    first = next((block.text for block in blocks if block.role == "user"), "")
+    own += answer_keys(blocks)
+    hashed = _hashed(record, known)
+    first, system = hashed.user or "", hashed.system or ""
     if len(first) >= _MIN_CHARS:
         own.append(_key(b"user", record.key, first))
-    system = next((block.text for block in blocks if block.role in ("system", "")), "")
     program = []
     if len(system) >= _EDGE_CHARS:
         program = [_key(b"tail", system[-_EDGE_CHARS:]), _key(b"head", system[:_EDGE_CHARS])]
     if record.tools:
-        program.append(_key(b"tools", *sorted(block.name for block in blocks if block.kind == "tool")))
-    return PromptKeys(_chain_of(record), own, program)
+        program.append(_key(b"tools", *sorted(block.name for block in _head(blocks) if block.kind == "tool")))
+    return PromptKeys(hashed.chain, own, program)
 
 
-def answer_keys(answer: tuple[Block, ...]) -> list[bytes]:
-    """Keys of what the assistant said last."""
-    said = next((block.text for block in reversed(answer) if len(block.text) >= _MIN_CHARS), "")
+def answer_keys(blocks: tuple[Block, ...]) -> list[bytes]:
+    """Keys of what the assistant said last in a prompt or an answer. O(the blocks after it)."""
+    texts = (block.text for block in reversed(blocks) if block.role == "assistant")
+    said = next((text for text in texts if len(text) >= _MIN_CHARS), "")
     return [_key(b"assistant", said)] if said else []
 
 
@@ -60,15 +86,31 @@ def _key(kind: bytes, *texts: str) -> bytes:
     return hashed.digest()
 
 
-def _chain_of(record: Record) -> list[bytes]:
+def _head(blocks: tuple[Block, ...]) -> Iterator[Block]:
+    """The tools and the system's first blocks, in either order."""
+    return takewhile(lambda block: block.kind == "tool" or block.role == "system", blocks)
+
+
+def _hashed(record: Record, known: KnownChains) -> _Hashed:
     """A hash of the prompt up to the end of each block; what shapes the messages is in those of messages."""
-    hashed = xxhash.xxh3_128(f"{record.key}\0{record.salt}\0{record.model}".encode("utf-8", "surrogatepass"))
-    chain, is_told = [], False
-    for text, role, kind, message, name, _ in record.blocks:
+    context = (record.key, record.salt, record.model, record.parameters)
+    found = known.longest(context, record.blocks)
+    if found is None:
+        begun = "\0".join(context[:3]).encode("utf-8", "surrogatepass")
+        found = 0, _Hashed([], xxhash.xxh3_128(begun), False, None, None)
+    done, (before, hashed, is_told, user, system) = found
+    chain, hashed = list(before), hashed.copy()
+    for text, role, kind, message, name, _ in record.blocks[done:]:
         if message >= 0 and role != "system" and not is_told:
             hashed.update(record.parameters.encode("utf-8", "surrogatepass"))
             is_told = True
         framed = f"{role}\0{kind}\0{name}\0{len(text)}\0{text}"
         hashed.update(framed.encode("utf-8", "surrogatepass"))
         chain.append(hashed.digest())
-    return chain
+        if user is None and role == "user":
+            user = text
+        if system is None and role in ("system", ""):
+            system = text
+    result = _Hashed(chain, hashed, is_told, user, system)
+    known.keep(context, record.blocks, result, _HASHED_BYTES + _HASH_BYTES * len(chain))
+    return result

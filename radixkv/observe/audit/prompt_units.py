@@ -6,36 +6,70 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
+from radixkv.observe.audit.known_beginnings import KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Tokens of a character of UTF-8, where no answer of a model has told any usage.
 TOKENS_PER_BYTE = 0.25
+_NO_MESSAGE = -2  # no block is of it
+_END_BYTES = 40
+_KNOWN_BYTES = 32 << 20
+
+
+class _Written(NamedTuple):
+    """A prompt as text so far.
+
+    Attributes:
+        text, ends: see `prompt_text`.
+        data: the text's code points, four bytes each.
+    """
+
+    text: str
+    ends: list[int]
+    data: bytes
+
+
+#: Texts of the latest prompts, for the prompts that begin with them.
+KnownTexts = KnownBeginnings[_Written]
 
 
 def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
-    """Blocks as one text, in the order in which they are cached, and where each of them ends. O(its size)."""
-    pieces = _pieces(blocks, is_first=True)
+    """Return blocks as one text, in the order in which they are cached, and the end of each. O(its size)."""
+    pieces = _pieces(blocks, None)
     return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
 
 
-def prompt_and_answers(record: Record) -> tuple[str, list[int], list[str]]:
-    """A prompt as `prompt_text` gives it, and what each answer adds to that where a later prompt has both."""
-    text, ends = prompt_text(record.blocks)
-    answers = (record.answer, *record.other_answers)
-    return text, ends, ["".join(_pieces(answer, is_first=not record.blocks)) for answer in answers]
+def _known_text(blocks: tuple[Block, ...], known: KnownTexts) -> _Written:
+    """A prompt as `prompt_text` gives it. O(blocks that no known prompt begins with), but for copying."""
+    done, before = known.longest(None, blocks) or (0, _Written("", [], b""))
+    pieces = _pieces(blocks[done:], blocks[done - 1] if done else None)
+    more = "".join(pieces)
+    ends = [
+        *before.ends,
+        *itertools.islice(itertools.accumulate(map(len, pieces), initial=len(before.text)), 1, None),
+    ]
+    written = _Written(before.text + more, ends, before.data + _encoded(more).data)
+    known.keep(None, blocks, written, len(written.text) + len(written.data) + _END_BYTES * len(ends))
+    return written
 
 
-def _pieces(blocks: tuple[Block, ...], *, is_first: bool) -> list[str]:
+def _answers(record: Record) -> list[str]:
+    """What each answer adds to the prompt's text where a later prompt has both."""
+    before = record.blocks[-1]._replace(message=_NO_MESSAGE) if record.blocks else None
+    return ["".join(_pieces(answer, before)) for answer in (record.answer, *record.other_answers)]
+
+
+def _pieces(blocks: tuple[Block, ...], before: Block | None) -> list[str]:
     """The text of each block; a message's first block, and all that is no text, say what they are.
 
     Args:
-        is_first: nothing stands before them.
+        before: the block in front of them; None: they are the first.
     """
     pieces = []
-    message = -2
+    message, is_first = (_NO_MESSAGE, True) if before is None else (before.message, False)
     for text, role, kind, number, name, _ in blocks:
         if number != message or kind != "text" or name:
             message = number
@@ -71,9 +105,9 @@ class PromptUnits:
     def num_tokens(self) -> int:
         return round(len(self.units) * self.tokens_per_unit)
 
-    def tokens_at(self, char: int) -> float:
-        """About how many tokens lie before a character of the text."""
-        share = char / len(self.text) if self.text else 0.0
+    def tokens_to_block(self, block: int) -> float:
+        """About how many tokens lie before the end of a block."""
+        share = self.block_ends[block] / len(self.text) if self.text else 0.0
         return share * len(self.units) * self.tokens_per_unit
 
 
@@ -100,11 +134,12 @@ class CharacterCoding:
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}  # model -> tokens, characters
+        self._known = KnownTexts(_KNOWN_BYTES)
 
     def encode(self, record: Record) -> PromptUnits:
-        text, ends, answers = prompt_and_answers(record)
-        after = tuple(map(_encoded, answers))
-        return PromptUnits(_encoded(text), text, ends, after, self._rate(record, text), is_exact=False)
+        text, ends, data = _known_text(record.blocks, self._known)
+        after = tuple(map(_encoded, _answers(record)))
+        return PromptUnits(EncodedTokens(data), text, ends, after, self._rate(record, text), is_exact=False)
 
     def unit_bytes(self, unit: int) -> bytes:
         """See `PromptCoding`."""
@@ -138,7 +173,8 @@ class TextCoding:
 
     def encode(self, record: Record) -> PromptUnits:
         """See `PromptCoding.encode`. The answers are encoded by themselves."""
-        text, ends, answers = prompt_and_answers(record)
+        text, ends = prompt_text(record.blocks)
+        answers = _answers(record)
         units, *after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, *answers))
         return PromptUnits(units, text, ends, tuple(after), 1.0, is_exact=True)
 

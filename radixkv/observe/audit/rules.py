@@ -27,7 +27,7 @@ from radixkv.observe.audit.prompt_break import (
     texts_at,
     tokens_in_best_order,
 )
-from radixkv.observe.audit.prompt_keys import PromptKeys, keys_of
+from radixkv.observe.audit.prompt_keys import KnownChains, PromptKeys, keys_of
 from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.observe.audit.record import Block, Record
 from radixkv.observe.audit.rule_sets import RuleSet
@@ -109,6 +109,7 @@ class Rules:
             blocks = min(blocks, max(1, int(capacity_tokens * per_token) // block))
         self.cache = PrefixCache(blocks, block, ghost_blocks=max(64, blocks // 4), clock=lambda: self._now)
         self._earlier = EarlierPrompts(memory_bytes * 3 // 8)
+        self._chains = KnownChains(memory_bytes // 16)
         self._entries = BreakpointEntries(rule_set, max(1000, memory_bytes // 8 // 300))
 
     def observe(self, record: Record) -> Observation:
@@ -153,7 +154,7 @@ class Rules:
         if whole.model != prompt.model:  # known by its answer: later prompts find it under that name
             self._earlier.drop(prompt)
             prompt.model = whole.model
-            self._earlier.add(prompt, keys_of(whole), ())
+            self._earlier.add(prompt, keys_of(whole, self._chains), ())
         units = self.coding.encode(whole)
         _, evicted = self._grow(whole, units)
         looked = replace(looked, record=whole, units=units, evicted=evicted)
@@ -181,7 +182,7 @@ class Rules:
             record = replace(record, blocks=_system_first(record.blocks))
         record = self._with_model(record)
         units = self.coding.encode(record)
-        keys = keys_of(record)
+        keys = keys_of(record, self._chains)
         now = self._now if record.time is None else record.time
         self._now = max(self._now, now)
         earlier, conversation = self._earlier.find(record, keys)
@@ -194,8 +195,7 @@ class Rules:
             in_tree = max(in_tree, steady if is_running else 0)
         found = None
         if self.rule_set.matching != "prefix":
-            tokens = [units.tokens_at(end) for end in units.block_ends]
-            found = self._entries.read(record, keys.chain, tokens, now)
+            found = self._entries.read(record, keys.chain, units.tokens_to_block, now)
         prompt = EarlierPrompt.of(record, units, conversation)
         return Looked(
             record, units, keys, now, prompt, earlier, is_running, in_tree, evicted, steady, place, found
@@ -220,8 +220,8 @@ class Rules:
         elif found is None:
             cached = self._in_blocks(looked.in_tree * rate, total)
         else:
-            end = units.block_ends[found.block] if found.block >= 0 else 0
-            cached = min(round(units.tokens_at(end)), total)
+            read = units.tokens_to_block(found.block) if found.block >= 0 else 0.0
+            cached = min(round(read), total)
         shared = max(round(looked.in_tree * rate), round(looked.steady * rate))
         reason, breaker, lost, (before, old, new) = self._judge(looked, cached, total)
         return Observation(
@@ -299,9 +299,9 @@ class Rules:
         """Tokens that are written for each time to live: those after what was read, or after one before."""
         if found is None or not found.written:
             return ()
-        written, before = [], units.tokens_at(units.block_ends[found.block]) if found.block >= 0 else 0.0
+        written, before = [], units.tokens_to_block(found.block) if found.block >= 0 else 0.0
         for block, ttl in found.written:
-            end = units.tokens_at(units.block_ends[block])
+            end = units.tokens_to_block(block)
             written.append((round(end - before), ttl))
             before = end
         return tuple(written)
@@ -312,7 +312,7 @@ class Rules:
         if earlier is None or looked.prompt.conversation != earlier.conversation:
             return
         if not parts_from(earlier, looked.units, looked.steady):
-            self._earlier.drop(earlier)
+            self._earlier.drop(earlier, looked.prompt)
 
     # ------------------------------------------------------------------ why
 
@@ -335,16 +335,15 @@ class Rules:
         missed = max(0, within - cached)
         slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
         if found is not None:
-            tokens = [units.tokens_at(end) for end in units.block_ends]
             if found.expired_block > found.block:
-                lost = round(tokens[found.expired_block]) - cached
+                lost = round(units.tokens_to_block(found.expired_block)) - cached
                 what = make_breaker("ttl_passed", "what was cached had run out before it was used again")
                 return "expired", what, lost, none
             if found.running_block > found.block:
                 return (
                     "concurrent",
                     make_breaker("concurrent"),
-                    round(tokens[found.running_block]) - cached,
+                    round(units.tokens_to_block(found.running_block)) - cached,
                     none,
                 )
             if missed > slack:

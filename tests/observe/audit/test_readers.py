@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.observe.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.observe.audit.readers.recording import Recording
 from radixkv.observe.audit.record import Record
-from radixkv.observe.audit.rule_sets import rule_set
+from radixkv.observe.audit.rule_sets import RULE_SETS, rule_set
 from radixkv.observe.audit.rules import Rules
 
 SECRET = "sk-ant-very-secret-0123456789"
@@ -534,31 +537,80 @@ def test_a_damaged_file_costs_no_other_one(form: str, tmp_path: Path) -> None:
     assert "damaged or cut short" in recording.problems.named[0]
 
 
+def thread(turns: Iterable[tuple[int, int]], **more: Any) -> Iterator[str]:
+    """Lines of a log: each turn goes on after an earlier one; -1: after nothing."""
+    for turn, before in turns:
+        said = {
+            "type": "message",
+            "role": "assistant",
+            "content": f"It is {turn}, said number {turn} of them.",
+        }
+        after = {"previous_response_id": f"r{before}"} if before >= 0 else {}
+        request = {"input": f"Which number is {turn}, of all?", "instructions": "Be brief.", **after, **more}
+        response = {"object": "response", "id": f"r{turn}", "output": [said], "model": "m"}
+        yield json.dumps({"time": 10.0 * turn, "request": request, "response": response}) + "\n"
+
+
+def counted_calls(work: Callable[[], object]) -> int:
+    """Calls of functions, resumed generators included."""
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("rules", ["radixkv", "anthropic", "openai"])
+def test_threads_are_audited_in_what_each_turn_adds(tmp_path: Path, rules: str) -> None:
+    """In calls of functions, which do not depend on the machine: twice as many turns, about twice as many."""
+
+    def calls(num_turns: int) -> int:
+        path = tmp_path / f"{num_turns}.jsonl"
+        path.write_text("".join(thread((turn, turn - 1) for turn in range(num_turns))))
+        records, observer = list(Recording([path])), Rules(rule_set(rules), memory_bytes=64 << 20)
+        return counted_calls(lambda: [observer.observe(record) for record in records])
+
+    assert calls(300) < 2.6 * calls(150)
+
+
+@pytest.mark.parametrize("rules", sorted(RULE_SETS))
+@pytest.mark.parametrize("coding", [None, byte_coding])
+@pytest.mark.parametrize("memory", [16 << 20, 60_000])
+def test_threads_with_forks_are_audited_as_their_whole_prompts_are(
+    tmp_path: Path, rules: str, coding: Callable[[], PromptCoding] | None, memory: int
+) -> None:
+    rng, path = random.Random(8), tmp_path / "log.jsonl"
+    turns = [(turn, rng.choice((turn - 1, turn - 1, rng.randrange(-1, turn)))) for turn in range(1, 90)]
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    lines = list(thread([(0, -1), *turns[:60]])) + list(thread(turns[60:], tools=tools))
+    path.write_text("".join(lines))
+    records = list(Recording([path]))
+    assert len(records) == 90
+    # The same texts in blocks of their own: nothing is the same object in two of them.
+    apart = [replace(one, blocks=tuple(block._replace() for block in one.blocks)) for one in records]
+    seen = []
+    for log in (records, apart):
+        observer = Rules(rule_set(rules), coding and coding(), memory_bytes=memory)
+        seen.append([observer.observe(record) for record in log])
+    assert seen[0] == seen[1]
+
+
 def test_threads_are_rendered_once_however_long_they_are(tmp_path: Path) -> None:
     """In calls of functions, which do not depend on the machine: twice as many turns, about twice as many."""
 
     def calls(num_turns: int) -> int:
         path = tmp_path / f"{num_turns}.jsonl"
-        with path.open("w") as file:
-            for turn in range(num_turns):
-                said = {"type": "message", "role": "assistant", "content": f"answer {turn}"}
-                before = {"previous_response_id": f"r{turn - 1}"} if turn else {}
-                request = {"input": f"turn {turn}", "instructions": "Be brief.", **before}
-                response = {"object": "response", "id": f"r{turn}", "output": [said]}
-                file.write(json.dumps({"request": request, "response": response}) + "\n")
-        count = 0
-
-        def note(*_: object) -> None:
-            nonlocal count
-            count += 1
-
-        sys.setprofile(note)
-        try:
-            *_, last = Recording([path])
-        finally:
-            sys.setprofile(None)
+        path.write_text("".join(thread((turn, turn - 1) for turn in range(num_turns))))
+        *_, last = list(Recording([path]))
         assert len(last.blocks) == 2 * num_turns
         assert [block.message for block in last.blocks] == list(range(2 * num_turns))
-        return count
+        return counted_calls(lambda: list(Recording([path])))
 
     assert calls(200) < 2.5 * calls(100)

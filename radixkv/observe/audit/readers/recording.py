@@ -174,15 +174,15 @@ class _Threads:
             if found is None:
                 raise NoRequest("it goes on after an answer that is not in the log; its prompt is not known")
             known = found
+        more, after = response_items(added, known.after)  # the same objects in this prompt and in later ones
+        if before:
             body: Json = {**record.body, "input": [*known.items, *added]}
             del body["previous_response_id"]
             first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.message)
-            more, _ = response_items(added, known.after)
             record = replace(record, body=body, blocks=(*first, *known.blocks, *more))
         if record.response_id:
-            added += record.output
-            more, after = response_items(added, known.after)
-            items, blocks = [*known.items, *added], (*known.blocks, *more)
+            said, after = response_items(record.output, after)
+            items, blocks = [*known.items, *added, *record.output], (*known.blocks, *more, *said)
             size = record.num_bytes + _POINTER_BYTES * (len(items) + len(blocks))
             self._keep(record.response_id, _Thread(items, blocks, after, size))
         return record
