@@ -35,6 +35,8 @@ class Lease(LeasePath):
         namespace: as given to `acquire`.
         num_tokens: tokens that have slots.
         num_cached_tokens: leading tokens whose K/V were found by `acquire`; at most the prompt's length - 1.
+        resume_at: leading tokens that need not be computed; those from there to `num_cached_tokens` are
+            replayed: computed again, and not written.
         num_committed: leading tokens whose K/V exist or are computed in this step.
         due: data of the report, composed when it is read; None: reports are off. For the cache itself.
     """
@@ -57,7 +59,7 @@ class Lease(LeasePath):
         self.owner = owner
         self.tokens = tokens
         self.num_tokens = len(tokens) // TOKEN_BYTES
-        self.num_cached_tokens = self.num_committed = num_cached_tokens
+        self.num_cached_tokens = self.num_committed = self.resume_at = num_cached_tokens
         self.node = node
         self.tree_tokens = self.own_from = tree_tokens
         self.public_tokens = public_tokens

@@ -353,7 +353,7 @@ class AdmissionControl:
         self._waiting.remove(request)
         request.match = request.producer = None
         request.lease = lease
-        request.num_computed = lease.num_cached_tokens
+        request.num_computed = lease.resume_at
         self._running.add(request)
         if self._long_prompts is not None:
             self._long_prompts.began(request)

@@ -34,12 +34,15 @@ class Entry:
 
     Attributes:
         redundant: leading tokens of the range whose K/V is already in the cache (another request computed
-            the same tokens): they are computed for their logits only, and not written.
+            the same tokens, or they are replayed): they are computed, and not written.
+        known: tokens of the request whose K/V is there before the step, or is copied in it; `start`, unless
+            the request replays some of them.
         samples: whether the last token's logits choose the request's next token.
         num_logits: of how many of its last rows the logits are needed: 1 to sample (or, where nothing is, to
             see that they are numbers) and one more for each token of the draft, all of them for the logprobs
             of a prompt, 0 inside a prompt.
-        copies: copy-on-write of this entry's lease, to run before its tokens are written.
+        copies: copy-on-write of this entry's lease, to run before its tokens are written: the last tokens
+            before `known`.
         draft: the last tokens of the range when they are a guess: the request has not got them, their K/V is
             not committed, and the step's logits tell which of them are right.
     """
@@ -48,6 +51,7 @@ class Entry:
     start: int
     count: int
     redundant: int = 0
+    known: int = 0
     samples: bool = False
     num_logits: int = 0
     copies: Sequence[Copy] = ()
@@ -115,15 +119,15 @@ class Batch:
 def drop_idle_copies(entries: list[Entry], block_size: int) -> None:
     """Leave out copies into blocks that their entry has given up since, for equal ones that others committed.
 
-    A copy's source is the beginning of the block in which the entry starts. Where its table names another
-    block there, the target is free by now, or another's, or holds other tokens of the entry; it is copied
-    to only if another copy reads it. O(copies).
+    A copy's source is the beginning of the block in which the entry's known tokens end. Where its table
+    names another block there, the target is free by now, or another's, or holds other tokens of the entry;
+    it is copied to only if another copy reads it. O(copies).
     """
     sources = {source for entry in entries for source, _, _ in entry.copies}
     for entry in entries:
         if entry.copies:
             assert entry.request.lease is not None
-            target = entry.request.lease.block_table[entry.start // block_size]
+            target = entry.request.lease.block_table[max(entry.start, entry.known) // block_size]
             entry.copies = [copy for copy in entry.copies if copy[1] in sources or copy[1] == target]
 
 

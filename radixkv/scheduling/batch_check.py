@@ -64,7 +64,7 @@ def _check_copies(batch: Batch, block_size: int, row_of_slot: dict[int, int]) ->
     asked: set[int] = set()
     for entry, table in zip(batch.entries, batch.block_tables, strict=True):
         for source, target, count in entry.copies:
-            if table[entry.start // block_size] != target:  # given up for an equal block
+            if table[max(entry.start, entry.known) // block_size] != target:  # given up for an equal block
                 asked.update(range(target * block_size, target * block_size + count))
                 continue
             for offset in range(count):

@@ -46,8 +46,13 @@ class InFlightPrefixes:
             self.forget(request)
         request.num_scheduled = num_scheduled
         if num_scheduled < request.num_tokens:
-            assert request.lease is not None
-            key = prefix_key(request, *request.lease.cached_identity, num_scheduled + 1)
+            lease = request.lease
+            assert lease is not None
+            # Tokens that it replays are there: what is new comes after them.
+            known = max(num_scheduled, lease.num_committed)
+            if known == request.num_tokens:
+                return
+            key = prefix_key(request, *lease.cached_identity, known + 1)
             self._key_of[request.arrival_order] = key
             self._producers.setdefault(key, {})[request.arrival_order] = request
 

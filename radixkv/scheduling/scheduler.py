@@ -449,7 +449,7 @@ class Scheduler:
             if entry.request.lease is not None:
                 # Copies before its tokens may not have run, or come from this very step.
                 copied = sum(slots for *_, slots in entry.copies)
-                entry.request.lease.rollback(entry.start - copied)
+                entry.request.lease.rollback(max(entry.start, entry.known) - copied)
         requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
         for request in requests:
             self._admission.put_back(request)

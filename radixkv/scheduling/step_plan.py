@@ -134,13 +134,16 @@ class StepPlan:
         assert 0 < count <= self.budget
         entry = self.entries.get(request.arrival_order)
         if entry is None:
-            entry = Entry(request, start=request.num_computed, count=0)
+            start = request.num_computed
+            entry = Entry(request, start=start, count=0, known=max(start, lease.num_committed))
             self.entries[request.arrival_order] = entry
             entry.copies = lease.take_copies(until_done=True)
         end = entry.start + entry.count
-        deferred = end - lease.num_committed  # by a decode row: they are computed, and come first
-        redundant = max(0, lease.commit(end + count) - deferred)
-        assert not redundant or not entry.count, "an entry's slots changed within the step"
+        # Less than `end`: a decode row has computed the tokens between. More: the request replays them.
+        there = lease.num_committed
+        there += lease.commit(end + count)
+        redundant = min(count, max(0, there - end))
+        assert not redundant or entry.redundant == entry.count, "an entry's slots changed within the step"
         entry.redundant += redundant
         entry.count += count
         is_last = entry.start + entry.count == request.num_tokens
