@@ -15,6 +15,7 @@ import numpy as np
 from radixkv.cache.block_run import BlockRun
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.selection import Selection
+from radixkv.tiers.stack import OpenTier
 from radixkv.tiers.tier import TierBlocks, TierState
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class _Kept:
     data: npt.NDArray[np.uint8]
 
 
-class HostTier:
+class HostTier(OpenTier):
     """Keeps the blocks that were used last, by their identities and the tokens they were saved with.
 
     A thread copies saved blocks one by one, so that each one's memory is free when it goes; a load
@@ -63,14 +64,14 @@ class HostTier:
         return f"HostTier({len(self._kept)} blocks, {self._num_bytes / 2**20:.0f} MiB)"
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
-        """See `radixkv.tiers.tier.Tier`. O(blocks)."""
+        """See `Tier`. O(blocks)."""
         count = 0
         while count < len(run) and run.identities[count] in self._kept:
             count += 1
         return (TierState.HIT, count) if count else (TierState.MISS, 0)
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
-        """See `radixkv.tiers.tier.Tier`; done when it returns. The tail counts as used first."""
+        """See `Tier`; done when it returns. The tail counts as used first."""
         found: list[_Kept] = []
         with self._lock:
             for identity in run.identities:
@@ -97,18 +98,18 @@ class HostTier:
         return done
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: the missing blocks."""
+        """See `Tier`: the missing blocks."""
         missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
         return range(missing[0], missing[-1] + 1) if missing else range(0)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """See `radixkv.tiers.tier.Tier`."""
+        """See `Tier`."""
         missing = [i for i, identity in enumerate(run.identities) if self._lacks(identity)]
         self._coming.update(run.identities[i] for i in missing)
         self._copier.submit(self._copy, run, data, missing)
 
     def touch(self, run: BlockRun) -> None:
-        """See `radixkv.tiers.tier.Tier`. O(blocks)."""
+        """See `Tier`. O(blocks)."""
         with self._lock:
             for identity in reversed(run.identities):
                 if identity in self._kept:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.engine.counts import TierCounts
-from radixkv.tiers.selection import Selection
 from radixkv.tiers.speed import Speed
 from radixkv.tiers.tier import Tier, TierState
 
@@ -81,7 +80,7 @@ class MeasuredTier:
         self, tier: Tier, clock: Callable[[], float], speeds: EngineSpeeds, bytes_per_block: int
     ) -> None:
         self.tier = tier
-        self.name: str = getattr(tier, "name", "tier")
+        self.name = tier.name
         self.counts = TierCounts(self.name)
         self._clock = clock
         self._speeds = speeds
@@ -97,14 +96,14 @@ class MeasuredTier:
 
     def snapshot(self) -> TierCounts:
         """The counts as they are now."""
-        unasked = int(getattr(self.tier, "dropped_blocks", 0))
+        unasked = self.tier.dropped_blocks
         return replace(
             self.counts,
             offered_blocks=self.counts.offered_blocks + unasked,
             dropped_blocks=self.counts.dropped_blocks + unasked,
-            errors=dict(Counter(self.counts.errors) + Counter(getattr(self.tier, "failures", {}))),
+            errors=dict(Counter(self.counts.errors) + Counter(self.tier.failures)),
             refused=dict(self.counts.refused),
-            is_up=self._clock() >= self._rests_until and bool(getattr(self.tier, "is_up", True)),
+            is_up=self._clock() >= self._rests_until and self.tier.is_up,
             seconds_per_byte=self._bytes.seconds_per_unit,
             answer_s=self._answer_s,
         )
@@ -187,7 +186,7 @@ class MeasuredTier:
     @property
     def _answer_s(self) -> float:
         """Seconds that the tier says its answers take."""
-        return float(getattr(self.tier, "answer_s", 0.0))
+        return self.tier.answer_s
 
     @property
     def _block_s(self) -> float:
@@ -237,9 +236,8 @@ class MeasuredTier:
 
         Args:
             everything: offer every block, not only those worth saving."""
-        selection: Selection | None = getattr(self.tier, "selection", None)
-        if selection is not None and not everything:
-            run = run.part(0, len(selection.used(run)))
+        if self.tier.selection is not None and not everything:
+            run = run.part(0, len(self.tier.selection.used(run)))
         if not everything:
             self.touch(run)
         wanted = self.tier.wants(run) if len(run) else range(0)
@@ -247,10 +245,9 @@ class MeasuredTier:
         return wanted
 
     def touch(self, run: BlockRun) -> None:
-        """A request has used these blocks."""
-        touch = getattr(self.tier, "touch", None)
-        if touch is not None and len(run):
-            touch(run)
+        """Record that a request has used these blocks."""
+        if len(run):
+            self.tier.touch(run)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Give it blocks."""

@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
-from radixkv.tiers.selection import Selection
 from radixkv.tiers.tier import Tier
 
 
-class OpenTier(Tier, Protocol):
-    """A tier that belongs to one engine, and ends with it.
+class OpenTier(Tier):
+    """A tier that belongs to one engine, and ends with it."""
 
-    Attributes:
-        name: its name for people.
-        selection: texts of ended requests that it is offered.
-    """
-
-    name: str
-    selection: Selection
-
+    @abstractmethod
     def flush(self, timeout: float) -> None:
         """Return when all saved blocks are kept, or after `timeout` seconds."""
 
+    @abstractmethod
     def close(self) -> None:
         """Finish the saves, and release files, threads and connections. May be called again."""
 

@@ -17,12 +17,15 @@ affair. It may serve several engines, one after the other or together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from radixkv.cache.block_run import BlockRun
+from radixkv.tiers.selection import Selection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,19 +60,42 @@ class BlocksBeforeDamage(TierBlocks):
     """The same, perhaps none, where what was kept of the next block was found to be damaged."""
 
 
-class Tier(Protocol):
-    """A memory below the pool.
+class Tier(ABC):
+    """A memory below the pool: four methods to write, and others with defaults.
 
-    It may have, and what is not there is not missed: a `name` that people call it by; `selection`, what it is
-    offered of that which ends (else all); `touch(run)`, which is told of blocks that were used, from wherever
-    they came, so that they go last; `is_up`, whether it can be reached; `answer_s`, how long it takes from a
-    RETRY to its answer; `failures`, how often which call failed without raising here; `dropped_blocks`, how
-    many it lacked and had no room for, so that it did not say that it wants them.
+    Attributes:
+        name: label of its metrics and messages.
+        selection: chooses the blocks of an ended request to offer it; None: all.
+        failures: call -> number of its failures that did not raise here.
     """
 
+    name: str = "tier"
+    selection: Selection | None = None
+    failures: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def is_up(self) -> bool:
+        """True if it can be reached."""
+        return True
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds from a RETRY to its answer."""
+        return 0.0
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Number of missing blocks that it had no room for, and therefore did not ask for in `wants`."""
+        return 0
+
+    def touch(self, run: BlockRun) -> None:  # noqa: B027 - a tier without an order of use ignores it
+        """Record that blocks were used, wherever they came from, so that they are evicted last."""
+
+    @abstractmethod
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """How many leading blocks of a run it has, or will have; 0 for RETRY and MISS."""
 
+    @abstractmethod
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
         """Fetch blocks that a lookup has just found. The future is cancelled by who gives them up.
 
@@ -77,12 +103,14 @@ class Tier(Protocol):
             The future of the blocks in their order, in as many pieces as is convenient.
         """
 
+    @abstractmethod
     def wants(self, run: BlockRun) -> range:
         """Which blocks of a run that is cached it would keep: those it lacks, as many as it has time for.
 
         By their place in the run, without gaps (step 1).
         """
 
+    @abstractmethod
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Keep these blocks.
 

@@ -52,10 +52,15 @@ class TierUse(BlockTiers):
         clock: Callable[[], float],
         load_deadline_s: float,
     ) -> None:
+        tiers: Sequence[Tier] = tier.tiers if isinstance(tier, TierStack) else (tier,)
+        for one in tiers:
+            if not isinstance(one, Tier):
+                raise TypeError(
+                    f"tier: {one!r:.80} is not a Tier; make its class a subclass of {Tier.__module__}.Tier"
+                )
         self._tier = tier
         self._runner = runner
         self._speeds = EngineSpeeds()
-        tiers: Sequence[Tier] = tier.tiers if isinstance(tier, TierStack) else (tier,)
         self._tiers = [MeasuredTier(one, clock, self._speeds, runner.bytes_per_block) for one in tiers]
         self._clock = clock
         self._load_deadline_s = load_deadline_s

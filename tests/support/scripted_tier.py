@@ -12,10 +12,10 @@ from paged_language_model import PagedHashModel
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.model.block_copy import BlockCopy
-from radixkv.tiers.tier import TierBlocks, TierState
+from radixkv.tiers.tier import Tier, TierBlocks, TierState
 
 
-class ScriptedTier:
+class ScriptedTier(Tier):
     """Keeps what it is given; loads end when the test ends them.
 
     Args:

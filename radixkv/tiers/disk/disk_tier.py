@@ -33,6 +33,7 @@ from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
 from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import HEADER_BYTES, BlockKind, BlockName, BlockNames
 from radixkv.tiers.selection import Selection
+from radixkv.tiers.stack import OpenTier
 from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _QueuedSave(NamedTuple):
     uses: Sequence[int] = ()
 
 
-class DiskTier:
+class DiskTier(OpenTier):
     """See the module's text.
 
     Args:
@@ -152,7 +153,7 @@ class DiskTier:
     # ------------------------------------------------------------------ on the engine's thread
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
-        """See `radixkv.tiers.tier.Tier`. O(tokens)."""
+        """See `Tier`. O(tokens)."""
         count = 0
         if self.failure is None and len(self._store):
             for name in self._names.of(run):
@@ -162,20 +163,20 @@ class DiskTier:
         return (TierState.HIT, count) if count else (TierState.MISS, 0)
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
-        """See `radixkv.tiers.tier.Tier`."""
+        """See `Tier`."""
         future: Future[Sequence[TierBlocks]] = Future()
         self._reader.submit(self._read, run, future)
         return future
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: the missing blocks, as far as the queue has room."""
+        """See `Tier`: the missing blocks, as far as the queue has room."""
         if self.failure is not None:
             return range(0)
         missing = [index for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
         return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """See `radixkv.tiers.tier.Tier`."""
+        """See `Tier`."""
         if self.failure is not None:
             return
         missing = [(index, name) for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
@@ -188,7 +189,7 @@ class DiskTier:
             self._queue.put(save)
 
     def touch(self, run: BlockRun) -> None:
-        """See `radixkv.tiers.tier.Tier`; soon written down, so that it survives. O(tokens)."""
+        """See `Tier`; soon written down, so that it survives. O(tokens)."""
         self._use([name.key for name in self._names.of(run)])
 
     def _use(self, keys: Sequence[bytes]) -> None:

@@ -30,6 +30,7 @@ from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record,
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.speed import Speed
+from radixkv.tiers.stack import OpenTier
 from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def make_client(url: str) -> Any:
     return client
 
 
-class RedisTier:
+class RedisTier(OpenTier):
     """See the module's text.
 
     Args:
@@ -91,7 +92,6 @@ class RedisTier:
         selection: blocks to save; None: see `Selection`.
 
     Attributes:
-        is_up: True if the last call got through.
         failures: call -> number of its failures in Redis.
 
     Raises:
@@ -116,14 +116,14 @@ class RedisTier:
         self._answers: OrderedDict[tuple[bytes, bytes], tuple[float, int] | None] = OrderedDict()
         self._known: OrderedDict[bytes, float] = OrderedDict()  # keys that are there -> when last touched
         self._answer_speed = Speed()
-        self.is_up = True
+        self._is_up = True
         self._is_closed = threading.Event()
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
         self._queued = QueuedBytes(kind.block_bytes)
 
     def __repr__(self) -> str:
-        return f"RedisTier({'up' if self.is_up else 'down'})"
+        return f"RedisTier({'up' if self._is_up else 'down'})"
 
     @property
     def dropped_blocks(self) -> int:
@@ -133,14 +133,19 @@ class RedisTier:
     # ------------------------------------------------------------------ on the engine's thread
 
     @property
+    def is_up(self) -> bool:
+        """True if the last call got through."""
+        return self._is_up
+
+    @property
     def answer_s(self) -> float:
         """Seconds from a lookup to its answer, as measured."""
         return self._answer_speed.seconds(1)
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
-        """See `radixkv.tiers.tier.Tier`."""
+        """See `Tier`."""
         now = time.monotonic()
-        if not self.is_up or not len(run):
+        if not self._is_up or not len(run):
             return TierState.MISS, 0
         which = run.identities[0], run.identities[-1]
         with self._lock:
@@ -158,14 +163,14 @@ class RedisTier:
         return TierState.RETRY, 0
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
-        """See `radixkv.tiers.tier.Tier`."""
+        """See `Tier`."""
         future: Future[Sequence[TierBlocks]] = Future()
         self._loads.submit(self._load, run, future)
         return future
 
     def wants(self, run: BlockRun) -> range:
-        """See `radixkv.tiers.tier.Tier`: missing or long unused blocks, as far as there is room."""
-        if not self.is_up:
+        """See `Tier`: missing or long unused blocks, as far as there is room."""
+        if not self._is_up:
             return range(0)
         oldest = time.monotonic() - self._ttl_s / 4
         missing = [
@@ -176,14 +181,14 @@ class RedisTier:
         return self._queued.wanted(missing)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """See `radixkv.tiers.tier.Tier`."""
-        if self.is_up:
+        """See `Tier`."""
+        if self._is_up:
             self._queued.add(data.nbytes)
             self._saves.submit(self._save, run, data)
 
     def flush(self, timeout: float) -> None:
         """See `OpenTier`: written blocks are kept."""
-        self._queued.wait(timeout, or_until=lambda: not self.is_up)
+        self._queued.wait(timeout, or_until=lambda: not self._is_up)
 
     def close(self) -> None:
         """Write the queued saves, for some seconds, and close the connections. May be called again."""
@@ -195,7 +200,7 @@ class RedisTier:
     # ------------------------------------------------------------------ on the threads
 
     def _look_up(self, run: BlockRun, which: tuple[bytes, bytes], asked: float) -> None:
-        if not self.is_up:  # it has failed since
+        if not self._is_up:  # it has failed since
             with self._lock:
                 self._answers.pop(which, None)
             return
@@ -230,7 +235,7 @@ class RedisTier:
         blocks: list[Bytes] = []
         is_damaged = False
         try:
-            if self.is_up:
+            if self._is_up:
                 blocks, is_damaged = self._get(run, list(self._owners.names(run)))
         except Exception as error:
             self._failed("load", error)  # which says so: for who waits, nothing is there
@@ -270,7 +275,7 @@ class RedisTier:
 
     def _save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         try:
-            if not self.is_up:
+            if not self._is_up:
                 return
             client, names = self._saves.client, list(self._owners.names(run))
             indices = {name: index for index, name in enumerate(names)}
@@ -307,7 +312,7 @@ class RedisTier:
         self.failures[what] += 1
         if not _is_refusal(error):
             with self._lock:
-                was_up, self.is_up = self.is_up, False
+                was_up, self._is_up = self._is_up, False
                 self._answers.clear()
             if was_up:
                 threading.Thread(target=self._come_back, name="radixkv-redis-ping", daemon=True).start()
@@ -334,7 +339,7 @@ class RedisTier:
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             else:
                 with self._lock:
-                    self.is_up = True
+                    self._is_up = True
                 logger.info("the K/V tier redis answers again")
                 return
 
