@@ -42,7 +42,6 @@ from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv_kernels import KVSpec
 
 ROWS = (1, 8, 64, 512)
 
@@ -169,15 +168,7 @@ def measure() -> dict[str, Any]:
     shapes = linear_shapes(loaded.model)
     times = {shape: product_times(shape) for shape in shapes}
     bandwidth = memory_bandwidth()
-    spec = KVSpec(
-        num_layers=loaded.num_layers,
-        num_blocks=1024,
-        block_size=16,
-        num_kv_heads=loaded.num_kv_heads,
-        head_size=loaded.head_size,
-        dtype=loaded.dtype,
-        device=loaded.device,
-    )
+    spec = loaded.attention.layout(1024, 16, loaded.dtype, loaded.device)
     runner = ModelRunner(loaded, spec, backend="cpu", max_num_tokens=512, max_num_seqs=8, max_model_len=4096)
     kv_bytes = spec.bytes_per_block // spec.block_size
     steps = []

@@ -14,7 +14,6 @@ from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.runner import ModelRunner
 from radixkv.model.warm_up import idle_batch
-from radixkv_kernels import KVSpec
 
 #: Runs a step and measures it: milliseconds.
 Timer = Callable[[Callable[[], object]], float]
@@ -44,8 +43,7 @@ def recording(loaded: LoadedModel, timed: Timer, sizes: Sizes, report: Report) -
     """Seconds and bytes of all recordings; then steps with chunks of prompts, eager and replayed."""
     context, num_decodes = (64, 2) if sizes.small else (2048, 64)
     blocks = (num_decodes + 8) * context // BLOCK
-    heads = (loaded.num_kv_heads, loaded.head_size)
-    spec = KVSpec(loaded.num_layers, blocks, BLOCK, *heads, loaded.dtype, loaded.device)
+    spec = loaded.attention.layout(blocks, BLOCK, loaded.dtype, loaded.device)
     runner = ModelRunner(
         loaded,
         spec,

@@ -26,11 +26,11 @@ from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes, profiled
 from radixkv.engine.config import EngineConfig
 from radixkv.model.attention_hook import register_attention_hook
+from radixkv.model.attention_shape import plain_shape
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
 from radixkv.text.tokenizer import Tokenizer
-from radixkv_kernels import KVSpec
 
 #: Name -> model type and what its configuration says.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,10 +95,9 @@ def loaded_model(model: Any, name: str) -> LoadedModel:
         name=name,
         dtype=model.dtype,
         device=model.device,
-        num_layers=config.num_hidden_layers,
-        num_query_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_size=head_size,
+        attention=plain_shape(
+            config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_size
+        ),
         max_model_len=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=(),
@@ -133,15 +132,7 @@ class EngineStep:
         blocks, common = -(-context // BLOCK), shared // BLOCK
         own = blocks - common
         total = common + batch * own
-        spec = KVSpec(
-            loaded.num_layers,
-            total,
-            BLOCK,
-            loaded.num_kv_heads,
-            loaded.head_size,
-            loaded.dtype,
-            loaded.device,
-        )
+        spec = loaded.attention.layout(total, BLOCK, loaded.dtype, loaded.device)
         # Counted before the runner packs them.
         weights = sum(p.nbytes for p in {id(p): p for p in loaded.model.parameters()}.values())
         embedding = loaded.model.get_input_embeddings().weight

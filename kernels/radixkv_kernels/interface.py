@@ -186,7 +186,8 @@ class AttentionBackend(ABC):
         """Store new keys and values, quantising on the way where the cache is quantised.
 
         Args:
-            key, value: `[T, Hkv, D]`, compute dtype, any strides with a contiguous last dimension.
+            key, value: `[T, Hkv, D]` and `[T, Hkv, V]`, compute dtype, any strides with a contiguous last
+                dimension. `value` is not read where values are part of the keys.
             slots: int64 [N], `block * block_size + offset`; -1 skips the entry.
             rows: int64 [N] or None. None: row i goes to `slots[i]` (N == T). Otherwise row `rows[i]` goes to
                 `slots[i]`: a row may go to several slots or to none.
@@ -204,7 +205,8 @@ class AttentionBackend(ABC):
         """Norm and rotate queries and keys, and `write` keys and values.
 
         Args:
-            merged: `[T, (Hq + 2 Hkv) * D]`, queries, keys and values as one product gives them.
+            merged: `[T, (Hq + 2 Hkv) * D]`, queries, keys and values of one size as one product gives
+                them.
             slots: int64 [N]; without `rows`, N may be less than T: the rest is padding.
 
         Returns:
@@ -242,13 +244,14 @@ class AttentionBackend(ABC):
             window: number of visible positions, the query's own included; None: all.
             softcap: logits become `softcap * tanh(logits / softcap)`; None: off.
             sinks: `[Hq]`, a logit per head that joins the softmax's denominator (GPT-OSS).
-            out: `[T, Hq, D]` to write into; padding rows of it are left untouched.
+            out: `[T, Hq, V]` to write into; padding rows of it are left untouched.
 
         Returns:
-            `[T, Hq, D]`, compute dtype; `out` where given. Padding rows of a new tensor are zero.
+            `[T, Hq, V]`, compute dtype; `out` where given. Padding rows of a new tensor are zero.
         """
         if out is None:
-            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            shape = (*query.shape[:2], self.config.spec.value_size)
+            out = torch.empty(shape, dtype=query.dtype, device=query.device)
             if plan.num_tokens < query.shape[0]:
                 out[plan.num_tokens :] = 0
         if plan.num_tokens:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PagedKV: the storage of every layer's keys and values, in blocks of a fixed number of token slots.
 
-Layout, for K and for V alike::
+Layout, for K and for V alike (each with its own head size)::
 
     data   [num_layers, num_kv_heads, num_blocks, block_size, head_size]     storage dtype
     scale  [num_layers, num_kv_heads, num_blocks, block_size]                float32, quantised caches only
@@ -10,6 +10,9 @@ Heads come before blocks, so that the rows of one head in one block are one cont
 read them), and gathering the blocks of a request gives the `[num_kv_heads, tokens, head_size]` of dense
 attention without a transposition. A *slot* is `block * block_size + offset`; position p of a request lives in
 slot `block_table[p // block_size] * block_size + p % block_size`.
+
+Where values are the first elements of the keys (latent attention), only keys are stored, and `value` is a
+view of them. Layers of different shapes have one such storage each: see `kv_groups`.
 
 Quantised caches keep one scale per (token, head), found when the token is written: there is nothing to
 calibrate, and the stored form of a token does not depend on the tokens beside it.
@@ -31,6 +34,8 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview | np.ndarray"
 QUANTIZED_MAX = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 QUANTIZED_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Most elements of a head.
+LARGEST_HEAD = 576
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class KVSpec:
         num_blocks: blocks per layer.
         block_size: token slots per block, a power of two from 8 to 256.
         num_kv_heads: key/value heads.
-        head_size: elements per head, a multiple of 8 up to 256.
+        head_size: elements of a key head, a multiple of 8 up to 576.
         dtype: float32, bfloat16 or float16. With `quantization` set, the storage dtype follows from it and
             this may be either that dtype or the compute dtype.
         device: where the cache lives.
         quantization: None, `int8`, `fp8_e4m3` or `fp8_e5m2`.
+        value_size: elements of a value head, a multiple of 8; 0: as many as a key's.
+        value_in_key: values are the first `value_size` elements of the keys, and not stored again.
 
     Raises:
         ValueError: a value is out of range; the message names it and the range.
@@ -60,16 +67,25 @@ class KVSpec:
     dtype: torch.dtype
     device: torch.device
     quantization: str | None = None
+    value_size: int = 0
+    value_in_key: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", torch.device(self.device))
+        object.__setattr__(self, "value_size", self.value_size or self.head_size)
         for name in ("num_layers", "num_blocks", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.block_size not in (8, 16, 32, 64, 128, 256):
             raise ValueError(f"block_size must be a power of two from 8 to 256, got {self.block_size}")
-        if not 8 <= self.head_size <= 256 or self.head_size % 8:
-            raise ValueError(f"head_size must be a multiple of 8 from 8 to 256, got {self.head_size}")
+        for name in ("head_size", "value_size"):
+            size = getattr(self, name)
+            if not 8 <= size <= LARGEST_HEAD or size % 8:
+                raise ValueError(f"{name} must be a multiple of 8 from 8 to {LARGEST_HEAD}, got {size}")
+        if self.value_in_key and self.value_size > self.head_size:
+            raise ValueError(
+                f"values of {self.value_size} elements can't be part of keys of {self.head_size}"
+            )
         if self.quantization is None:
             if self.dtype not in COMPUTE_DTYPES:
                 raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype}")
@@ -86,8 +102,10 @@ class KVSpec:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes one token takes in all layers: K, V and their scales."""
-        element = self.head_size * self.storage_dtype.itemsize + (0 if self.quantization is None else 4)
-        return 2 * self.num_layers * self.num_kv_heads * element
+        scale = 0 if self.quantization is None else 4
+        sizes = (self.head_size,) if self.value_in_key else (self.head_size, self.value_size)
+        element = sum(size * self.storage_dtype.itemsize + scale for size in sizes)
+        return self.num_layers * self.num_kv_heads * element
 
     @property
     def bytes_per_block(self) -> int:
@@ -101,7 +119,8 @@ class PagedKV:
 
     Attributes:
         spec: the shape it was made with.
-        key, value: `[num_layers, num_kv_heads, num_blocks, block_size, head_size]`, storage dtype.
+        key, value: `[num_layers, num_kv_heads, num_blocks, block_size, size]`, storage dtype; size is
+            `head_size` and `value_size`.
         key_scale, value_scale: `[num_layers, num_kv_heads, num_blocks, block_size]` float32, or None.
     """
 
@@ -109,11 +128,15 @@ class PagedKV:
         self.spec = spec
         shape = (spec.num_layers, spec.num_kv_heads, spec.num_blocks, spec.block_size, spec.head_size)
         self.key = torch.empty(shape, dtype=spec.storage_dtype, device=spec.device)
-        self.value = torch.empty(shape, dtype=spec.storage_dtype, device=spec.device)
         self.key_scale: torch.Tensor | None = None
         self.value_scale: torch.Tensor | None = None
         if spec.quantization is not None:
             self.key_scale = torch.empty(shape[:-1], dtype=torch.float32, device=spec.device)
+        if spec.value_in_key:
+            self.value, self.value_scale = self.key[..., : spec.value_size], self.key_scale
+            return
+        self.value = torch.empty((*shape[:-1], spec.value_size), dtype=spec.storage_dtype, device=spec.device)
+        if spec.quantization is not None:
             self.value_scale = torch.empty(shape[:-1], dtype=torch.float32, device=spec.device)
 
     def __repr__(self) -> str:
@@ -130,13 +153,17 @@ class PagedKV:
             indexable(tensor[:, :, :num_blocks]).zero_()
 
     def tensors(self) -> list[torch.Tensor]:
-        """All storage tensors: key, value and, when quantised, their scales."""
-        return [t for t in (self.key, self.value, self.key_scale, self.value_scale) if t is not None]
+        """All storage tensors: key, value and, when quantised, their scales. Values that lie in the keys
+        are none of their own."""
+        own = (self.key, self.key_scale)
+        if not self.spec.value_in_key:
+            own = (self.key, self.value, self.key_scale, self.value_scale)  # type: ignore[assignment]
+        return [t for t in own if t is not None]
 
     def read(
         self, layer: int, block_table: np.ndarray, num_tokens: int, dtype: torch.dtype = torch.float64
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy of the first `num_tokens` keys and values of one request: two `[num_tokens, Hkv, D]` in
+        """Copy of the first `num_tokens` keys and values of one request: two `[num_tokens, Hkv, size]` in
         `dtype`.
 
         For tests, export and debugging: O(num_tokens) and allocates.
@@ -156,7 +183,7 @@ class PagedKV:
         """Copy the contents of some blocks, in a form that depends neither on their ids nor on the device.
 
         Of each block, one storage tensor after the other (key, value, then their scales), the bytes of its
-        `[num_layers, num_kv_heads, block_size, head_size]` elements (scales: without the last dimension).
+        `[num_layers, num_kv_heads, block_size, size]` elements (scales: without the last dimension).
 
         Returns:
             uint8 [len(blocks), spec.bytes_per_block], a copy.

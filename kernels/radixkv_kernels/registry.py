@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from typing import Any
 
 import torch
 
 from radixkv_kernels.interface import AttentionBackend, BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
+from radixkv_kernels.kv_groups import KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,8 @@ def numba_available() -> bool:
 def make_backend(
     name: str,
     *,
-    num_query_heads: int,
-    spec: KVSpec,
+    num_query_heads: int = 0,
+    spec: KVSpec | KVLayout,
     compute_dtype: torch.dtype,
     deterministic: bool = False,
     share_prefixes: bool = True,
@@ -47,22 +49,34 @@ def make_backend(
     Args:
         name: `cpu` (`torch` is an alias) or `triton` (GPU; also CPU tensors under Triton's interpreter).
         num_query_heads, spec, compute_dtype, deterministic, share_prefixes, max_num_tokens, max_num_seqs,
-            max_model_len: see `BackendConfig`.
+            max_model_len: see `BackendConfig`. A layout says the query heads of its groups itself.
 
     Raises:
         ValueError: an unknown name, or values that do not fit together.
         ImportError: the backend's package (triton) is not installed.
     """
-    config = BackendConfig(
-        num_query_heads=num_query_heads,
-        spec=spec,
-        compute_dtype=compute_dtype,
-        deterministic=deterministic,
-        share_prefixes=share_prefixes,
-        max_num_tokens=max_num_tokens,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-    )
+    limits: dict[str, Any] = {
+        "compute_dtype": compute_dtype,
+        "deterministic": deterministic,
+        "share_prefixes": share_prefixes,
+        "max_num_tokens": max_num_tokens,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+    }
+    if isinstance(spec, KVSpec):
+        return _build(name, BackendConfig(num_query_heads=num_query_heads, spec=spec, **limits))
+    backends = [
+        _build(name, BackendConfig(num_query_heads=group.num_query_heads, spec=own, **limits))
+        for group, own in zip(spec.groups, spec.specs, strict=True)
+    ]
+    if spec.is_plain:
+        return backends[0]
+    from radixkv_kernels.grouped_backend import GroupedBackend
+
+    return GroupedBackend(spec, backends)
+
+
+def _build(name: str, config: BackendConfig) -> AttentionBackend:
     name = ALIASES.get(name, name)
     if name == "triton":
         from radixkv_kernels.triton.backend import TritonBackend

@@ -18,8 +18,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from radixkv.model.attention_shape import AttentionCall
 from radixkv.model.step_context import current_step
-from radixkv_kernels import AttentionBackend, AttentionPlan, PagedKV, Rotation, reference_attention
+from radixkv_kernels import (
+    AttentionBackend,
+    AttentionPlan,
+    Rotation,
+    reference_attention,
+)
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
 ATTENTION_NAME = "radixkv_paged_attention"
@@ -30,14 +36,15 @@ class AttentionStep:
     """Slots that the layers of one step write and read. Rows beyond the plan are padding.
 
     Attributes:
+        kv: what the backend reads: `make_kv` and `make_backend` agree for one layout.
         plan: the backend's, of this step.
         slots, rows: as in `AttentionBackend.write`; padding has no slots, or -1.
-        out: [most rows, Hq, D] that every layer's result overwrites; None: new memory for each.
+        out: [most rows, Hq, V] that every layer's result overwrites; None: new memory for each.
         windows: all that layers have asked for so far.
     """
 
     backend: AttentionBackend
-    kv: PagedKV
+    kv: Any
     plan: AttentionPlan
     slots: Tensor
     rows: Tensor | None = None
@@ -56,7 +63,7 @@ class AttentionStep:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write `key` and `value` [T, Hkv, D], then attend: `query` [T, Hq, D] -> [T, Hq, D].
+        """Write `key` [T, Hkv, D] and `value` [T, Hkv, V], then attend: `query` [T, Hq, D] -> [T, Hq, V].
 
         `scale` to `sinks` are the arguments of `AttentionBackend.attend`.
         """
@@ -104,14 +111,14 @@ def paged_attention_hook(
     Args:
         module: the attention module; its `layer_idx` names the layer.
         query: [1, Hq, T, D].
-        key, value: [1, Hkv, T, D].
+        key, value: [1, Hkv, T, D] and [1, Hkv, T, V].
         attention_mask: ignored; the causal structure comes from the step's context lengths.
         scaling: factor on the scores; None: 1 / sqrt(D).
         softcap, s_aux: as in `AttentionStep.attend` (softcap, sinks).
         kwargs: `sliding_window` where the architecture passes it; the module's attribute otherwise.
 
     Returns:
-        ([1, T, Hq, D], None): the output and, in place of attention weights, None.
+        ([1, T, Hq, V], None): the output and, in place of attention weights, None.
 
     Raises:
         RuntimeError: the model was not called by `call_model`.
@@ -149,21 +156,27 @@ class PlainCausalStep:
         positions: [T] position of each row, 0 to T - 1; the rows may come in any order.
 
     Attributes:
-        calls: one `(layer, query heads, kv heads, head size of query, key and value)` per call.
+        calls: one per call.
         windows: layer -> window.
     """
 
     def __init__(self, positions: Tensor) -> None:
         self._order = positions.argsort()
-        self.calls: list[tuple[int, int, int, int, int, int]] = []
+        self.calls: list[AttentionCall] = []
         self.windows: dict[int, int | None] = {}
+        self._keys: dict[int, Tensor] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scoring: Any
     ) -> Tensor:
         """[T, Hq, D of value], computed in float64; O(T^2)."""
         sizes = (query.shape[-1], key.shape[-1], value.shape[-1])
-        self.calls.append((layer, query.shape[1], key.shape[1], *sizes))
+        heads = (query.shape[1], key.shape[1])
+        # All keys are kept, so that equal memory means the same keys.
+        source = next((n for n, seen in self._keys.items() if _is_same(seen, key)), layer)
+        self._keys[layer] = key
+        in_key = _is_same(key[..., : sizes[2]], value)
+        self.calls.append(AttentionCall(layer, heads, sizes, in_key, source))
         self.windows[layer] = window
         order = self._order
         starts = np.array([0, len(order)])
@@ -171,3 +184,8 @@ class PlainCausalStep:
             query[order], [key[order]], [value[order]], starts, window=window, **scoring
         )
         return out[order.argsort().cpu()].to(query)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Return True if two tensors are the same memory, seen alike."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()

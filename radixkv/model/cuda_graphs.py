@@ -37,7 +37,7 @@ from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import idle_batch
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
-from radixkv_kernels import AttentionBackend, PagedKV
+from radixkv_kernels import AttentionBackend, GroupedKV, PagedKV
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class StepGraphs:
     def __init__(
         self,
         model: Any,
-        kv: PagedKV,
+        kv: PagedKV | GroupedKV,
         backend: AttentionBackend,
         *,
         max_rows: int,
@@ -78,9 +78,12 @@ class StepGraphs:
         device = kv.spec.device
         self._step: AttentionStep  # the one that runs or is recorded
         self._windows: set[int | None] = set()
-        # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks.
-        shape = (max_rows, backend.config.num_query_heads, kv.spec.head_size)
-        self._out = torch.zeros(shape, dtype=backend.config.compute_dtype, device=device)
+        # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks. Layers of several
+        # shapes get memory of the graphs' own.
+        self._out: torch.Tensor | None = None
+        if isinstance(kv, PagedKV):
+            shape = (max_rows, backend.config.num_query_heads, kv.spec.value_size)
+            self._out = torch.zeros(shape, dtype=backend.config.compute_dtype, device=device)
         pinned = device.type == "cuda"
         # Every graph writes its logits here, so that none keeps memory of its own for them.
         self._logits: torch.Tensor | None = None

@@ -11,7 +11,8 @@ import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv_kernels import KVSpec
+from radixkv.model.attention_shape import AttentionShape
+from radixkv_kernels import KVLayout
 
 # Share of the available RAM that the KV cache takes on a CPU when nothing is said. Pages of it that no
 # request has used yet cost nothing: the operating system hands them out at the first write.
@@ -24,9 +25,7 @@ _GIB = 1024**3
 class ModelShape:
     """Parameters that the size of a block depends on."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
+    attention: AttentionShape
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
@@ -67,32 +66,22 @@ def _memory_for_kv(config: EngineConfig, device: torch.device, step_memory: int)
     return int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} of {available / _GIB:.1f} GiB free RAM"
 
 
-def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0) -> tuple[KVSpec, int]:
+def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0) -> tuple[KVLayout, int]:
     """Decide the number of KV blocks and the longest request.
 
     Args:
         step_memory: bytes that the largest step takes besides weights and K/V, where `is_sized_by_gpu`.
 
     Returns:
-        The specification of the paged storage, and `max_model_len` in tokens.
+        The layout of the paged storage, and `max_model_len` in tokens.
 
     Raises:
         ConfigError: it does not fit; the message gives the numbers and the flags to change.
     """
 
-    def spec(num_blocks: int) -> KVSpec:
-        return KVSpec(
-            num_layers=shape.num_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_size=shape.head_size,
-            dtype=shape.dtype,
-            device=shape.device,
-            quantization=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-        )
-
-    block_bytes = spec(1).bytes_per_block
+    quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    layout = shape.attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
+    block_bytes = layout.bytes_per_block
     memory, source = _memory_for_kv(config, shape.device, step_memory)
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
     tokens = num_blocks * config.block_size
@@ -117,7 +106,7 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0)
         )
     if config.num_blocks is not None:
         _check_explicit_size(num_blocks * block_bytes, num_blocks, shape.device)
-    return spec(num_blocks), min(wanted or shape.max_model_len, tokens)
+    return layout.with_blocks(num_blocks), min(wanted or shape.max_model_len, tokens)
 
 
 def _check_explicit_size(num_bytes: int, num_blocks: int, device: torch.device) -> None:

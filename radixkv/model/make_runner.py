@@ -16,7 +16,7 @@ from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner
 from radixkv.model.step_memory import measure_step_memory
-from radixkv_kernels import KVSpec
+from radixkv_kernels import KVLayout
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
@@ -68,19 +68,20 @@ def make_runner(
     return runner, max_model_len
 
 
-def _size(config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None) -> tuple[KVSpec, int]:
+def _size(
+    config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None
+) -> tuple[KVLayout, int]:
     """The K/V memory of this runner, and the longest context."""
     device = loaded.device
     shape = ModelShape(
-        num_layers=loaded.num_layers,
-        num_kv_heads=loaded.num_kv_heads,
-        head_size=loaded.head_size,
+        attention=loaded.attention,
         dtype=loaded.dtype,
         device=device,
         max_model_len=loaded.max_model_len,
     )
     if communicator is not None and device.type == "cpu":  # the ranks share the machine's memory
-        shape = replace(shape, num_kv_heads=communicator.total(loaded.num_kv_heads))
+        total = [communicator.total(group.num_kv_heads) for group in loaded.attention.groups]
+        shape = replace(shape, attention=loaded.attention.with_kv_heads(total))
     step_memory = 0
     if is_sized_by_gpu(config, device):
         budget = token_budget(config, device)
@@ -98,4 +99,5 @@ def _size(config: EngineConfig, loaded: LoadedModel, communicator: Communicator 
         return spec, max_model_len
     num_blocks = communicator.smallest(spec.num_blocks)
     max_model_len = min(max_model_len, num_blocks * spec.block_size)
-    return replace(spec, num_blocks=num_blocks, num_kv_heads=loaded.num_kv_heads), max_model_len
+    own = loaded.attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
+    return own, max_model_len

@@ -24,7 +24,7 @@ from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv_kernels import Bytes, KVSpec, PagedKV, make_backend
+from radixkv_kernels import Bytes, KVLayout, KVSpec, make_backend, make_kv
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -55,7 +55,7 @@ class ModelRunner(WithoutStates):
     def __init__(
         self,
         loaded: LoadedModel,
-        spec: KVSpec,
+        spec: KVSpec | KVLayout,
         *,
         backend: str,
         max_num_tokens: int,
@@ -83,11 +83,11 @@ class ModelRunner(WithoutStates):
                 use_fixed_tiles(loaded.model)
                 self.row_multiple = 1
         release_file_pages(weights)
-        self.kv = PagedKV(spec)
+        self.kv: Any = make_kv(spec)
         self.backend_name = backend
         self.backend = make_backend(
             backend,
-            num_query_heads=loaded.num_query_heads,
+            num_query_heads=loaded.attention.groups[0].num_query_heads,
             spec=spec,
             compute_dtype=loaded.dtype,
             deterministic=deterministic,
@@ -118,11 +118,12 @@ class ModelRunner(WithoutStates):
 
     @property
     def kv_format(self) -> str:
-        """Type, shape and order of a saved block."""
+        """Type, shape and order of a saved block; groups of layers one after the other."""
         spec = self.spec
         dtype = str(spec.storage_dtype).removeprefix("torch.")
         scaled = "" if spec.quantization is None else " scaled"
-        return f"{dtype}{scaled} {spec.num_layers}x{spec.num_kv_heads}x{spec.block_size}x{spec.head_size}"
+        groups = spec.specs if isinstance(spec, KVLayout) else (spec,)
+        return f"{dtype}{scaled} {' + '.join(map(_block_shape, groups))}"
 
     @property
     def dtype_name(self) -> str:
@@ -215,3 +216,10 @@ class ModelRunner(WithoutStates):
         """The array with zeros after, up to a multiple of `row_multiple` rows."""
         padding = -len(array) % self.row_multiple
         return np.pad(array, (0, padding)) if padding else array
+
+
+def _block_shape(spec: KVSpec) -> str:
+    shape = f"{spec.num_layers}x{spec.num_kv_heads}x{spec.block_size}x{spec.head_size}"
+    if spec.value_in_key:
+        return f"{shape} with values"
+    return shape if spec.value_size == spec.head_size else f"{shape},{spec.value_size}"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from radixkv.model.attention_shape import AttentionShape
 from radixkv.model.cuda_graphs import row_sizes
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.step_context import call_model
-from radixkv_kernels import KVSpec, make_backend
+from radixkv_kernels import make_backend
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -25,14 +26,18 @@ _GRAPH_BYTES_PER_LAYER = 2**18
 class _WithoutAttention:
     """A step whose attention costs its queries, its output and nothing else."""
 
-    def __init__(self, num_heads: int, head_size: int) -> None:
-        self._heads = (num_heads, head_size)
+    def __init__(self, attention: AttentionShape) -> None:
+        self._groups = {layer: group for group in attention.groups for layer in group.layers}
 
     def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
-        return self.attend(layer, merged.new_empty(len(merged), *self._heads))
+        group = self._groups[layer]
+        query = merged.new_empty(len(merged), group.num_query_heads, group.key_size)
+        return self.attend(layer, query, query, query)
 
-    def attend(self, layer: int, query: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
-        return torch.empty_like(query, memory_format=torch.contiguous_format)
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **scoring: Any
+    ) -> torch.Tensor:
+        return query.new_empty(*query.shape[:2], value.shape[2])
 
 
 @torch.inference_mode()
@@ -53,7 +58,7 @@ def measure_step_memory(
     # Graphs have memory of their own, which all of them share.
     recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
     num_graphs = 2 * len(row_sizes(max_padded_rows))
-    graphs = recorded + num_graphs * loaded.num_layers * _GRAPH_BYTES_PER_LAYER
+    graphs = recorded + num_graphs * loaded.attention.num_layers * _GRAPH_BYTES_PER_LAYER
     # The graphs' own copy of the logits, and what sampling makes of them.
     sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
     kernels = _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len)
@@ -70,27 +75,18 @@ def _forward_memory(
     tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     positions = torch.arange(num_tokens, device=device) % max_model_len
     rows = torch.arange(min(num_logit_rows, num_tokens), device=device)
-    step: Any = _WithoutAttention(loaded.num_query_heads, loaded.head_size)
+    step: Any = _WithoutAttention(loaded.attention)
     num_logits = call_model(loaded.model, tokens, positions, rows, step).numel()
     return int(torch.cuda.max_memory_allocated(device) - before), int(num_logits)
 
 
 def _kernel_memory(loaded: LoadedModel, max_num_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
     """Return the memory of the attention backend for plans and partials, besides K/V."""
-    spec = KVSpec(
-        num_layers=1,
-        num_blocks=1,
-        block_size=16,
-        num_kv_heads=loaded.num_kv_heads,
-        head_size=loaded.head_size,
-        dtype=loaded.dtype,
-        device=loaded.device,
-    )
+    layout = loaded.attention.layout(1, 16, loaded.dtype, loaded.device)
     before = torch.cuda.memory_allocated(loaded.device)
     backend = make_backend(
         "triton",
-        num_query_heads=loaded.num_query_heads,
-        spec=spec,
+        spec=layout,
         compute_dtype=loaded.dtype,
         max_num_tokens=max_num_tokens,
         max_num_seqs=max_num_seqs,

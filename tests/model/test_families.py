@@ -21,7 +21,6 @@ from radixkv.engine.config import EngineConfig
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv_kernels import KVSpec
 
 BLOCK_SIZE = 8
 TOLERANCE = 1e-4
@@ -37,15 +36,7 @@ class Family:
         self.reference = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation="eager", dtype=torch.float32
         ).eval()
-        spec = KVSpec(
-            num_layers=self.loaded.num_layers,
-            num_blocks=64,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=self.loaded.num_kv_heads,
-            head_size=self.loaded.head_size,
-            dtype=self.loaded.dtype,
-            device=self.loaded.device,
-        )
+        spec = self.loaded.attention.layout(64, BLOCK_SIZE, self.loaded.dtype, self.loaded.device)
         self.runner = ModelRunner(
             self.loaded, spec, backend="cpu", max_num_tokens=256, max_num_seqs=8, max_model_len=256
         )
@@ -143,9 +134,10 @@ def test_hot_beside_others(family: Family) -> None:
 def test_loaded_facts(family: Family) -> None:
     config = family.reference.config
     loaded = family.loaded
-    assert loaded.num_layers == config.num_hidden_layers
-    assert loaded.num_query_heads == config.num_attention_heads
-    assert loaded.num_kv_heads == getattr(config, "num_key_value_heads", config.num_attention_heads)
+    (group,) = loaded.attention.groups
+    assert loaded.attention.num_layers == config.num_hidden_layers
+    assert group.num_query_heads == config.num_attention_heads
+    assert group.num_kv_heads == getattr(config, "num_key_value_heads", config.num_attention_heads)
     assert loaded.max_model_len == 512
     assert loaded.vocab_size == VOCAB_SIZE
     assert loaded.eos_token_ids == (2,)

@@ -20,6 +20,7 @@ from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear, quantize_
 from radixkv.model.cpu_layers.rewrite import has_int8_products, quantize_layers
 from radixkv.model.runner import ModelRunner
 from radixkv.model.step_context import call_model
+from radixkv_kernels import PagedKV
 
 NARROW = ["int8", "fp8_e4m3", "fp8_e5m2"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -186,7 +187,8 @@ def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
         assert sum(t.nbytes for t in runner.kv.tensors()) <= memory
         tokens[name] = runner.spec.num_blocks * runner.spec.block_size
     # Per head and token: D bytes and one float32 scale, in place of 4 D bytes; this model's heads are small.
-    size = runner.spec.head_size
+    assert isinstance(runner.kv, PagedKV)
+    size = runner.kv.spec.head_size
     for name in NARROW:
         assert tokens[name] == pytest.approx(tokens["auto"] * 4 * size / (size + 4), rel=0.01)
 

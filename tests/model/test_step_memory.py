@@ -11,6 +11,7 @@ from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import step_memory
+from radixkv.model.attention_shape import plain_shape
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import load_model
 from radixkv.model.step_memory import measure_step_memory
@@ -59,13 +60,13 @@ def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pyte
     assert reserved > 0
     # Activations, those of recorded steps, 14 graphs, sixteen bytes and a copy of each logit, and the
     # partials that the backend has allocated.
-    graphs = 5_000_000 + 2 * 7 * loaded.num_layers * 2**18
+    graphs = 5_000_000 + 2 * 7 * loaded.attention.num_layers * 2**18
     assert taken == 5_000_000 + graphs + 12 * VOCAB_SIZE * (16 + 4) + reserved
 
 
 def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 80 * GIB))
-    shape = ModelShape(32, 8, 128, torch.bfloat16, torch.device("cuda"), 8192)
+    shape = ModelShape(plain_shape(32, 32, 8, 128), torch.bfloat16, torch.device("cuda"), 8192)
     config = EngineConfig(model="m", gpu_memory_utilization=0.9)
     assert is_sized_by_gpu(config, shape.device)
     spec, _ = size_kv_cache(config, shape, 7 * GIB)

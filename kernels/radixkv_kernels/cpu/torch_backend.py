@@ -56,7 +56,8 @@ class TorchBackend(AttentionBackend):
             rows = valid if rows is None else rows.index_select(0, valid)
         if rows is not None:
             key, value = key.index_select(0, rows), value.index_select(0, rows)
-        for data, scales, new in ((kv.key, kv.key_scale, key), (kv.value, kv.value_scale, value)):
+        parts = ((kv.key, kv.key_scale, key), (kv.value, kv.value_scale, value))
+        for data, scales, new in parts[:1] if kv.spec.value_in_key else parts:
             stored = new
             if kv.spec.quantization is not None and scales is not None:
                 stored, scale = quantize(new, kv.spec.quantization)
@@ -93,7 +94,8 @@ class TorchBackend(AttentionBackend):
 def _attend_request(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
 ) -> torch.Tensor:
-    """The last n rows of a context of m tokens: query [n, Hq, D], key and value [m, Hkv, D] -> [n, Hq, D]."""
+    """The last n rows of a context of m tokens: query [n, Hq, D], key [m, Hkv, D], value [m, Hkv, V]
+    -> [n, Hq, V]."""
     n, num_heads, head_size = query.shape
     m, num_kv_heads, _ = key.shape
     rows_per_head = num_heads // num_kv_heads * n
@@ -106,11 +108,11 @@ def _attend_request(
     # Whole segments: what lies after the context may be unwritten.
     whole = (0, 0, 0, -m % SEGMENT)
     key, value = pad(key.transpose(0, 1), whole), pad(value.transpose(0, 1), whole)
-    out = torch.empty_like(rows)
+    out = rows.new_empty(*rows.shape[:2], value.shape[-1])
     for start in range(0, rows.shape[1], _TILE):
         tile = slice(start, start + _TILE)
         out[:, tile] = _attend_tile(rows[:, tile], position[tile], sinks[:, tile], key, value, scoring)
-    return out[:, :rows_per_head].reshape(num_heads, n, head_size).transpose(0, 1)
+    return out[:, :rows_per_head].reshape(num_heads, n, value.shape[-1]).transpose(0, 1)
 
 
 def _attend_tile(
@@ -121,12 +123,13 @@ def _attend_tile(
     value: torch.Tensor,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """[Hkv, 32, D] rows of the given positions [32], with their sinks [Hkv, 32, 1], folded over the keys."""
+    """[Hkv, 32, D] rows of the given positions [32], with their sinks [Hkv, 32, 1], folded over the keys
+    -> [Hkv, 32, V]."""
     rows, at = rows.contiguous(), position.unsqueeze(1)
     window = scoring.window if scoring.window is not None else key.shape[1]
     first_seen = max(0, int(position.min()) - window + 1)
     # A sink is a key that has no value.
-    top, sums, acc = sinks, (sinks > _NEG_INF).float(), torch.zeros_like(rows)
+    top, sums, acc = sinks, (sinks > _NEG_INF).float(), rows.new_zeros(*rows.shape[:2], value.shape[-1])
     for first in range(first_seen // SEGMENT * SEGMENT, int(position.max()) + 1, SEGMENT):
         columns = torch.arange(first, first + SEGMENT)
         logits = torch.bmm(rows, key[:, first : first + SEGMENT].transpose(1, 2).contiguous())

@@ -301,8 +301,9 @@ def _weigh_intrinsic(
     out: Any,
     size: Any,
     width: Any,
+    stride: Any,
 ) -> Any:
-    head_size, row = size.literal_value, width.literal_value
+    head_size, row, value_row = size.literal_value, width.literal_value, stride.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emitter(builder)
@@ -312,12 +313,12 @@ def _weigh_intrinsic(
             return builder.load(builder.inttoptr(e.at(places, e.scaled(group, 8)), _LONG.as_pointer()))
 
         emit_product(
-            e, scores, row * 4, num_rows, value_rows, num_groups, head_size * 4, head_size, target,
+            e, scores, row * 4, num_rows, value_rows, num_groups, value_row * 4, head_size, target,
             head_size * 4, True,
         )  # fmt: skip
         return context.get_dummy_value()
 
-    return types.void(weights, rows, addresses, groups, out, size, width), codegen
+    return types.void(weights, rows, addresses, groups, out, size, width, stride), codegen
 
 
 def _softmax_intrinsic(typing_context: Any, row: Any, count: Any, top_at: Any, sum_at: Any) -> Any:
@@ -355,8 +356,8 @@ transpose: Any = intrinsic(prefer_literal=True)(_transpose_intrinsic)
 #: scores(q, rows, columns, scores, head_size, width): scores[rows, :CHUNK] = q[rows] . columns; rows of
 #: `scores` are `width` floats apart.
 scores: Any = intrinsic(prefer_literal=True)(_scores_intrinsic)
-#: weigh(weights, rows, addresses, groups, out, head_size, width): out[rows] += weights[rows] . values, with
-#: one address per group of values.
+#: weigh(weights, rows, addresses, groups, out, value_size, width, value_row): out[rows] += weights[rows] .
+#: values, with one address per group of values; values of a group are `value_row` floats apart.
 weigh: Any = intrinsic(prefer_literal=True)(_weigh_intrinsic)
 #: softmax(row, count, top_at, sum_at): `count` x STRANDS logits become weights; maximum and sum are stored.
 softmax: Any = intrinsic(_softmax_intrinsic)

@@ -32,6 +32,7 @@ from radixkv.model.loading.sampling_defaults import sampling_defaults
 if TYPE_CHECKING:
     import torch
 
+    from radixkv.model.attention_shape import AttentionShape
     from radixkv.text.tokenizer import Tokenizer
 
 
@@ -44,7 +45,7 @@ class LoadedModel:
         tokenizer: its tokenizer.
         hf_config: its text configuration.
         name: what clients call it.
-        num_layers, num_query_heads, num_kv_heads, head_size: as the dry run saw them.
+        attention: heads and sizes of its layers, as the dry run saw them.
         max_model_len: the most tokens it is made for.
         vocab_size: width of its logits.
         eos_token_ids: ids that end an output.
@@ -58,10 +59,7 @@ class LoadedModel:
     name: str
     dtype: torch.dtype
     device: torch.device
-    num_layers: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
+    attention: AttentionShape
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -71,7 +69,9 @@ class LoadedModel:
     def __repr__(self) -> str:
         kind = type(self.model).__name__
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"LoadedModel({self.name}, {kind}, {dtype} on {self.device}, {self.num_layers} layers)"
+        return (
+            f"LoadedModel({self.name}, {kind}, {dtype} on {self.device}, {self.attention.num_layers} layers)"
+        )
 
 
 def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedModel:
@@ -194,10 +194,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         name=source.name,
         dtype=dtype,
         device=device,
-        num_layers=shape.num_layers,
-        num_query_heads=shape.num_query_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_size,
+        attention=shape,
         max_model_len=limit,
         vocab_size=vocab_size,
         # A token that the model can't choose ends nothing.

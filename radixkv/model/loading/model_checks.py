@@ -11,14 +11,15 @@ not test is also compared once with transformers' own eager attention.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
+from radixkv.model.attention_shape import AttentionShape, shape_of_calls
 from radixkv.model.step_context import call_model
+from radixkv_kernels.kv_cache import LARGEST_HEAD
 
 #: `model_type` of the architectures that the tests hold to transformers' eager attention, hot and cold.
 TESTED_MODEL_TYPES: Mapping[str, str] = {
@@ -49,17 +50,6 @@ _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 _SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
 _DRY_RUN_TOKENS = len(_SHUFFLED_ROWS)
-_LARGEST_HEAD = 256
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Observations of a dry run about a model's attention."""
-
-    num_layers: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
 
 
 def supported_architectures() -> str:
@@ -217,8 +207,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             reason = f"its logits differ from transformers' own by {deviation:.1%} of their spread"
     if reason is not None:
         raise unsupported(name, architecture, reason)
-    _, query_heads, kv_heads, head_size, _, _ = step.calls[0]
-    return AttentionShape(len(step.calls), query_heads, kv_heads, head_size)
+    return shape_of_calls(step.calls)
 
 
 def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
@@ -226,17 +215,15 @@ def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
     expected = int(config.num_hidden_layers)
     if not step.calls:
         return "it ignores the attention setting, so its cache can't be paged"
-    if sorted(call[0] for call in step.calls) != list(range(expected)):
+    if sorted(call.layer for call in step.calls) != list(range(expected)):
         return f"{len(step.calls)} calls of its attention were seen for {expected} layers"
-    if len({call[1:] for call in step.calls}) > 1:
-        return "its layers differ in the number or size of their heads"
-    _, query_heads, kv_heads, *sizes = step.calls[0]
-    if len(set(sizes)) > 1:
-        return "its keys and values differ in size (latent attention)"
-    if sizes[0] > _LARGEST_HEAD or sizes[0] % 8:
-        return f"its head size {sizes[0]} is not a multiple of 8 up to {_LARGEST_HEAD}"
-    if query_heads % kv_heads:
-        return f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
+    for call in step.calls:
+        query_heads, kv_heads = call.heads
+        for size in call.sizes:
+            if size > LARGEST_HEAD or size % 8:
+                return f"its head size {size} is not a multiple of 8 up to {LARGEST_HEAD}"
+        if query_heads % kv_heads:
+            return f"{query_heads} query heads do not share {kv_heads} KV heads evenly"
     return None
 
 

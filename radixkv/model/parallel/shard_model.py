@@ -34,6 +34,7 @@ from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, NoLogits, SummedOverRanks
 from radixkv.model.parallel.share import Share
 from radixkv.model.step_context import call_model
+from radixkv_kernels import KVGroup
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -101,9 +102,10 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     expected = _logits(loaded.model, tokens, positions)
     before = address_ranges(loaded.model.parameters())
     names = SPLIT_MODEL_TYPES[loaded.hf_config.model_type]
-    heads = share.heads(loaded.num_kv_heads)
+    whole = loaded.attention.groups[0]
+    heads = share.heads(whole.num_kv_heads)
     for layer in loaded.model.get_decoder().layers:
-        _split_attention(getattr(layer, names.attention), names, loaded, share, communicator)
+        _split_attention(getattr(layer, names.attention), names, whole, share, communicator)
         _split_mlp(layer.mlp, names, share, communicator)
     release_file_pages(before)
     found = _logits(loaded.model, tokens, positions)
@@ -117,8 +119,7 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
         )
     if share.rank:
         loaded.model.set_output_embeddings(NoLogits())
-    groups = loaded.num_query_heads // loaded.num_kv_heads
-    return replace(loaded, num_kv_heads=len(heads), num_query_heads=len(heads) * groups)
+    return replace(loaded, attention=loaded.attention.with_kv_heads([len(heads)]))
 
 
 def check_split(loaded: LoadedModel, size: int) -> None:
@@ -133,10 +134,16 @@ def check_split(loaded: LoadedModel, size: int) -> None:
             f"{loaded.name} has the architecture {kind}, which --tensor-parallel can't split; these it can: "
             f"{', '.join(sorted(SPLIT_MODEL_TYPES))}. Leave the flag out for this model"
         )
-    if size > loaded.num_kv_heads:
+    if len(loaded.attention.groups) > 1:
         raise ConfigError(
-            f"--tensor-parallel {size} is more than the {loaded.num_kv_heads} KV heads of {loaded.name}: a "
-            f"rank needs one at least; use at most {loaded.num_kv_heads}"
+            f"{loaded.name} has layers that differ in the number or size of their heads, which "
+            "--tensor-parallel can't split. Leave the flag out for this model"
+        )
+    num_kv_heads = loaded.attention.groups[0].num_kv_heads
+    if size > num_kv_heads:
+        raise ConfigError(
+            f"--tensor-parallel {size} is more than the {num_kv_heads} KV heads of {loaded.name}: a "
+            f"rank needs one at least; use at most {num_kv_heads}"
         )
 
 
@@ -146,13 +153,13 @@ def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.
 
 
 def _split_attention(
-    attention: Any, names: _Names, loaded: LoadedModel, share: Share, communicator: Communicator
+    attention: Any, names: _Names, whole: KVGroup, share: Share, communicator: Communicator
 ) -> None:
-    heads = share.heads(loaded.num_kv_heads)
-    group, size = loaded.num_query_heads // loaded.num_kv_heads, loaded.head_size
+    heads = share.heads(whole.num_kv_heads)
+    group, size = whole.num_query_heads // whole.num_kv_heads, whole.key_size
     queries = _span(heads, group * size)
     keys = _span(heads, size)
-    all_queries, all_keys = loaded.num_query_heads * size, loaded.num_kv_heads * size
+    all_queries, all_keys = whole.num_query_heads * size, whole.num_kv_heads * size
     rows = [[queries], [keys], [keys]]
     if names.order == "heads":
         rows = [[_span(heads, 3 * size)]]
@@ -167,7 +174,7 @@ def _split_attention(
         attention.num_key_value_heads = len(heads)
     if hasattr(attention, "sinks"):
         attention.sinks = _kept(attention.sinks[heads.start * group : heads.stop * group])
-    spans = [_span(own, group * size) for own in share.all_heads(loaded.num_kv_heads)]
+    spans = [_span(own, group * size) for own in share.all_heads(whole.num_kv_heads)]
     _split_output(attention, names.output, spans, share, communicator)
 
 

@@ -25,7 +25,6 @@ from radixkv.model.gpu_layers.rewrite import fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
-from radixkv_kernels import KVSpec
 
 BLOCK = 8
 #: Kernels of a layer: norm, product, rotary and write, attention (two and a merge), product, add and norm,
@@ -63,16 +62,7 @@ def load(folder: Path, dtype: str = "float32") -> LoadedModel:
 
 
 def make_runner(loaded: LoadedModel, quantization: str | None = None, **options: Any) -> ModelRunner:
-    spec = KVSpec(
-        num_layers=loaded.num_layers,
-        num_blocks=32,
-        block_size=BLOCK,
-        num_kv_heads=loaded.num_kv_heads,
-        head_size=loaded.head_size,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        quantization=quantization,
-    )
+    spec = loaded.attention.layout(32, BLOCK, loaded.dtype, loaded.device, quantization)
     limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
     runner = ModelRunner(loaded, spec, backend="triton", **limits, **options)
     for tensor in runner.kv.tensors():

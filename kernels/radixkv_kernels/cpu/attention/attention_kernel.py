@@ -137,15 +137,20 @@ def _soft_cap(row: Any, softcap: Any) -> None:
 
 
 @functools.cache
-def attention_kernels(head_size: int, kind: int, block_size: int) -> tuple[int, int]:
+def attention_kernels(
+    head_size: int, kind: int, block_size: int, value_size: int, value_row: int
+) -> tuple[int, int]:
     """Addresses of the compiled (attend, merge) functions, each `void (int64 *arguments)`.
+
+    Keys have `head_size` elements and values `value_size`; stored values are `value_row` elements apart.
 
     The first call for a combination compiles for a few seconds; the result is cached on disk (numba's cache
     folder, or NUMBA_CACHE_DIR).
     """
     # Keys are transposed in squares of a vector's width, where a block and a head have room for one.
     square = LANES if block_size % LANES == 0 and head_size % LANES == 0 else GROUP
-    attend, merge = _make_attend(head_size, kind, square, _REVISION), _make_merge(head_size, _REVISION)
+    attend = _make_attend(head_size, value_size, value_row, kind, square, _REVISION)
+    merge = _make_merge(value_size, _REVISION)
     _keep.extend((attend, merge))
     return attend.address, merge.address
 
@@ -153,7 +158,9 @@ def attention_kernels(head_size: int, kind: int, block_size: int) -> tuple[int, 
 _keep: list[Any] = []
 
 
-def _make_attend(head_size: int, kind: int, square: int, revision: int) -> Any:
+def _make_attend(
+    head_size: int, value_size: int, value_row: int, kind: int, square: int, revision: int
+) -> Any:
     def attend(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -161,27 +168,37 @@ def _make_attend(head_size: int, kind: int, square: int, revision: int) -> Any:
         scratch = (
             aligned(max_rows * head_size).reshape((max_rows, head_size)),
             aligned(max_rows * SEGMENT).reshape((max_rows, SEGMENT)),
-            aligned(max_rows * head_size).reshape((max_rows, head_size)),
-            aligned(max_rows * head_size).reshape((max_rows, head_size)),
+            aligned(max_rows * value_size).reshape((max_rows, value_size)),
+            aligned(max_rows * value_size).reshape((max_rows, value_size)),
             np.empty((2, max_rows), np.float32),
             np.empty((2, max_rows), np.float32),
             aligned(head_size * CHUNK),
-            aligned(CHUNK * head_size).reshape((CHUNK, head_size)),
+            aligned(square * head_size).reshape((square, head_size)),
+            aligned(CHUNK * value_row).reshape((CHUNK, value_row)),
             np.empty(CHUNK // GROUP, np.int64),
         )
         while True:
             work = take(counter)
             if work >= arg[NUM_ITEMS] * arg[NUM_KV_HEADS]:
                 break
-            _run_item(arg, work, scratch, head_size, kind, square)
+            _run_item(arg, work, scratch, head_size, value_size, value_row, kind, square)
 
     return compile_kernel(attend)
 
 
 @njit(inline="always")
-def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, square: int) -> None:
+def _run_item(
+    arg: Any,
+    work: int,
+    scratch: Any,
+    head_size: int,
+    value_size: int,
+    value_row: int,
+    kind: int,
+    square: int,
+) -> None:
     """Attend one item of one KV head: load its rows, then segment after segment."""
-    q, weights, seg_out, acc, state, seg, _, _, _ = scratch
+    q, weights, seg_out, acc, state, seg, _, _, _, _ = scratch
     kv_heads, group, window = arg[NUM_KV_HEADS], arg[GROUP_SIZE], arg[WINDOW]
     head = work % kv_heads
     item = carray(pointer(arg[ITEMS] + (work // kv_heads) * 32, np.int32), (8,))
@@ -200,6 +217,7 @@ def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, squa
             source = f32_row(arg[QUERY] + place * 4, head_size)
             for i in range(head_size):
                 q[r, i] = source[i] * factor
+            for i in range(value_size):
                 acc[r, i] = np.float32(0.0)
             state[0, r] = _NEG_INF
             state[1, r] = np.float32(0.0)
@@ -211,9 +229,9 @@ def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, squa
         begin = max(low, first_visible)
         if begin >= high:
             continue
-        _score_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind, square)
+        _score_segment(arg, head, tables, begin, high, rows, scratch, head_size, value_row, kind, square)
         _softmax_segment(arg, tokens, begin, high, weights, seg, group, window)
-        _weigh_segment(arg, head, tables, begin, high, rows, scratch, head_size, kind)
+        _weigh_segment(arg, head, tables, begin, high, rows, scratch, value_size, value_row, kind)
         for r in range(rows):
             if seg[0, r] == _NEG_INF:
                 continue
@@ -225,20 +243,20 @@ def _run_item(arg: Any, work: int, scratch: Any, head_size: int, kind: int, squa
                 slot = (base + k) * (kv_heads * group) + head * group + r % group
                 f32(arg[PARTIAL_MAX] + slot * 4)[0] = seg[0, r]
                 f32(arg[PARTIAL_SUM] + slot * 4)[0] = seg[1, r]
-                target = f32_row(arg[PARTIAL_OUT] + slot * head_size * 4, head_size)
-                for i in range(head_size):
+                target = f32_row(arg[PARTIAL_OUT] + slot * value_size * 4, value_size)
+                for i in range(value_size):
                     target[i] = seg_out[r, i]
     if item[5] != 0:
         for r in range(rows):
             h = head * group + r % group
             place = np.int64(tokens[r // group]) * (kv_heads * group) + h
-            target = f32_row(arg[OUTPUT] + place * head_size * 4, head_size)
+            target = f32_row(arg[OUTPUT] + place * value_size * 4, value_size)
             _finish(state[0, r], state[1, r], acc[r], target, arg[SINKS], h)
 
 
 @njit(forceinline=True)
 def _cache_row(arg: Any, head: int, tables: Any, n: int) -> Any:
-    """Row of the layer's storage, counted in head sizes, that holds key position n of a head."""
+    """Row of the layer's storage that holds key position n of a head."""
     block = np.int64(tables[n >> arg[BLOCK_SHIFT]])
     return ((head * arg[NUM_BLOCKS] + block) << arg[BLOCK_SHIFT]) + (n & (arg[BLOCK_SIZE] - 1))
 
@@ -253,6 +271,7 @@ def _score_segment(
     rows: int,
     scratch: Any,
     head_size: int,
+    value_row: int,
     kind: int,
     square: int,
 ) -> None:
@@ -260,8 +279,9 @@ def _score_segment(
 
     Columns before begin and from high on get any value. Keys are transposed in squares of `square`.
     """
-    q, weights, _, _, _, _, columns, wide, _ = scratch
+    q, weights, _, _, _, _, columns, wide, _, _ = scratch
     row_bytes = head_size * element_size(kind)
+    value_bytes = value_row * element_size(kind)
     columns_at = np.int64(columns.ctypes.data)
     for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
         first = max(begin // square * square, chunk)
@@ -273,9 +293,9 @@ def _score_segment(
             next_key = key_at
             if after < high:
                 next_key = arg[KEY] + _cache_row(arg, head, tables, after) * row_bytes
-            value_at = arg[VALUE] + row * row_bytes
+            value_at = arg[VALUE] + row * value_bytes
             if kind != FLOAT32:
-                widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide[:square])
+                widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide)
                 key_at = np.int64(wide.ctypes.data)
             transpose(
                 key_at,
@@ -336,14 +356,15 @@ def _weigh_segment(
     high: int,
     rows: int,
     scratch: Any,
-    head_size: int,
+    value_size: int,
+    value_row: int,
     kind: int,
 ) -> None:
     """seg_out[:rows] = weights . values over positions begin to high of one segment."""
-    _, weights, seg_out, _, _, _, _, wide, places = scratch
-    row_bytes = head_size * element_size(kind)
+    _, weights, seg_out, _, _, _, _, _, wide, places = scratch
+    row_bytes = value_row * element_size(kind)
     for r in range(rows):
-        for i in range(head_size):
+        for i in range(value_size):
             seg_out[r, i] = np.float32(0.0)
     for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
         first = max(begin // GROUP * GROUP, chunk)
@@ -365,18 +386,19 @@ def _weigh_segment(
             np.int64(places.ctypes.data),
             groups,
             np.int64(seg_out.ctypes.data),
-            head_size,
+            value_size,
             SEGMENT,
+            value_row,
         )
 
 
-def _make_merge(head_size: int, revision: int) -> Any:
+def _make_merge(value_size: int, revision: int) -> Any:
     def merge(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER] + 8, np.int64)
         heads = arg[NUM_KV_HEADS] * arg[GROUP_SIZE] + 0 * revision
         state = np.empty((2, 1), np.float32)
-        acc = np.empty(head_size, np.float32)
+        acc = np.empty(value_size, np.float32)
         merge_tokens = carray(pointer(arg[MERGE_TOKENS], np.int32), (arg[NUM_MERGE],))
         while True:
             work = take(counter)
@@ -391,15 +413,15 @@ def _make_merge(head_size: int, revision: int) -> Any:
             for h in range(heads):
                 state[0, 0] = _NEG_INF
                 state[1, 0] = np.float32(0.0)
-                for i in range(head_size):
+                for i in range(value_size):
                     acc[i] = np.float32(0.0)
                 for k in range(first, pos // SEGMENT + 1):
                     slot = (base + k) * heads + h
-                    seg_out = f32_row(arg[PARTIAL_OUT] + slot * head_size * 4, head_size)
+                    seg_out = f32_row(arg[PARTIAL_OUT] + slot * value_size * 4, value_size)
                     seg_max = f32(arg[PARTIAL_MAX] + slot * 4)[0]
                     seg_sum = f32(arg[PARTIAL_SUM] + slot * 4)[0]
                     _fold(state, 0, acc, seg_max, seg_sum, seg_out)
-                target = f32_row(arg[OUTPUT] + (token * heads + h) * head_size * 4, head_size)
+                target = f32_row(arg[OUTPUT] + (token * heads + h) * value_size * 4, value_size)
                 _finish(state[0, 0], state[1, 0], acc, target, arg[SINKS], h)
 
     return compile_kernel(merge)

@@ -44,8 +44,10 @@ from radixkv_kernels.kv_cache import PagedKV
     CACHED_VALUE,
     NUM_SLOTS,
     REFUSED,
-) = range(17)
-_NUM_ARGUMENTS = 17
+    VALUE_SIZE,
+    VALUE_HEAD_BYTES,
+) = range(19)
+_NUM_ARGUMENTS = 19
 #: Tokens a thread takes at a time.
 _CHUNK = 16
 #: Tokens below which waking the other threads costs more than they save.
@@ -92,9 +94,9 @@ def _kernel(kind: int) -> Any:
     size_of = ELEMENT_SIZES[kind]
 
     def write(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (17,), np.int64)
+        arg = carray(address, (19,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
-        count, size = arg[COUNT], arg[HEAD_SIZE]
+        count, size, value_size = arg[COUNT], arg[HEAD_SIZE], arg[VALUE_SIZE]
         slots = carray(pointer(arg[SLOTS], np.int64), (count,))
         while True:
             first = take(counter) * _CHUNK
@@ -113,9 +115,10 @@ def _kernel(kind: int) -> Any:
                 for h in range(arg[NUM_KV_HEADS]):
                     target = h * arg[HEAD_BYTES] + slot * size * size_of
                     key = arg[KEY] + row * arg[KEY_TOKEN_STRIDE] + h * arg[KEY_HEAD_STRIDE]
-                    value = arg[VALUE] + row * arg[VALUE_TOKEN_STRIDE] + h * arg[VALUE_HEAD_STRIDE]
                     _store(kind, key, arg[CACHED_KEY] + target, size)
-                    _store(kind, value, arg[CACHED_VALUE] + target, size)
+                    target = h * arg[VALUE_HEAD_BYTES] + slot * value_size * size_of
+                    value = arg[VALUE] + row * arg[VALUE_TOKEN_STRIDE] + h * arg[VALUE_HEAD_STRIDE]
+                    _store(kind, value, arg[CACHED_VALUE] + target, value_size)
 
     return compile_kernel(write)
 
@@ -131,6 +134,9 @@ class FloatWriter:
         a[COUNTER] = self._counter.ctypes.data
         a[NUM_KV_HEADS], a[HEAD_SIZE] = spec.num_kv_heads, spec.head_size
         a[HEAD_BYTES] = kv.key.element_size() * kv.key.stride(1)
+        # Values that are part of the keys have been written with them.
+        a[VALUE_SIZE] = 0 if spec.value_in_key else spec.value_size
+        a[VALUE_HEAD_BYTES] = kv.value.element_size() * kv.value.stride(1)
         a[NUM_SLOTS] = spec.num_blocks * spec.block_size
         self._layers = [
             (key.data_ptr(), value.data_ptr()) for key, value in zip(kv.key, kv.value, strict=True)

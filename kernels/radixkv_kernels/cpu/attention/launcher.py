@@ -30,7 +30,11 @@ class AttentionLauncher:
         self.config = config
         spec = config.spec
         self._attend, self._merge = na.attention_kernels(
-            spec.head_size, _KINDS[spec.storage_dtype], spec.block_size
+            spec.head_size,
+            _KINDS[spec.storage_dtype],
+            spec.block_size,
+            spec.value_size,
+            spec.head_size if spec.value_in_key else spec.value_size,
         )
         self._arguments = np.zeros(na.NUM_ARGUMENTS, dtype=np.int64)
         # Each counter on its own cache line would not matter here: there is one take per item.
@@ -62,7 +66,7 @@ class AttentionLauncher:
         scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
-        """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, D]` float32
+        """Attend `query [T, Hq, D]` float32 (last dimension contiguous) into `out [T, Hq, V]` float32
         contiguous."""
         a, window = self._arguments, scoring.window
         if self._prepared is None or self._prepared[0] is not plan or self._prepared[1] != window:
@@ -76,9 +80,8 @@ class AttentionLauncher:
         a[na.QUERY_TOKEN_STRIDE], a[na.QUERY_HEAD_STRIDE] = stride[0], stride[1]
         if self._kv is not kv:
             self._kv = kv
-            self._layers = list(
-                zip(*([t.data_ptr() for t in tensor] for tensor in kv.tensors()), strict=True)
-            )
+            parts = [t for t in (kv.key, kv.value, kv.key_scale, kv.value_scale) if t is not None]
+            self._layers = list(zip(*([t.data_ptr() for t in tensor] for tensor in parts), strict=True))
         addresses = self._layers[layer]
         a[na.KEY], a[na.VALUE] = addresses[:2]
         if len(addresses) > 2:
@@ -96,7 +99,7 @@ class AttentionLauncher:
         if len(self._partial_max) < slots:
             self._partial_max = np.empty(slots, dtype=np.float32)
             self._partial_sum = np.empty(slots, dtype=np.float32)
-            self._partial_out = np.empty(slots * self.config.spec.head_size, dtype=np.float32)
+            self._partial_out = np.empty(slots * self.config.spec.value_size, dtype=np.float32)
         a = self._arguments
         a[na.NUM_ITEMS], a[na.ITEMS] = len(items), items.ctypes.data
         a[na.TOKENS] = work.tokens.ctypes.data

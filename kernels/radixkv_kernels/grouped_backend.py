@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backend for layers of several shapes: it hands each layer to the backend of its group.
+
+Every group has a plan of its own, since tiles depend on heads and sizes. A layer that reads another layer's
+keys and values writes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixkv_kernels.heads import Rotation
+from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables, Scoring
+from radixkv_kernels.kv_groups import KVLayout
+
+
+class GroupedPlan(AttentionPlan):
+    """A step, and the plans of all groups for it."""
+
+    def __init__(
+        self,
+        backends: Sequence[AttentionBackend],
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        tables: BlockTables,
+    ) -> None:
+        super().__init__(backends[0].config, query_starts, context_lengths, tables)
+        self.plans = [backend.plan(query_starts, context_lengths, tables) for backend in backends]
+
+
+class GroupedBackend(AttentionBackend):
+    """See the module and `AttentionBackend`; `kv` is a `GroupedKV` of the same layout.
+
+    Args:
+        backends: one per group of the layout.
+    """
+
+    def __init__(self, layout: KVLayout, backends: Sequence[AttentionBackend]) -> None:
+        super().__init__(backends[0].config)
+        self.backends = backends
+        self._places, self._aliases = layout.places, frozenset(layout.aliases)
+        # Windows that the layers of a group have asked for: buffers are staged for these alone.
+        self._windows: list[set[int | None]] = [set() for _ in backends]
+
+    def plan(
+        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+    ) -> GroupedPlan:
+        return GroupedPlan(self.backends, query_starts, context_lengths, block_tables)
+
+    def write(
+        self,
+        kv: Any,
+        layer: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        if layer in self._aliases:
+            return
+        group, index = self._places[layer]
+        self.backends[group].write(kv.groups[group], index, key, value, slots, rows)
+
+    def rotate_and_write(
+        self,
+        kv: Any,
+        layer: int,
+        merged: torch.Tensor,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        group, index = self._places[layer]
+        return self.backends[group].rotate_and_write(kv.groups[group], index, merged, rotation, slots, rows)
+
+    def attend(
+        self,
+        kv: Any,
+        layer: int,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        window: int | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        assert isinstance(plan, GroupedPlan)
+        group, index = self._places[layer]
+        self._windows[group].add(window)
+        return self.backends[group].attend(
+            kv.groups[group], index, query, plan.plans[group], window=window, **options
+        )
+
+    def _attend(
+        self,
+        kv: Any,
+        layer: int,
+        query: torch.Tensor,
+        plan: AttentionPlan,
+        scoring: Scoring,
+        out: torch.Tensor,
+    ) -> None:
+        raise NotImplementedError("each group's backend attends")
+
+    def pad(
+        self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool
+    ) -> None:
+        for backend, each, own in self._parts(plan, windows):
+            backend.pad(each, own, rows, every_kernel=every_kernel)
+
+    def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:
+        for backend, each, own in self._parts(plan, windows):
+            backend.stage(each, own)
+
+    def launch_key(self, plan: AttentionPlan, windows: Collection[int | None]) -> Hashable:
+        return tuple(backend.launch_key(each, own) for backend, each, own in self._parts(plan, windows))
+
+    def _parts(
+        self, plan: AttentionPlan, windows: Collection[int | None]
+    ) -> list[tuple[AttentionBackend, AttentionPlan, Collection[int | None]]]:
+        """Each group's backend, plan and windows."""
+        assert isinstance(plan, GroupedPlan)
+        return [
+            (backend, each, own & set(windows))
+            for backend, each, own in zip(self.backends, plan.plans, self._windows, strict=True)
+        ]
+
+    def copy_blocks(self, kv: Any, copies: Sequence[tuple[int, int, int]]) -> None:
+        for backend, group in zip(self.backends, kv.groups, strict=True):
+            backend.copy_blocks(group, copies)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage of a model whose attention layers differ in shape: one `PagedKV` per group of like layers.
+
+A block id means the same slots in every group, so that block tables, sharing and eviction see one pool::
+
+    layer 0 (local)  -> group 0, index 0        layer 2 (local)        -> group 0, index 1
+    layer 1 (global) -> group 1, index 0        layer 3 (reads 1's)    -> group 1, index 0
+
+Layers without attention are in no group. A layer that reads another layer's keys and values is stored as
+that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers of one shape.
+
+    Args:
+        layers: their numbers in the model, ascending.
+        num_query_heads: a multiple of `num_kv_heads`.
+        key_size, value_size: elements of a head.
+        value_in_key: values are the first elements of the keys.
+    """
+
+    layers: tuple[int, ...]
+    num_query_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    value_in_key: bool = False
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """Shapes and types of the caches of all groups of one model.
+
+    Args:
+        num_blocks, block_size, dtype, device, quantization: as in `KVSpec`, alike for all groups.
+        aliases: layer -> layer whose keys and values it reads, which is in a group.
+
+    Raises:
+        ValueError: no group, a layer in two groups, or an alias of a layer that is in none.
+    """
+
+    num_blocks: int
+    block_size: int
+    groups: tuple[KVGroup, ...]
+    dtype: torch.dtype
+    device: torch.device
+    quantization: str | None = None
+    aliases: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layers = [layer for group in self.groups for layer in group.layers]
+        if not layers or len(set(layers)) != len(layers) or set(layers) & set(self.aliases):
+            raise ValueError(
+                f"each layer must be in one group, got {[group.layers for group in self.groups]}"
+            )
+        if missing := set(self.aliases.values()) - set(layers):
+            raise ValueError(f"the K/V of layers {sorted(missing)} are read, but not stored")
+
+    @cached_property
+    def specs(self) -> tuple[KVSpec, ...]:
+        """The cache of each group."""
+        return tuple(
+            KVSpec(
+                num_layers=len(group.layers),
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                num_kv_heads=group.num_kv_heads,
+                head_size=group.key_size,
+                dtype=self.dtype,
+                device=self.device,
+                quantization=self.quantization,
+                value_size=group.value_size,
+                value_in_key=group.value_in_key,
+            )
+            for group in self.groups
+        )
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Layer -> its group, and its index in the group's cache."""
+        places = {
+            layer: (number, index)
+            for number, group in enumerate(self.groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return places | {layer: places[source] for layer, source in self.aliases.items()}
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if one `PagedKV` with the model's own layer numbers holds it all."""
+        return len(self.groups) == 1 and all(
+            place == (0, layer) and layer not in self.aliases for layer, place in self.places.items()
+        )
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """Dtype of the stored elements."""
+        return self.specs[0].storage_dtype
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes one token takes in all layers."""
+        return sum(spec.bytes_per_slot for spec in self.specs)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes one block takes in all layers."""
+        return sum(spec.bytes_per_block for spec in self.specs)
+
+    def with_blocks(self, num_blocks: int) -> KVLayout:
+        """The same with another number of blocks."""
+        return replace(self, num_blocks=num_blocks)
+
+
+class GroupedKV:
+    """The caches of all groups of one model, with the interface of `PagedKV`; layers by the model's numbers.
+
+    Attributes:
+        spec: the layout it was made with.
+        groups: one cache per group.
+    """
+
+    def __init__(self, spec: KVLayout) -> None:
+        self.spec = spec
+        self.groups = [PagedKV(each) for each in spec.specs]
+
+    def __repr__(self) -> str:
+        return f"GroupedKV({', '.join(map(repr, self.groups))})"
+
+    def clear(self, num_blocks: int) -> None:
+        """See `PagedKV.clear`."""
+        for kv in self.groups:
+            kv.clear(num_blocks)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All storage tensors, group after group."""
+        return [tensor for kv in self.groups for tensor in kv.tensors()]
+
+    def read(
+        self, layer: int, block_table: np.ndarray, num_tokens: int, dtype: torch.dtype = torch.float64
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PagedKV.read`."""
+        group, index = self.spec.places[layer]
+        return self.groups[group].read(index, block_table, num_tokens, dtype)
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """See `PagedKV.save_blocks`: of each block, one group after the other."""
+        return np.concatenate([kv.save_blocks(blocks) for kv in self.groups], axis=1)
+
+    def block_reader(self) -> Callable[[int, np.ndarray], None]:
+        """See `PagedKV.block_reader`."""
+        readers = list(zip((kv.block_reader() for kv in self.groups), self._columns(), strict=True))
+
+        def read(block: int, row: np.ndarray) -> None:
+            for read_group, columns in readers:
+                read_group(block, row[columns])
+
+        return read
+
+    def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `PagedKV.load_blocks`."""
+        size = self.spec.bytes_per_block
+        rows = [np.frombuffer(row, np.uint8) for row in data]
+        if len(rows) != len(blocks) or any(len(row) != size for row in rows):
+            raise ValueError(
+                f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
+                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
+            )
+        for kv, columns in zip(self.groups, self._columns(), strict=True):
+            kv.load_blocks(blocks, [row[columns] for row in rows])
+
+    def _columns(self) -> list[slice]:
+        """Where each group's bytes stand in a block's."""
+        ends = np.cumsum([0, *(spec.bytes_per_block for spec in self.spec.specs)]).tolist()
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def make_kv(spec: KVSpec | KVLayout) -> PagedKV | GroupedKV:
+    """Allocate the cache of a model: one `PagedKV` where that holds it all."""
+    if isinstance(spec, KVSpec):
+        return PagedKV(spec)
+    return PagedKV(spec.specs[0]) if spec.is_plain else GroupedKV(spec)

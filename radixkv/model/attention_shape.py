@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads and sizes of a model's attention layers, as a dry run saw them: what K/V memory is laid out by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from radixkv_kernels import KVGroup, KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asked of attention.
+
+    Attributes:
+        heads: query heads and KV heads.
+        sizes: elements of a head of the query, key and value.
+        value_in_key: values are the first elements of the keys, in memory, too.
+        source: the layer whose keys and values these are.
+    """
+
+    layer: int
+    heads: tuple[int, int]
+    sizes: tuple[int, int, int]
+    value_in_key: bool
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Layers of like shape, and those that read another layer's keys and values.
+
+    Attributes:
+        groups: of layers that have keys and values of their own, in the order of their first layers.
+        aliases: layer -> the layer whose keys and values it reads.
+    """
+
+    groups: tuple[KVGroup, ...]
+    aliases: Mapping[int, int]
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers, those without keys and values of their own included."""
+        return sum(len(group.layers) for group in self.groups) + len(self.aliases)
+
+    def layout(
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: str | None = None,
+    ) -> KVLayout:
+        """The K/V memory of these layers; arguments as in `KVSpec`."""
+        return KVLayout(num_blocks, block_size, self.groups, dtype, device, quantization, self.aliases)
+
+    def with_kv_heads(self, counts: Sequence[int]) -> AttentionShape:
+        """The same with other numbers of KV heads, group by group; query heads change in proportion."""
+        groups = tuple(
+            replace(
+                group,
+                num_kv_heads=count,
+                num_query_heads=group.num_query_heads // group.num_kv_heads * count,
+            )
+            for group, count in zip(self.groups, counts, strict=True)
+        )
+        return AttentionShape(groups, self.aliases)
+
+
+def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_size: int) -> AttentionShape:
+    """Layers that are all alike."""
+    layers = tuple(range(num_layers))
+    return AttentionShape((KVGroup(layers, num_query_heads, num_kv_heads, head_size, head_size),), {})
+
+
+def shape_of_calls(calls: Sequence[AttentionCall]) -> AttentionShape:
+    """Group the layers of a dry run, one call each."""
+    layers: dict[tuple[int, int, int, int, bool], list[int]] = {}
+    aliases = {call.layer: call.source for call in calls if call.source != call.layer}
+    for call in sorted(calls, key=lambda call: call.layer):
+        if call.layer not in aliases:
+            shape = (*call.heads, *call.sizes[1:], call.value_in_key)
+            layers.setdefault(shape, []).append(call.layer)
+    return AttentionShape(tuple(KVGroup(tuple(own), *shape) for shape, own in layers.items()), aliases)
