@@ -100,6 +100,13 @@ class AnswerWriter:
 
     def end_spoken(self) -> None:
         self._blanks = []
+        self._speaking = False
+        self._has_parts = True
+
+    def drop_mark(self) -> None:
+        """Take a mark that says nothing: white space before it counts where more content follows."""
+        self._speaking = False
+        self._has_parts = True
 
     def begin_part(self) -> None:
         """Take the beginning of something other than content."""

@@ -16,7 +16,7 @@ from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
 
 #: Tokens of a prompt's end that may open a region.
-TAIL_TOKENS = 16
+TAIL_TOKENS = 64
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 #: Parts of marks that are tokens in some vocabulary.
 _TOKEN = re.compile(r"<[^<>\s=\"]*(?:\"\|)?>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[")

@@ -198,6 +198,7 @@ class FormatParser:
 
     def _take_mark(self, kind: str) -> None:
         if kind == DROPPED:
+            self._answer.drop_mark()
             return
         is_closed = self._mode == kind
         if self._mode == REASONING:

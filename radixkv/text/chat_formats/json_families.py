@@ -13,6 +13,7 @@ from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.text_forms import (
     FUNCTION_JSON,
     FUNCTION_TAGS,
+    LLAMA_JSON,
     NAME_JSON,
     PREAMBLE,
     PYTHON_LIST,
@@ -87,26 +88,18 @@ LONGCAT = ChatFormat(
     preamble=PREAMBLE,
 )
 
-_LLAMA_JSON = JsonCalls(
-    '{"name": "NAME", "parameters": ',
-    "}",
-    ("<|python_tag|>", "<|python_start|>"),
-    between="; ",
-    closes=("<|python_end|>",),
-    bare=("{", "```json", "["),
-)
 LLAMA3 = ChatFormat(
     "llama3",
     "Llama 3.1, 3.2 and 3.3",
     signs=(("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
     tokens=("<|python_tag|>",),
-    forms=(_LLAMA_JSON, PYTHON_LIST, FUNCTION_JSON),
+    forms=(LLAMA_JSON, PYTHON_LIST, FUNCTION_JSON),
     preamble=PREAMBLE,
 )
 XLAM = ChatFormat(
     "xlam",
     "xLAM 2",
-    signs=(('"tool_call_name"',), ("in a single JSON array",)),
+    signs=(('"tool_call_name"',), ("xLAM",)),
     forms=(
         JsonCalls(
             NAME_JSON,
@@ -189,6 +182,32 @@ NEMOTRON2 = ChatFormat(
     signs=(("<TOOLCALL>",), ("<AVAILABLE_TOOLS>",)),
     tokens=("<TOOLCALL>",),
     forms=(_list("<TOOLCALL>", "</TOOLCALL>"),),
+    preamble=PREAMBLE,
+)
+
+GRANITE20 = ChatFormat(
+    "granite-20b",
+    "Granite 20B function calling",
+    signs=(("<function_call>", "<|function_call_library|>"), ("<function_call> {",)),
+    forms=(JsonCalls(f"<function_call> {NAME_JSON}", "}", ("<function_call>",), between=""),),
+    preamble=PREAMBLE,
+)
+CLOVA = ChatFormat(
+    "hyperclova",
+    "HyperCLOVA X SEED",
+    signs=(("tool/function_call",),),
+    reasoning=Section(
+        ("/think\n", "<|im_start|>assistant/think\n"), ("<|im_end|>\n<|im_start|>assistant", "<|im_end|>")
+    ),
+    forms=(
+        _list(
+            " -> tool/function_call\n",
+            "",
+            "-> tool/function_call",
+            "<|im_start|>assistant -> tool/function_call",
+        ),
+    ),
+    dropped=("<|im_end|>", "<|stop|>", "<|endofturn|>"),
     preamble=PREAMBLE,
 )
 
@@ -299,6 +318,8 @@ APERTUS = ChatFormat(
             is_named=True,
         ),
     ),
+    dropped=("<|inner_suffix|>",),
+    calls_end_reasoning=True,
     preamble=PREAMBLE,
 )
 _PLUGIN = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
@@ -361,6 +382,19 @@ JSON_FAMILIES = (
         LONGCAT,
         NEMOTRON2,
     ),
-    *(PHI4, GRANITE, FIREFUNCTION, XLAM, MISTRAL_ARGS, MISTRAL, LLAMA3, SMOLLM3, ERNIE, HERMES),
+    *(
+        GRANITE20,
+        CLOVA,
+        PHI4,
+        GRANITE,
+        FIREFUNCTION,
+        XLAM,
+        MISTRAL_ARGS,
+        MISTRAL,
+        LLAMA3,
+        SMOLLM3,
+        ERNIE,
+        HERMES,
+    ),
     *(HUNYUAN, SMOLLM2),
 )

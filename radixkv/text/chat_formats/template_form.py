@@ -17,29 +17,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import LiteralArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, ElementArguments, TaggedArguments
-from radixkv.text.chat_formats.template_traits import (
-    Message,
-    RenderText,
-    TemplateTraits,
-    probe_tool,
-    shown_text,
+from radixkv.text.chat_formats.template_probes import (
+    ARGUMENTS,
+    IDS,
+    NAMES,
+    THOUGHT,
+    USER,
+    call_history,
+    probe_tools,
+    reads_as,
+    shown_calls,
 )
-
-_NAMES = ("probe_alpha", "probe_beta")
-_IDS = ("abcdefgh1", "abcdefgh2")
-_ARGUMENTS = (
-    {"probe_key": "probe first", "probe_more": "probe second"},
-    {"probe_key": "x", "probe_more": "y z"},
-)
-_USER = "probe question"
-_THOUGHT = "probe thought"
+from radixkv.text.chat_formats.template_traits import RenderText, TemplateTraits, shown_text
 
 Known = TypeVar("Known", CallForm, JsonCalls)
 
@@ -56,11 +51,11 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
     form = chat_format.form
     if not isinstance(form, CallForm | JsonCalls) or not traits.calls:
         return chat_format
-    tools = [probe_tool(name, _ARGUMENTS[0]) for name in _NAMES]
-    prompt = shown_text(render, [{"role": "user", "content": _USER}], tools)
+    tools = probe_tools()
+    prompt = shown_text(render, [{"role": "user", "content": USER}], tools)
     found = chat_format
     for num_calls in (1,) if traits.one_call else (2, 1):
-        text = _shown(render, _history(chat_format, traits, num_calls), tools)
+        text = shown_calls(render, call_history(chat_format, traits, num_calls), tools)
         start = _lead_start(chat_format, text, prompt)
         written: CallForm | JsonCalls
         try:
@@ -77,50 +72,15 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
     return _with_lead(found, render, traits, prompt, tools)
 
 
-def _history(
-    chat_format: ChatFormat, traits: TemplateTraits, num_calls: int, thought: str = ""
-) -> list[Message]:
-    calls = []
-    for i in range(num_calls):
-        given: Any = _ARGUMENTS[i]
-        function = {"name": _NAMES[i], "arguments": json.dumps(given) if traits.arguments_as_text else given}
-        call_id = f"functions.{_NAMES[i]}:{i}" if chat_format.numbers_ids else _IDS[i]
-        calls.append({"id": call_id, "type": "function", "function": function})
-    answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-    if thought and traits.reasoning_field is not None:
-        answer[traits.reasoning_field] = thought
-    return [{"role": "user", "content": _USER}, answer]
-
-
-def _shown(render: RenderText, messages: list[Message], tools: list[Mapping[str, Any]]) -> str:
-    """Return what a template renders when results follow, as they will; else without them."""
-    results = [
-        {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "name": call["function"]["name"],
-            "content": "probe result",
-        }
-        for call in messages[-1]["tool_calls"]
-    ]
-    text = shown_text(render, [*messages, *results], tools)
-    return text if _NAMES[0] in text[text.rfind(_USER) :] else shown_text(render, messages, tools)
-
-
 def _is_read(chat_format: ChatFormat, text: str, num_calls: int) -> bool:
-    """Whether calls in a form are what the template renders, and what its reader reads."""
+    """Return whether the template renders the calls of a form, and the reader reads them."""
     form = chat_format.form
     assert form is not None
-    schema = {"properties": {key: {"type": "string"} for key in _ARGUMENTS[0]}}
-    calls = [(_NAMES[i], json.dumps(_ARGUMENTS[i])) for i in range(num_calls)]
+    calls = [(NAMES[i], json.dumps(ARGUMENTS[i])) for i in range(num_calls)]
     patterns = [re.escape(piece) for piece in re.split(r"abcdefgh\d|\d+", form.write(calls))]
     if not re.search(r"(?:abcdefgh\d|\d+)".join(patterns), text):
         return False
-    parser = chat_format.parser(tools=dict.fromkeys(_NAMES, schema))
-    read = Answer.of([*parser.push(form.write(calls)), *parser.finish()])
-    return [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
-        (name, json.loads(arguments)) for name, arguments in calls
-    ]
+    return reads_as(chat_format, form.write(calls), num_calls)
 
 
 # ------------------------------------------------------------------ around calls
@@ -129,20 +89,20 @@ def _is_read(chat_format: ChatFormat, text: str, num_calls: int) -> bool:
 def _lead_start(chat_format: ChatFormat, text: str, prompt: str) -> int:
     """Return the place from which on a rendered text is the model's."""
     if not text.startswith(prompt):
-        return text.rfind(_USER) + len(_USER)
+        return text.rfind(USER) + len(USER)
     opened = chat_format.opened_by(prompt)
     return len(prompt) - (0 if chat_format.thinks(opened) else len(opened))
 
 
 def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
     """Return a form as it is written in a rendered text, from a place on."""
-    name = text.find(_NAMES[0], start)
+    name = text.find(NAMES[0], start)
     if name < 0:
         raise _Unlike
     opens = [at for mark in form.opens if (at := text.rfind(mark, start, name)) >= 0]
     lead_at = min(opens) if opens else _bare_start(form.begin + form.head, text, start, name)
-    args_at, args_end, arguments = _arguments(form, text, name + len(_NAMES[0]), _ARGUMENTS[0])
-    lead, middle = text[lead_at:name], text[name + len(_NAMES[0]) : args_at]
+    args_at, args_end, arguments = _arguments(form, text, name + len(NAMES[0]), ARGUMENTS[0])
+    lead, middle = text[lead_at:name], text[name + len(NAMES[0]) : args_at]
     first_chunk = _first_chunk(form.head)
     head_at = lead.rfind(first_chunk) if first_chunk else len(lead)
     if head_at < 0:
@@ -153,13 +113,13 @@ def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
     begin, between = lead[:head_at], form.between
     rest = text[args_end:]
     if num_calls == 2:
-        second = text.find(_NAMES[1], args_end)
-        next_args, next_end, _ = _arguments(form, text, second + len(_NAMES[1]), _ARGUMENTS[1])
+        second = text.find(NAMES[1], args_end)
+        next_args, next_end, _ = _arguments(form, text, second + len(NAMES[1]), ARGUMENTS[1])
         if second < 0:
             raise _Unlike
         until = text[args_end:second]
         next_at = until.rfind(first_chunk) if first_chunk else len(until)
-        if _declared(form, until[next_at:] + NAME + text[second + len(_NAMES[1]) : next_args]) != head:
+        if _declared(form, until[next_at:] + NAME + text[second + len(NAMES[1]) : next_args]) != head:
             raise _Unlike
         tail_size = _end_of(_last_chunk(form.tail), until[:next_at])
         between, rest = until[tail_size:next_at], text[next_end:]
@@ -181,9 +141,9 @@ def _bare_start(written: str, text: str, start: int, name: int) -> int:
 
 def _declared(form: CallForm | JsonCalls, text: str) -> str:
     """A text with placeholders for what the probes have in their places."""
-    for name in _NAMES:
+    for name in NAMES:
         text = text.replace(name, NAME)
-    for call_id in _IDS:
+    for call_id in IDS:
         text = text.replace(call_id, ID)
     return re.sub(r"\d+", INDEX, text) if INDEX in form.head else text
 
@@ -281,21 +241,21 @@ def _with_lead(
     """The format with what the template writes between the prompt's end and a call, thinking and not."""
     form, section = chat_format.form, chat_format.reasoning
     assert form is not None
-    plain = _shown(render, _history(chat_format, traits, 1), tools)
+    plain = shown_calls(render, call_history(chat_format, traits, 1), tools)
     head = (form.begin + form.head).partition(NAME)[0].partition(ID)[0].partition(INDEX)[0]
-    at = plain.find(head, plain.rfind(_USER)) if head.strip() else -1
+    at = plain.find(head, plain.rfind(USER)) if head.strip() else -1
     lead = plain[len(prompt) : at] if at >= len(prompt) and plain.startswith(prompt) else None
     fitted = replace(chat_format, lead=lead)
     if section is None or traits.reasoning_field is None:
         return fitted
-    text = _shown(render, _history(chat_format, traits, 1, _THOUGHT), tools)
-    thought = text.rfind(_THOUGHT)
+    text = shown_calls(render, call_history(chat_format, traits, 1, THOUGHT), tools)
+    thought = text.rfind(THOUGHT)
     parts = (i for i, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1])
     before = text[: next(parts, min(len(prompt), len(text)))]
     at = text.find(head, thought) if head.strip() else -1
     if thought < len(before) or at < 0 or not prompt.startswith(before):
         return fitted
-    between = text[thought + len(_THOUGHT) : at]
+    between = text[thought + len(THOUGHT) : at]
     closing = next((mark for mark in section.closes if mark in between), None)
     opening = text[len(before) : thought]
     if closing is None or (prompt != before and not chat_format.opened_by(prompt)):

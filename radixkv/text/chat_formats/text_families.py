@@ -10,7 +10,13 @@ from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
 from radixkv.text.chat_formats.literals import PYTHON, gemma_literals
-from radixkv.text.chat_formats.text_forms import FUNCTION_JSON, PREAMBLE, PYTHON_LIST, TOOL_CALL_JSON
+from radixkv.text.chat_formats.text_forms import (
+    FUNCTION_JSON,
+    LLAMA_JSON,
+    PREAMBLE,
+    PYTHON_LIST,
+    TOOL_CALL_JSON,
+)
 
 # ---------------------------------------------------------------------- literals
 
@@ -29,6 +35,28 @@ LFM2 = ChatFormat(
             closes=("]", "<|tool_call_end|>"),
         ),
         replace(TOOL_CALL_JSON, opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
+    ),
+    preamble=PREAMBLE,
+)
+MINICPM3 = ChatFormat(
+    "minicpm3",
+    "MiniCPM 3",
+    signs=(("<|thought_start|>", "<|tool_call_start|>"),),
+    tokens=("<|thought_start|>",),
+    reasoning=Section(("<|thought_start|>",), ("<|thought_end|>",)),
+    forms=(
+        CallForm(
+            "NAME",
+            PYTHON,
+            "",
+            ("<|tool_call_start|>",),
+            "<|tool_call_start|>\n```python\n",
+            "\n",
+            "\n```\n<|tool_call_end|>",
+            reads="<|tool_call_start|>? ```python? ```? NAME",
+            reads_next="NAME",
+            closes=("```", "<|tool_call_end|>"),
+        ),
     ),
     preamble=PREAMBLE,
 )
@@ -65,7 +93,7 @@ PYTHONIC = ChatFormat(
     "Llama 4, ToolACE, Llama 3.2 with a pythonic template",
     signs=(("<|python_start|>",), ("<|header_start|>",), ("func_name1(params_name1",)),
     tokens=("<|python_start|>",),
-    forms=(PYTHON_LIST, _PYTHON_START),
+    forms=(PYTHON_LIST, _PYTHON_START, LLAMA_JSON),
     preamble=PREAMBLE,
 )
 _TOOL_CODE = CallForm(
@@ -264,5 +292,5 @@ HARMONY = ChatFormat(
 
 TEXT_FAMILIES = (
     *(HARMONY, DEEPSEEK, DEEPSEEK31, KIMI2, GEMMA4, FUNCTION_GEMMA, FUNCTIONARY31, FUNCTIONARY32),
-    *(LFM2, OLMO3, SOLAR, PYTHONIC),
+    *(MINICPM3, LFM2, OLMO3, SOLAR, PYTHONIC),
 )

@@ -57,3 +57,12 @@ PYTHON_LIST = CallForm(
     closes=("]",),
     bare=("[",),
 )
+#: Llama's.
+LLAMA_JSON = JsonCalls(
+    '{"name": "NAME", "parameters": ',
+    "}",
+    ("<|python_tag|>", "<|python_start|>"),
+    between="; ",
+    closes=("<|python_end|>",),
+    bare=("{", "```json", "["),
+)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
-from radixkv.text.chat_formats.formats import find_format
+from radixkv.text.chat_formats.formats import AUTO, find_format
 from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
 from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
@@ -18,6 +19,15 @@ from radixkv_server.off_loop import off_loop
 
 logger = logging.getLogger("radixkv.server")
 
+_NO_SIGN = (
+    "The chat format of this model is not known: chat template and vocabulary show no sign of a family. "
+)
+#: By whether the form of calls has been derived.
+_UNKNOWN = {
+    False: _NO_SIGN + "Tools are described, and calls read, in the form of %s; --chat-format sets another.",
+    True: _NO_SIGN + "Calls are read in the form that the chat template writes them in (%s); --chat-format "
+    "sets another.",
+}
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
 
@@ -68,13 +78,11 @@ class ChatTemplates:
 
         shown, source = render_probe(render), template or tokenizer.chat_template
         found = find_format(self._format_name, source, is_token, shown)
-        if not found.is_known:
-            logger.warning(
-                "The chat format of this model is not known: chat template and vocabulary show no sign of a "
-                "family. Tools are described, and calls read, in the form of %s; --chat-format sets another.",
-                found.name,
-            )
         traits = find_traits(render, found.tools_option)
+        if self._format_name == AUTO:
+            found = with_derived_form(found, render, traits)
+        if not found.is_known:
+            logger.warning(_UNKNOWN[found.name == DERIVED], found.name)
         fitted = fit_to_template(found, render, traits)
         said: Sequence[Message] = [{"role": "user", "content": "hello"}]
         thinking = find_switch(lambda variables: render(said, None, variables), source)

@@ -19,6 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.derived_form import with_derived_form
 from radixkv.text.chat_formats.formats import find_format
 from radixkv.text.chat_formats.history import template_messages
 from radixkv.text.chat_formats.template_form import fit_to_template
@@ -134,6 +135,7 @@ class Template:
         self._text = path.read_text(encoding="utf-8")
         found = find_format("auto", self._text, lambda text: False, render_probe(self.render))
         self.traits = find_traits(self.render, found.tools_option)
+        found = with_derived_form(found, self.render, self.traits)
         self.format = fit_to_template(found, self.render, self.traits)
 
     def render(
