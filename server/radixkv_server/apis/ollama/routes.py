@@ -106,6 +106,12 @@ async def ollama_ps(request: Request) -> Response:
     return json_response({"models": [{**_card(context, name), **more} for name in context.model_names]})
 
 
+@router.head("/")
+async def ollama_alive() -> Response:
+    """Tell Ollama's clients that a server is there: what they ask first."""
+    return Response()
+
+
 @router.get("/api/version")
 async def ollama_version() -> Response:
     """The version of Ollama's API that is spoken here, and the server's own."""

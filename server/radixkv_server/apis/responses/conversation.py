@@ -20,6 +20,7 @@ from radixkv_server.apis.responses.items import (
     messages_of,
     owner_of,
 )
+from radixkv_server.apis.responses.provider_items import since_compaction
 from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.stored_conversations import StoredConversations, check_ids
@@ -99,7 +100,8 @@ def plain_items(given: Sequence[Any], found: Mapping[str, Json], owner_id: str, 
 def chat_of(
     context: ServerContext, body: ResponsePromptFields, items: Sequence[Json], tools: Toolbox, caller: Tenant
 ) -> Chat:
-    """Make the chat of a conversation's items."""
+    """Make the chat of a conversation's items; those that a compaction replaced are left out."""
+    items = since_compaction(items)
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
 

@@ -162,6 +162,17 @@ class ItemReference(_Item):
     id: Id
 
 
+#: Types of items -> what a client can do instead.
+_INSTEAD = {
+    "configuration_update": "send `reasoning` and `text` as fields of each request",
+    "mcp_tool_listing": "the tools of an MCP server are listed by an item of type 'mcp_list_tools'",
+}
+
+
+def _instead(kind: str, known: str) -> str:
+    return _INSTEAD.get(kind, f"this server knows {known}")
+
+
 def _untyped(item: dict[str, Any]) -> str | None:
     return "message" if "role" in item else "item_reference" if "id" in item else None
 
@@ -177,7 +188,7 @@ InputItem = Annotated[
     | ItemReference,
     ByType(
         "an item of the input",
-        lambda kind, known: f"items of type {kind!r} are not supported: this server knows {known}.",
+        lambda kind, known: f"items of type {kind!r} are not supported: {_instead(kind, known)}.",
         untyped=_untyped,
     ),
 ]

@@ -18,6 +18,7 @@ from radixkv_server.apis.common.custom_tools import CustomInput
 from radixkv_server.apis.common.hidden_text import hide
 from radixkv_server.apis.responses.items import (
     HIDDEN,
+    compaction,
     custom_call,
     function_call,
     message,
@@ -248,3 +249,28 @@ class OutputItems:
         yield from self.end("completed")
         self._open = item
         yield from item.begin()
+
+
+class CompactedItems(OutputItems):
+    """Builds the one `compaction` item of an answer that sums the conversation up; see `OutputItems`.
+
+    Nothing is told before its end: a client can't read a part of it.
+    """
+
+    _text = _thoughts = ""
+
+    def add(self, event: AnswerEvent, logprobs: list[Json]) -> Events:
+        """Collect what the model wrote; calls of tools are no part of a summary."""
+        if isinstance(event, ContentDelta):
+            self._text += event.text
+        elif isinstance(event, ReasoningDelta):
+            self._thoughts += event.text
+        yield from ()
+
+    def finish(self, status: str) -> Events:
+        """End the answer; where the model only thought, its thoughts are the summary."""
+        item_id, index = self._place("compaction")
+        item = compaction(item_id, self._text or self._thoughts)
+        self.items.append(item)
+        for kind, shown in (("added", {**item, "encrypted_content": ""}), ("done", item)):
+            yield {"type": f"response.output_item.{kind}", "output_index": index, "item": shown}

@@ -13,7 +13,7 @@ from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.errors import ErrorForm, error_json
 from radixkv_server.apis.responses.items import comparable_item, summaries_in
-from radixkv_server.apis.responses.provider_items import loaded_tools
+from radixkv_server.apis.responses.provider_items import TRIGGER, loaded_tools
 from radixkv_server.apis.responses.render import ResponseRenderer, base_response
 from radixkv_server.apis.responses.schemas import InputTokensRequest, ResponsePromptFields, ResponseRequest
 from radixkv_server.apis.responses.stored import Local, StoredResponse, StoredResponses
@@ -88,6 +88,7 @@ async def parse_response(
         told,
         with_logprobs=body.wants_logprobs,
         hides_reasoning=body.wants_encrypted_reasoning,
+        compacts=bool(conversation) and conversation[-1]["type"] == TRIGGER,
         error_form=error_form,
         extra=extra or {},
     )

@@ -4,12 +4,12 @@
 web_search_call, mcp_call, ...          a call, and its result: the fields that hold it, or its status
 local_shell_call, shell_call, ...       a call; its result is the item `..._output`
 tool_search_output, additional_tools    definitions of tools, which can be called from there on
-compaction_trigger                      a wish of the user's for a summary
+compaction_trigger                      a wish of the user's for a summary, at the end of the input
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, model_validator
@@ -18,6 +18,7 @@ from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.provider_results import result_text
 from radixkv_server.apis.responses.tools import AnyTool, HostedTool
 from radixkv_server.dialect import Json
+from radixkv_server.errors import bad_request
 from radixkv_server.http.body import ParamError, StrictModel
 
 #: Type of a call -> fields of its arguments, and of its result; None: the result is an item of its own.
@@ -68,6 +69,8 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "program_output": ("result", "call_id"),
     "additional_tools": ("tools",),
 }
+#: Asks for a summary in place of everything before it; the answer is a `compaction` item.
+TRIGGER = "compaction_trigger"
 _TOOLS = ("additional_tools", "tool_search_output")
 _LOADED = "From now on these functions can be called:"
 _WISH = "Sum up this conversation, so that you can go on without it. Write only the summary."
@@ -79,7 +82,7 @@ class ProviderItem(StrictModel):
     """An item of a call that ran at a provider."""
 
     model_config = ConfigDict(extra="allow")
-    KINDS: ClassVar = (*_CALLS, *_RESULTS, "additional_tools", "compaction_trigger")
+    KINDS: ClassVar = (*_CALLS, *_RESULTS, "additional_tools", TRIGGER)
     PASSED_ON: ClassVar = frozenset(
         {
             *("action", "actions", "arguments", "operation", "code", "queries", "name", "server_label"),
@@ -112,6 +115,24 @@ class ProviderItem(StrictModel):
         return {"type": self.type, **fields, "id": item_id}
 
 
+def since_compaction(items: Sequence[Json]) -> Sequence[Json]:
+    """Return a conversation without the items that a compaction replaced after a trigger.
+
+    Messages of the system stay. O(items).
+
+    Raises:
+        ApiError: 400; a trigger that no compaction follows is not the last item.
+    """
+    rules, first = [], 0
+    for number, item in enumerate(items[:-1]):
+        if item["type"] == TRIGGER:
+            if items[number + 1]["type"] != "compaction":
+                raise bad_request(f"a {TRIGGER} must be the last item of the input.", param="input")
+            rules = [one for one in items[:number] if one.get("role") in ("system", "developer")]
+            first = number + 1
+    return [*rules, *items[first:]] if first else items
+
+
 def is_provider_item(item: Json) -> bool:
     """Return True for the plain form of a `ProviderItem`."""
     return item["type"] in ProviderItem.KINDS
@@ -141,7 +162,7 @@ def call_of(item: Json) -> Json | None:
 def result_of(item: Json) -> Json | None:
     """Return the message of an item's result, or the message that it is; None: it has none of its own."""
     kind = item["type"]
-    if kind == "compaction_trigger":
+    if kind == TRIGGER:
         return {"role": "user", "content": _WISH}
     if kind == "additional_tools":
         return {"role": "system", "content": f"{_LOADED}\n{result_text(item['tools'])}"}

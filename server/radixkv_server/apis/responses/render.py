@@ -18,7 +18,7 @@ from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.responses.errors import ErrorForm, ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
-from radixkv_server.apis.responses.output import OutputItems
+from radixkv_server.apis.responses.output import CompactedItems, OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.stored import UNFINISHED
 from radixkv_server.apis.responses.tools import Toolbox, tools_in_response
@@ -98,6 +98,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         tools, remember, hides_reasoning: see `OutputItems`.
         store: keeps the response where the request says so.
         with_logprobs: show them with the text.
+        compacts: the answer becomes a `compaction` item.
         error_form: makes the `error` event.
         extra: further fields of each event.
 
@@ -116,14 +117,15 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     diagnosed: Diagnosed
     with_logprobs: bool
     hides_reasoning: InitVar[bool]
+    compacts: InitVar[bool] = False
     error_form: ErrorForm = error_json
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(
-        self, first_item: int, tools: Toolbox, remember: Remember, hides_reasoning: bool
+        self, first_item: int, tools: Toolbox, remember: Remember, hides_reasoning: bool, compacts: bool
     ) -> None:
         self._tokens = ContentTokens(self.logprobs.tokenizer, self.params)
-        self._items = OutputItems(
+        self._items = (CompactedItems if compacts else OutputItems)(
             lambda kind, number: item_id(self.response["id"], kind, first_item + number),
             tools,
             remember,
@@ -231,7 +233,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def _count_reasoning_tokens(self, sample: CompletionOutput) -> int:
         """Count the tokens of an answer up to the end of its reasoning. O(tokens)."""
         thoughts = [item["content"] for item in self._items.items if item["type"] == "reasoning"]
-        last = "".join(part["text"] for part in thoughts[-1])
+        last = "".join(part["text"] for part in thoughts[-1]) if thoughts else ""
         missing = sample.text.rfind(last) + len(last)
         params = self.params
         decoder = self.logprobs.tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)

@@ -108,7 +108,6 @@ ITEMS: dict[str, tuple[list[Json], list[str]]] = {
         ],
         ["call program(", "f()", "tool\n5"],
     ),
-    "compaction_trigger": ([{}], ["user\nSum up this conversation"]),
 }
 
 
@@ -156,10 +155,13 @@ def test_items_become_calls_and_results(server: LiveServer, http: httpx.Client, 
 
 def test_items_without_what_they_say_are_refused(http: httpx.Client) -> None:
     for kind in ITEMS:
-        if kind not in ("compaction_trigger", "code_interpreter_call", "image_generation_call"):
+        if kind not in ("code_interpreter_call", "image_generation_call"):
             answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": kind}]})
             assert answer.status_code == 400, kind
             assert answer.json()["error"]["param"] == "input[0]"
+    for kind, instead in (("configuration_update", "`reasoning`"), ("mcp_tool_listing", "'mcp_list_tools'")):
+        answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": kind}]})
+        assert instead in answer.json()["error"]["message"]
     answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": "web_crawl_call"}]})
     assert "web_crawl_call" in answer.json()["error"]["message"]
     assert "web_search_call" in answer.json()["error"]["message"], "the message lists the known ones"

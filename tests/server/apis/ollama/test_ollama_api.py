@@ -24,7 +24,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with live_server(ScriptedEngine(num_blocks=256)) as running:
+    with live_server(ScriptedEngine(num_blocks=256), console=False) as running:
         yield running
 
 
@@ -164,6 +164,7 @@ def test_clients_find_the_model(http: httpx.Client) -> None:
     architecture = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{architecture}.context_length"] == 4096
     assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
+    assert http.head("/").status_code == 200, "clients ask whether somebody is there, with no console, too"
     assert http.get("/api/version").json()["version"].count(".") == 2
     assert http.head("/").status_code == 200
 

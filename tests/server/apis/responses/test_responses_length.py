@@ -179,6 +179,46 @@ def test_a_stored_conversation_can_be_compacted_and_a_foreign_item_is_refused(cl
         client.responses.create(model="scripted", input=[foreign, said("user", "a")])
 
 
+def test_a_trigger_answers_with_a_compaction_that_replaces_what_was_before(
+    server: LiveServer, client: OpenAI
+) -> None:
+    trigger: Any = {"type": "compaction_trigger"}
+    talk = [
+        said("developer", "the rules"),
+        said("user", "a question"),
+        said("assistant", "an answer that goes"),
+    ]
+    events = list(client.responses.create(model="scripted", input=[*talk, trigger], stream=True))
+    assert "Sum up" in prompt_of(server)
+    assert [event.type for event in events] == [
+        *("response.created", "response.in_progress", "response.output_item.added"),
+        *("response.output_item.done", "response.completed"),
+    ]
+    streamed = events[-1].response
+    whole = client.responses.create(model="scripted", input=[*talk, trigger])
+    for response in (streamed, whole):
+        (item,) = response.output
+        assert item.type == "compaction"
+        assert item.encrypted_content
+        for more in (
+            {"previous_response_id": response.id, "input": "say:on"},
+            {"input": [*talk, trigger, item.to_dict(), said("user", "say:on")]},
+        ):
+            client.responses.create(model="scripted", **more)
+            prompt = prompt_of(server)
+            assert "an answer that goes" not in prompt
+            assert "Sum up" not in prompt
+            assert prompt.index("the rules") < prompt.index("assistant\nok") < prompt.index("say:on")
+    alone = client.responses.create(model="scripted", input=[item.to_dict(), said("user", "say:on")])
+    assert alone.output_text == "on"
+    with pytest.raises(openai.BadRequestError, match="must be the last item"):
+        client.responses.create(model="scripted", input=[*talk, trigger, said("user", "more")])
+    talking = client.conversations.create(items=talk)
+    client.responses.create(model="scripted", input=[trigger], conversation=talking.id)
+    client.responses.create(model="scripted", input="say:on", conversation=talking.id)
+    assert "an answer that goes" not in prompt_of(server)
+
+
 def test_what_is_too_long_is_compacted_all_the_same(server: LiveServer, client: OpenAI) -> None:
     short = client.responses.compact(model="scripted", input=LONG)
     assert [getattr(item, "role", item.type) for item in short.output][-1] == "compaction"
