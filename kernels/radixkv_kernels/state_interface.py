@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StatePlan and StateBackend: what a step does to states, decided once and carried out by every layer.
+
+A step's rows are cut at the grid, so that each piece lies in one ring::
+
+    ROWS  compute rows [first, first + count) at places r, r + 1 ... of a ring, over a state
+    FOLD  write the state after a full ring into another slot
+    COPY  copy a state
+
+A fold comes when the token after a full ring does, not before: until then its last tokens may be guesses.
+Every kind of state carries out the same list, and computes row r of a ring in the same way whatever pieces
+the rows came in. So the bits of outputs and states do not depend on chunks, on the batch, or on the
+cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixkv_kernels.states import GRID, PagedStates, StateSpec
+
+ROWS, FOLD, COPY = range(3)
+#: Values of an operation: its code, then
+#: ROWS first row, rows, ring, place in the ring, state; FOLD ring, state, new state; COPY state, new state.
+OPERATION_SIZE = 6
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """Operations of one step, in order.
+
+    Attributes:
+        operations: int64 [n, OPERATION_SIZE]
+        num_rows: rows of the step; more rows of a layer's input are padding.
+        spec: of the states that it is a plan for.
+    """
+
+    operations: np.ndarray
+    num_rows: int
+    spec: StateSpec
+
+
+def plan_states(
+    spec: StateSpec,
+    query_starts: np.ndarray,
+    starts: np.ndarray,
+    base_slots: np.ndarray,
+    base_positions: np.ndarray,
+    ring_rows: np.ndarray,
+    target_slots: np.ndarray,
+    target_positions: np.ndarray,
+    saves: Iterable[tuple[int, int, int]] = (),
+) -> StatePlan:
+    """Decide a step's operations; O(rows / GRID + requests + saves).
+
+    Args:
+        query_starts: [R + 1], the rows of each request.
+        starts: [R], position of each request's first row.
+        base_slots, base_positions: [R], slot with the state after so many tokens; -1: no token, zero state.
+        ring_rows: [R], ring of each request, which holds the tokens from base to start.
+        target_slots, target_positions: [R], slot for the state after so many tokens: the last grid point
+            below the end of the rows. -1: it is the base.
+        saves: (request, position, slot): more states to keep, base < position <= end of the rows.
+    """
+    zero, passing = spec.num_slots, (spec.num_slots + 1, spec.num_slots + 2)
+    wanted: dict[tuple[int, int], list[int]] = {}
+    for r, (slot, position) in enumerate(zip(target_slots.tolist(), target_positions.tolist(), strict=True)):
+        if slot >= 0:
+            wanted[r, position] = [slot]
+    for r, position, slot in saves:
+        wanted.setdefault((int(r), int(position)), []).append(int(slot))
+    operations: list[tuple[int, ...]] = []
+
+    def fold(ring: int, state: int, targets: list[int]) -> int:
+        target = targets[0] if targets else passing[state == passing[0]]
+        operations.append((FOLD, ring, state, target, 0, 0))
+        operations.extend((COPY, target, other, 0, 0, 0) for other in targets[1:])
+        return target
+
+    rows = query_starts.tolist()
+    columns = zip(
+        starts.tolist(), base_slots.tolist(), base_positions.tolist(), ring_rows.tolist(), strict=True
+    )
+    for r, (position, slot, base, ring) in enumerate(columns):
+        row, end = rows[r], position + rows[r + 1] - rows[r]
+        assert 0 <= position - base <= GRID, f"request {r}: {position - base} tokens in a ring of {GRID}"
+        state = zero if slot < 0 else slot
+        while position < end:
+            if position - base == GRID:
+                state = fold(ring, state, wanted.get((r, position), []))
+                base = position
+            count = min(end - position, base + GRID - position)
+            operations.append((ROWS, row, count, ring, position - base, state))
+            row, position = row + count, position + count
+        if end - base == GRID and (r, end) in wanted:
+            fold(ring, state, wanted[r, end])
+    return StatePlan(np.array(operations, np.int64).reshape(-1, OPERATION_SIZE), rows[-1], spec)
+
+
+class StateBackend(ABC):
+    """Computes state layers. Not thread-safe."""
+
+    @abstractmethod
+    def mix(
+        self,
+        states: PagedStates,
+        layer: int,
+        kind: str,
+        plan: StatePlan,
+        inputs: tuple[torch.Tensor, ...],
+        constants: tuple[Any, ...] = (),
+    ) -> torch.Tensor:
+        """Compute a layer's rows and carry the plan out on its states.
+
+        Args:
+            kind, inputs, constants: as in `radixkv_kernels.state_reference.reference_mix`; T rows.
+
+        Returns:
+            float32 [T, ...]. Padding rows are zero.
+        """

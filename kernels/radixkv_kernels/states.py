@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PagedStates: the storage of layers that keep a state instead of keys and values.
+
+Of each state layer there are *slots*, states after a whole number of grid steps of `GRID` tokens, and
+*rings*, what each running request has added since its slot::
+
+    position    base                 start                end
+                 | ring: 0 .. GRID tokens  | rows of a step  |
+    slot ->  state after base tokens
+
+The state at any position follows from a slot and a ring. A slot is written once; a ring's length is the
+caller's, so that taking back guessed tokens costs nothing.
+
+    kind     sizes                               slot                 ring
+    conv     channels, taps                      taps - 1 inputs      inputs
+    delta    key heads, value heads, key size,   [heads, key, value]  keys as columns, writes, decays
+             value size
+    ssd      groups, heads, key size,            [heads, key, value]  keys as columns, writes, decays
+             value size
+    scan     channels, groups, state size        [channels, state]    inputs, and the state at its end
+    lru      channels                            [channels]           inputs, and the state at its end
+    kda      heads, key size, value size         [heads, key, value]  keys, writes, decays of each channel
+
+States are float32: rounded to 16 bits they would be off by percents after some thousand tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixkv_kernels.kv_cache import Bytes
+
+#: Tokens between two positions at which states can be kept.
+GRID = 64
+#: Slots behind the last one that callers see: a zero state, and two that a step's passing states go to.
+HIDDEN_SLOTS = 3
+#: Most columns, in floats, by which a head's size is rounded up.
+_ROUND = 8
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """State that one layer keeps.
+
+    Args:
+        layer: its number in the model.
+        kind, sizes: see the module's table.
+
+    Raises:
+        ValueError: a kind that does not exist, or more taps than a ring has inputs.
+    """
+
+    layer: int
+    kind: str
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"a state is one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.kind == "conv" and not 1 < self.sizes[1] <= GRID:
+            raise ValueError(f"a convolution has 2 to {GRID} taps, not {self.sizes[1]}")
+
+    @property
+    def slot_shape(self) -> tuple[int, ...]:
+        """Shape of the state, float32."""
+        sizes = self.sizes
+        if self.kind == "conv":
+            return sizes[1] - 1, sizes[0]
+        if self.kind in ("delta", "ssd"):
+            return sizes[1], rounded(sizes[2]), rounded(sizes[3])
+        if self.kind == "kda":
+            return sizes[0], rounded(sizes[1]), rounded(sizes[2])
+        return (sizes[0], sizes[2]) if self.kind == "scan" else (sizes[0],)
+
+    @property
+    def ring_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the parts of a ring, float32."""
+        sizes = self.sizes
+        if self.kind == "conv":
+            return ((GRID, sizes[0]),)
+        if self.kind in ("delta", "ssd"):
+            groups, heads, key, value = sizes[0], sizes[1], rounded(sizes[2]), rounded(sizes[3])
+            return (groups, key, GRID), (heads, GRID, value), (heads, GRID)
+        if self.kind == "kda":
+            heads, key, value = sizes[0], rounded(sizes[1]), rounded(sizes[2])
+            return (heads, GRID, key), (heads, GRID, value), (heads, GRID, key)
+        if self.kind == "scan":
+            channels, groups, state = sizes
+            return (GRID, channels), (GRID, channels), (GRID, groups, state), (channels, state)
+        return (GRID, sizes[0]), (GRID, sizes[0]), (sizes[0],)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return 4 * int(np.prod(self.slot_shape))
+
+    @property
+    def bytes_per_ring(self) -> int:
+        return 4 * sum(int(np.prod(shape)) for shape in self.ring_shapes)
+
+
+KINDS = ("conv", "delta", "ssd", "scan", "lru", "kda")
+
+
+def rounded(size: int) -> int:
+    """The size of a head in memory: kernels work on whole vectors."""
+    return -(-size // _ROUND) * _ROUND
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Sizes of the storage of a model's states.
+
+    Args:
+        shapes: of all state layers; a layer may have several of different kinds.
+        num_slots: states that are kept, all layers together.
+        num_rings: most requests that run at once.
+    """
+
+    shapes: tuple[StateShape, ...]
+    num_slots: int
+    num_rings: int
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a state, all layers together."""
+        return sum(shape.bytes_per_slot for shape in self.shapes)
+
+    @property
+    def bytes_per_ring(self) -> int:
+        """Bytes of what a running request adds, all layers together."""
+        return sum(shape.bytes_per_ring for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class LayerStates:
+    """Memory of one shape.
+
+    Attributes:
+        slots: float32 [num_slots + HIDDEN_SLOTS, *slot_shape]; the first hidden one is zero.
+        rings: for each part of a ring, float32 [num_rings, *its shape].
+        lengths: int64 [num_rings], of kinds that keep the state at a ring's end: the tokens since the base
+            that it sums up. -1: none.
+    """
+
+    shape: StateShape
+    slots: torch.Tensor
+    rings: tuple[torch.Tensor, ...]
+    lengths: torch.Tensor
+
+
+class PagedStates:
+    """States of one model on a CPU. Memory is not cleared: unwritten slots and rings may hold anything.
+
+    Attributes:
+        spec: the sizes it was made with.
+    """
+
+    def __init__(self, spec: StateSpec) -> None:
+        self.spec = spec
+        self._layers: dict[tuple[int, str], LayerStates] = {}
+        for shape in spec.shapes:
+            slots = torch.empty(spec.num_slots + HIDDEN_SLOTS, *shape.slot_shape)
+            slots[spec.num_slots] = 0
+            rings = tuple(torch.empty(spec.num_rings, *part) for part in shape.ring_shapes)
+            lengths = torch.full((spec.num_rings,), -1, dtype=torch.int64)
+            self._layers[shape.layer, shape.kind] = LayerStates(shape, slots, rings, lengths)
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        size = spec.num_slots * spec.bytes_per_slot / 2**20
+        return f"PagedStates({len(spec.shapes)} states, {spec.num_slots} slots, {size:.1f} MiB)"
+
+    def of(self, layer: int, kind: str) -> LayerStates:
+        """The memory of a layer's state of some kind."""
+        return self._layers[layer, kind]
+
+    def layers(self) -> list[LayerStates]:
+        """All of it, in the order of `spec.shapes`."""
+        return list(self._layers.values())
+
+    def read(self, slot: int, row: np.ndarray) -> None:
+        """Copy a slot, layer after layer, into uint8 [spec.bytes_per_slot]; on any thread while it is not
+        written."""
+        end = 0
+        for part in self._layers.values():
+            source = part.slots[slot].numpy().reshape(-1).view(np.uint8)
+            start, end = end, end + len(source)
+            np.copyto(row[start:end], source)
+
+    def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Write what `read` copied into slots, which need not be the ones it came from.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
+        """
+        size = self.spec.bytes_per_slot
+        rows = [np.frombuffer(row, np.uint8) for row in data]
+        if len(rows) != len(slots) or any(len(row) != size for row in rows):
+            raise ValueError(
+                f"{len(slots)} states are {len(slots)} times {size} bytes, not "
+                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
+            )
+        for slot, row in zip(slots, rows, strict=True):
+            end = 0
+            for part in self._layers.values():
+                target = part.slots[slot].numpy().reshape(-1).view(np.uint8)
+                start, end = end, end + len(target)
+                np.copyto(target, row[start:end])
