@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperOption
 #: Panel -> its options by the names of their settings: the ones listed by `--help`, and the others.
 PANELS: dict[str, tuple[str, str]] = {
     "Model": (
-        "dtype device quantization max_model_len chat_template",
+        "dtype device quantization gguf max_model_len chat_template",
         "attention_backend generation_config allow_download trust_remote_code seed warm_up",
     ),
     "Cache": (

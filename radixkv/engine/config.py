@@ -45,6 +45,8 @@ class EngineConfig:
         attention_backend: `auto`, `cpu` or `triton`; `torch` is an alias of `cpu`.
         kv_cache_dtype: `auto` (the model's dtype), `int8`, `fp8_e4m3` or `fp8_e5m2`.
         quantization: None, or `int8` weights (CPU).
+        gguf: weights of a GGUF file: `packed` keeps its blocks (CPU), `float32` dequantises them; `auto`
+            keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
         block_size: tokens per KV block, a power of two from 8 to 256.
         num_blocks: KV blocks; None: sized from memory.
         kv_cache_memory: bytes for KV; None: sized from free memory.
@@ -108,6 +110,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
+    gguf: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
@@ -172,6 +175,7 @@ class EngineConfig:
         one_of("attention_backend", "auto", "cpu", "triton", "torch")
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
+        one_of("gguf", "auto", "packed", "float32")
         one_of("generation_config", "auto", "none")
         one_of("speculation", "auto", "off")
         one_of("warm_up", "full", "quick", "off")

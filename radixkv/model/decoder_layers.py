@@ -75,6 +75,18 @@ _ACTIVATIONS = {
 }
 
 
+class StoredProduct(nn.Module):
+    """A linear layer that keeps its weight in a form of its own, not as a tensor.
+
+    Args:
+        in_features, out_features: as of `nn.Linear`.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+
+
 @dataclass(frozen=True)
 class AttentionParts:
     """Attention of a layer.
@@ -184,7 +196,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     else:
         merged = (attention.q_proj, attention.k_proj, attention.v_proj)
     output = _own_term(attention.o_proj)
-    if any(type(part) is not nn.Linear for part in (*merged, output)):
+    if not all(_is_product(part) for part in (*merged, output)):
         return None
     num_heads = int(attention.config.num_attention_heads)
     width = sum(part.out_features for part in merged)
@@ -214,9 +226,13 @@ def _describe_gated(mlp: Any) -> GatedParts | None:
     kind = _ACTIVATIONS.get(type(activation).__name__)
     names = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
     products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name, None)) for name in (*names, "down_proj"))
-    if kind is None or any(type(product) is not nn.Linear for product in products):
+    if kind is None or not all(_is_product(product) for product in products):
         return None
     return GatedParts(products[:-1], products[-1], _joined(mlp.down_proj), kind)
+
+
+def _is_product(module: Any) -> bool:
+    return type(module) is nn.Linear or isinstance(module, StoredProduct)
 
 
 def _own_term(module: Any) -> Any:
@@ -233,11 +249,16 @@ def _summed_by(module: Any) -> Communicator | None:
 
 def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:
     """Return True for Llama's layer with SiLU, with product weights of this dtype on a CPU."""
-    weight = parts.attention.merged[0].weight
+    first = parts.attention.merged[0]
+    if isinstance(first, StoredProduct) or not is_llama_shape(parts):
+        return False
+    return first.weight.dtype == dtype and first.weight.device.type == "cpu"
+
+
+def is_llama_shape(parts: DecoderParts) -> bool:
+    """Return True for Llama's layer with SiLU, whatever its products."""
     return (
         parts.family == "llama"
-        and weight.dtype == dtype
-        and weight.device.type == "cpu"
         and parts.attention.head_size % 2 == 0
         and parts.gated is not None
         and parts.gated.activation == "silu"

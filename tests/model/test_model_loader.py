@@ -479,7 +479,7 @@ def count_gguf_reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 class TestGguf:
     def test_loads_and_computes(self, gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        loaded = load(gguf_file)
+        loaded = load(gguf_file, gguf="float32")
         assert capfd.readouterr() == ("", "")
         assert loaded.name == "tiny.Q8_0"
         assert loaded.max_model_len == 128
@@ -493,10 +493,12 @@ class TestGguf:
 
     def test_is_parsed_once(self, gguf_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         reads = count_gguf_reads(monkeypatch)
-        load(gguf_file)
+        load(gguf_file, gguf="float32")
         assert len(reads) == 1
-        convert_gguf(gguf_file, tmp_path, show_progress=False)
+        load(gguf_file)
         assert len(reads) == 2
+        convert_gguf(gguf_file, tmp_path, show_progress=False)
+        assert len(reads) == 3
 
     def test_tokenizer_is_what_transformers_reads(self, gguf_file: Path) -> None:
         expected = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)

@@ -16,7 +16,7 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.cpu_layers.narrow_weights import mostly_linear, widen_the_rest
-from radixkv.model.decoder_layers import DecoderParts, is_plain_llama, replace_layers
+from radixkv.model.decoder_layers import DecoderParts, StoredProduct, is_plain_llama, replace_layers
 
 
 @torch.no_grad()
@@ -30,7 +30,13 @@ def pack_layers(model: nn.Module) -> bool:
         Whether they were replaced. Weights that nothing else uses (tied embeddings do) are freed.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if not linears or not has_vector_kernels():
+    if not has_vector_kernels():
+        return False
+    if any(isinstance(module, StoredProduct) for module in model.modules()):
+        from radixkv.model.cpu_layers.block_layers import fuse_block_layers
+
+        return fuse_block_layers(model) > 0
+    if not linears:
         return False
     from radixkv.model.cpu_layers.fused_layers import FusedLayer
     from radixkv.model.cpu_layers.llama_layer import Scratch

@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -29,6 +30,12 @@ def address_ranges(weights: Iterable[torch.Tensor]) -> list[Range]:
     return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
+def release_mapped_pages(address: int, size: int) -> None:
+    """Release the whole pages of an address range that is known to lie in a read-only mapping of a file."""
+    with contextlib.suppress(OSError, AttributeError):
+        _release(_madvise(), address, address + size)
+
+
 def release_file_pages(ranges: Iterable[Range]) -> int:
     """Release the pages of address ranges that lie in unchanged mappings of weight files. Linux only.
 
@@ -41,15 +48,24 @@ def release_file_pages(ranges: Iterable[Range]) -> int:
     released = 0
     with contextlib.suppress(OSError, AttributeError):
         mappings = _unchanged_mappings()
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        madvise = _madvise()
         for start, end in ranges:
             if not any(first <= start and end <= last for first, last in mappings):
                 continue
-            start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < end and madvise(start, end - start, _MADV_DONTNEED) == 0:
-                released += end - start
+            released += _release(madvise, start, end)
     return released
+
+
+def _madvise() -> Any:
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
+
+
+def _release(madvise: Any, start: int, end: int) -> int:
+    """Bytes of the whole pages in a range, once they are released; 0: none were."""
+    start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    return end - start if start < end and madvise(start, end - start, _MADV_DONTNEED) == 0 else 0
 
 
 def _unchanged_mappings() -> list[Range]:

@@ -78,7 +78,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
     """Find, check and load the model that `config` names.
 
     Args:
-        config: `model`, `dtype`, `device`, `quantization`, `max_model_len`, `chat_template`,
+        config: `model`, `dtype`, `device`, `quantization`, `gguf`, `max_model_len`, `chat_template`,
             `allow_download` and `trust_remote_code` are used.
         show_progress: show bars on stderr while fetching and converting.
 
@@ -174,7 +174,11 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     hf_tokenizer = files.tokenizer(hf_config)
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
-    model = files.model(hf_config, dtype, device, show_progress)
+    blocks = _keeps_blocks(config, source, device)
+    if blocks:
+        model = files.block_model(hf_config, show_progress)
+    else:
+        model = files.model(hf_config, dtype, device, show_progress)
     text_config = model.config.get_text_config(decoder=True)
     vocab_size = int(text_config.vocab_size)
     tokenizer = files.explained(
@@ -200,7 +204,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(source, str(dtype), str(config.quantization)),
+        fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
     )
 
 
@@ -212,6 +216,27 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
+
+
+def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.device) -> bool:
+    """Return True if a GGUF file's weights stay blocks, as `--gguf` says.
+
+    Raises:
+        ConfigError: they must, and can't.
+    """
+    if source.gguf_file is None or config.gguf == "float32":
+        return False
+    if device.type != "cpu":
+        reason: str | None = "only a CPU has kernels for blocks"
+    elif config.quantization is not None or config.dtype != "auto":
+        reason = "--dtype and --quantization choose what the weights become instead"
+    else:
+        from radixkv.model.loading.gguf_blocks import reason_against
+
+        reason = reason_against(source.path, config.tensor_parallel)
+    if reason is not None and config.gguf == "packed":
+        raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
+    return reason is None
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

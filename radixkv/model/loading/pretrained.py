@@ -129,6 +129,22 @@ class Pretrained:
         self._check_all_loaded(report)
         return model.eval().requires_grad_(False)
 
+    def block_model(self, hf_config: Any, show_progress: bool) -> Any:
+        """The model of a GGUF file with its weights in blocks, as `model` gives it in float32; for a CPU.
+
+        Raises:
+            ModelLoadError: see `model`.
+        """
+        from radixkv.model.attention_hook import register_attention_hook
+        from radixkv.model.loading.gguf_blocks import load_blocks
+
+        return self.explained(
+            "weights",
+            lambda: load_blocks(
+                self.source.path, hf_config, register_attention_hook(), show_progress=show_progress
+            ),
+        )
+
     def explained(self, what: str, read: Callable[[], _T]) -> _T:
         """Call `read` and turn whatever it raises into one sentence.
 

@@ -36,7 +36,7 @@ _TINY = np.float32(1e-30)
 
 
 @njit(forceinline=True)
-def _largest(row: Any) -> Any:
+def largest(row: Any) -> Any:
     """The largest magnitude: magnitudes of floats order as their bits do, and integer maxima use vectors."""
     bits = row.view(np.int32)
     top = np.int32(0)
@@ -51,7 +51,7 @@ def _store(row: Any, target: int, scales: int, size: int) -> None:
     width = len(row)
     for g in range((width + GROUP - 1) // GROUP):
         group = row[g * GROUP : min(width, (g + 1) * GROUP)]
-        top = max(_largest(group), _TINY)
+        top = max(largest(group), _TINY)
         f32_row(scales + g * 4, 1)[0] = top * np.float32(1.0 / 127.0)
         factor = np.float32(127.0) / top
         if size == 1:
@@ -66,7 +66,7 @@ def _store(row: Any, target: int, scales: int, size: int) -> None:
 
 # numpy's error model: Python's would test every divisor for zero, and the loop could not use vectors.
 @njit(fastmath=FAST | {"nnan"}, error_model="numpy", forceinline=True)
-def _gate(gate: Any, up: Any, out: Any) -> None:
+def gate_rows(gate: Any, up: Any, out: Any) -> None:
     """out = silu(gate) * up, through exp of a non-positive argument, which cannot overflow."""
     for i in range(len(out)):
         x = gate[i]
@@ -103,7 +103,7 @@ def _kernel(before: int, size: int) -> Any:
                     for i in range(width):
                         own[i] = weight[i] * (row[i] * factor)
                 if before == _GATE:
-                    _gate(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
+                    gate_rows(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
                 source = row if before == _NOTHING else own
                 _store(source, arg[OUTPUT] + r * arg[OUTPUT_STRIDE] * size, arg[SCALES] + r * step, size)
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block formats of GGUF files that are multiplied as they are, and their order in panels.
+
+A block holds 32 or 256 neighbouring inputs of one output as small integers ("quants") and the numbers that
+give them their size. A weight is
+
+    scale * (quant - offset)            Q4_0, Q5_0, Q8_0, Q6_K
+    scale * quant + least               Q4_1, Q5_1; Q4_K and Q5_K, whose least value is negative
+
+A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
+each in the order that the loop reads it; [x] is an element per column, words have 32 bits:
+
+    Q4_0   low[4] d                   Q5_0   high low[4] d              Q8_0   bytes[8] d
+    Q4_1   low[4] d m                 Q5_1   high low[4] d m
+    Q4_K   d dmin, then 8 times       scale least low[4]
+    Q5_K   d dmin, then 8 times       scale least high low[4]
+    Q6_K   d, then 8 times            scale scale, then twice  high low[2]
+
+    d, dmin, m    float16, as in the file
+    scale, least  one byte each, unpacked from 6 bits (Q6_K: signed, for 16 inputs each)
+    low           words of 8 quants of 4 bits. Word p of four: inputs 4p to 4p + 3 in the low halves of its
+                  bytes, inputs 16 + 4p to 19 + 4p in the high ones. Word p of two (Q6_K, 16 inputs): inputs
+                  8p to 8p + 3, and 8p + 4 to 8p + 7.
+    high          one word: bit s of byte b is the fifth bit of input 4s + b; Q6_K: bits 2s and 2s + 1
+    bytes         words of 4 signed quants
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: ggml's numbers of the formats.
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 12, 13, 14
+#: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A format.
+
+    Attributes:
+        number, name: ggml's.
+        inputs: weights of a block, neighbours of one output.
+        file_bytes: bytes of a block in the file.
+        bits: of a quant.
+        offset: subtracted from an unsigned quant; 0 for Q8_0, whose quants are signed.
+        has_least: the formula adds a least value instead.
+        column_bytes: bytes of a block in a panel.
+    """
+
+    number: int
+    name: str
+    inputs: int
+    file_bytes: int
+    bits: int
+    offset: int
+    has_least: bool
+    column_bytes: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        return self.inputs // GROUP
+
+    @property
+    def is_super(self) -> bool:
+        """Whether a block has scales of groups that are multiples of its own scale."""
+        return self.inputs > GROUP
+
+
+FORMATS = {
+    one.number: one
+    for one in (
+        BlockFormat(Q4_0, "Q4_0", 32, 18, 4, 8, False, 18),
+        BlockFormat(Q4_1, "Q4_1", 32, 20, 4, 0, True, 20),
+        BlockFormat(Q5_0, "Q5_0", 32, 22, 5, 16, False, 22),
+        BlockFormat(Q5_1, "Q5_1", 32, 24, 5, 0, True, 24),
+        BlockFormat(Q8_0, "Q8_0", 32, 34, 8, 0, False, 34),
+        BlockFormat(Q4_K, "Q4_K", 256, 144, 4, 0, True, 4 + 8 * 18),
+        BlockFormat(Q5_K, "Q5_K", 256, 176, 5, 0, True, 4 + 8 * 22),
+        BlockFormat(Q6_K, "Q6_K", 256, 210, 6, 32, False, 2 + 8 * 26),
+    )
+}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to multiply bytes on this processor, for the products with a GGUF file's blocks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from radixkv_kernels.cpu.isa import features, widens_float16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMethod:
+    """A way to multiply.
+
+    Attributes:
+        dots: vpdpbusd adds up four products in 32 bits (VNNI); else vpmaddubsw adds up two in 16.
+        lanes: columns of a vector.
+        emulated: dot products in plain arithmetic, for tests of that way on any processor.
+    """
+
+    dots: bool
+    lanes: int
+    emulated: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of a panel: two vectors."""
+        return 2 * self.lanes
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """Rows of a tile: with two accumulators each, as many as the registers hold, and fewer."""
+        return (1, 2, 4, 6, 8, 12) if self.lanes == 16 else (1, 2, 4)
+
+
+@functools.cache
+def methods() -> tuple[BlockMethod, ...]:
+    """The methods of this processor, fastest first; empty: neither VNNI nor AVX2."""
+    has, found = features(), []
+    if not widens_float16() or not {"avx2", "fma"} <= has:
+        return ()
+    if "avx512vnni" in has:
+        found.append(BlockMethod(True, 16))
+    if {"avx512vnni", "avx512vl"} <= has:
+        found.append(BlockMethod(True, 8))
+    found.append(BlockMethod(False, 8))
+    return tuple(found)
+
+
+def default_method() -> BlockMethod:
+    """The fastest method.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not methods():
+        raise ValueError("this processor has neither VNNI nor AVX2: no products with blocks")
+    return methods()[0]

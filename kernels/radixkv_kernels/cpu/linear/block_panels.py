@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a GGUF file's blocks to panels, by a compiled shuffle of bytes; see `block_formats` for the order.
+
+Nothing is rounded: a panel holds the same scales and quants as the file, and they dequantise to the same
+numbers.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from radixkv_kernels.cpu.linear.block_formats import FORMATS, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
+from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
+from radixkv_kernels.cpu.memory import compile_kernel, pointer, take
+
+# Places in the int64 argument block.
+(
+    COUNTER,
+    PANELS,
+    UNITS,
+    OUTPUTS,
+    SOURCE,
+    ROW_BYTES,
+    ORDER,
+    TARGET,
+    NUMBER,
+    FILE_BYTES,
+    UNIT_BYTES,
+    COLUMNS,
+    IS_SUPER,
+) = range(13)
+_NUM_ARGUMENTS = 13
+_CACHE_LINE = 64
+_NIBBLES, _ONES, _PAIRS = np.uint32(0x0F0F0F0F), np.uint32(0x01010101), np.uint32(0x03030303)
+
+
+@njit(inline="always")
+def _word(address: int) -> Any:
+    return carray(pointer(address, np.uint32), (1,))[0]
+
+
+@njit(inline="always")
+def _half(address: int) -> Any:
+    return carray(pointer(address, np.uint16), (1,))[0]
+
+
+@njit(inline="always")
+def _byte(address: int) -> Any:
+    return carray(pointer(address, np.uint8), (1,))[0]
+
+
+@njit(inline="always")
+def _put_word(address: int, value: Any) -> None:
+    carray(pointer(address, np.uint32), (1,))[0] = np.uint32(value)
+
+
+@njit(inline="always")
+def _put_half(address: int, value: Any) -> None:
+    carray(pointer(address, np.uint16), (1,))[0] = np.uint16(value)
+
+
+@njit(inline="always")
+def _put_byte(address: int, value: Any) -> None:
+    carray(pointer(address, np.uint8), (1,))[0] = np.uint8(value)
+
+
+@njit(inline="always")
+def _spread(bits: Any) -> Any:
+    """Bits 0 to 3 of a word as the lowest bits of its four bytes."""
+    return (bits * np.uint32(0x00204081)) & _ONES
+
+
+@njit
+def _simple_block(number: int, source: int, target: int, column: int, columns: int) -> None:
+    """A block of 32 inputs: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
+    scales = 4 if number in (Q4_1, Q5_1) else 2
+    quants = source + scales
+    place = target
+    if number in (Q5_0, Q5_1):
+        bits, high = _word(quants), np.uint32(0)
+        for s in range(8):
+            high |= _spread((bits >> np.uint32(4 * s)) & np.uint32(15)) << np.uint32(s)
+        _put_word(place + 4 * column, high)
+        quants, place = quants + 4, place + 4 * columns
+    words = 8 if number == Q8_0 else 4
+    for p in range(words):
+        _put_word(place + (p * columns + column) * 4, _word(quants + 4 * p))
+    place += words * columns * 4
+    for s in range(scales // 2):
+        _put_half(place + (s * columns + column) * 2, _half(source + 2 * s))
+
+
+@njit
+def _scaled_block(number: int, source: int, target: int, column: int, columns: int) -> None:
+    """A block of 256 inputs with least values: Q4_K, Q5_K."""
+    _put_half(target + 2 * column, _half(source))
+    _put_half(target + 2 * (columns + column), _half(source + 2))
+    scales, high_bits = source + 4, source + 16
+    quants = source + (48 if number == Q5_K else 16)
+    for g in range(8):
+        place = target + 4 * columns + g * (22 if number == Q5_K else 18) * columns
+        if g < 4:
+            scale, least = _byte(scales + g) & 63, _byte(scales + 4 + g) & 63
+        else:
+            both = _byte(scales + 4 + g)
+            scale = (both & 15) | (_byte(scales + g - 4) >> 6 << 4)
+            least = (both >> 4) | (_byte(scales + g) >> 6 << 4)
+        _put_byte(place + column, scale)
+        _put_byte(place + columns + column, least)
+        place += 2 * columns
+        if number == Q5_K:
+            high = np.uint32(0)
+            for s in range(8):
+                high |= ((_word(high_bits + 4 * s) >> np.uint32(g)) & _ONES) << np.uint32(s)
+            _put_word(place + 4 * column, high)
+            place += 4 * columns
+        shift, own = np.uint32(4 * (g % 2)), quants + g // 2 * 32
+        for p in range(4):
+            first = (_word(own + 4 * p) >> shift) & _NIBBLES
+            second = (_word(own + 16 + 4 * p) >> shift) & _NIBBLES
+            _put_word(place + (p * columns + column) * 4, first | (second << np.uint32(4)))
+
+
+@njit
+def _six_bit_block(source: int, target: int, column: int, columns: int) -> None:
+    """A block of Q6_K."""
+    _put_half(target + 2 * column, _half(source + 208))
+    for g in range(8):
+        place = target + 2 * columns + g * 26 * columns
+        low, high = source + g // 4 * 64 + g % 2 * 32, source + 128 + g // 4 * 32
+        low_shift, high_shift = np.uint32(g % 4 // 2 * 4), np.uint32(g % 4 * 2)
+        for h in range(2):
+            _put_byte(place + h * columns + column, _byte(source + 192 + 2 * g + h))
+        place += 2 * columns
+        for h in range(2):
+            bits = np.uint32(0)
+            for s in range(4):
+                bits |= ((_word(high + 16 * h + 4 * s) >> high_shift) & _PAIRS) << np.uint32(2 * s)
+            _put_word(place + 4 * column, bits)
+            for p in range(2):
+                first = (_word(low + 16 * h + 8 * p) >> low_shift) & _NIBBLES
+                second = (_word(low + 16 * h + 8 * p + 4) >> low_shift) & _NIBBLES
+                word = first | (second << np.uint32(4))
+                _put_word(place + ((1 + p) * columns + column) * 4, word)
+            place += 12 * columns
+
+
+@functools.cache
+def _kernel() -> Any:
+    """One for all formats: compiling takes seconds, and asking each block for its format little."""
+
+    def repack(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        number, columns = arg[NUMBER], arg[COLUMNS]
+        file_bytes, unit_bytes = arg[FILE_BYTES], arg[UNIT_BYTES]
+        units, outputs, row_bytes = arg[UNITS], arg[OUTPUTS], arg[ROW_BYTES]
+        order = carray(pointer(arg[ORDER], np.int64), (outputs,))
+        while True:
+            panel = take(counter)
+            if panel >= arg[PANELS]:
+                break
+            count = min(columns, outputs - panel * columns)
+            target = arg[TARGET] + panel * units * unit_bytes
+            if count < columns:
+                carray(pointer(target, np.uint8), (units * unit_bytes,))[:] = 0
+            for column in range(count):
+                source = arg[SOURCE] + order[panel * columns + column] * row_bytes
+                for u in range(units):
+                    block, place = source + u * file_bytes, target + u * unit_bytes
+                    if not arg[IS_SUPER]:
+                        _simple_block(number, block, place, column, columns)
+                    elif number == Q6_K:
+                        _six_bit_block(block, place, column, columns)
+                    else:
+                        _scaled_block(number, block, place, column, columns)
+
+    return compile_kernel(repack)
+
+
+class BlockPanels:
+    """A weight of a GGUF file in panels.
+
+    Args:
+        number: ggml's number of the format, one of `FORMATS`.
+        rows: uint8 [out, bytes of a row], C-contiguous: the file's blocks; not kept.
+        order: int64 [out], the row that becomes each output; None: as they are.
+        method: of the products; None: the fastest.
+
+    Attributes:
+        out_features, in_features: its shape.
+        format: its `BlockFormat`.
+        address, panel_bytes: of the first panel, and from panel to panel.
+
+    Raises:
+        ValueError: rows that are not whole blocks; or the processor has no such method.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rows: np.ndarray[Any, Any],
+        order: np.ndarray[Any, Any] | None = None,
+        method: BlockMethod | None = None,
+    ) -> None:
+        self.method = default_method() if method is None else method
+        self.format = FORMATS[number]
+        self.out_features, row_bytes = rows.shape
+        units, rest = divmod(row_bytes, self.format.file_bytes)
+        if rest or not units or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
+            raise ValueError(f"rows of {row_bytes} bytes are not whole blocks of {self.format.name}")
+        self.in_features = units * self.format.inputs
+        columns = self.method.columns
+        self.panels = -(-self.out_features // columns)
+        unit_bytes = self.format.column_bytes * columns
+        self.panel_bytes = units * unit_bytes
+        self._memory = torch.empty(self.panels * self.panel_bytes + _CACHE_LINE, dtype=torch.uint8)
+        self.address = -(-self._memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE
+        order = np.arange(self.out_features) if order is None else order
+        order = np.ascontiguousarray(order, dtype=np.int64)
+        if order.shape != (self.out_features,) or order.min() < 0 or order.max() >= self.out_features:
+            raise ValueError(f"an order of {self.out_features} rows must name each of them")
+        block = ArgumentBlock(_NUM_ARGUMENTS)
+        a = block.values
+        a[PANELS], a[UNITS], a[OUTPUTS] = self.panels, units, self.out_features
+        a[SOURCE], a[ROW_BYTES] = rows.ctypes.data, row_bytes
+        a[ORDER], a[TARGET] = order.ctypes.data, self.address
+        a[NUMBER], a[FILE_BYTES], a[UNIT_BYTES] = number, self.format.file_bytes, unit_bytes
+        a[COLUMNS], a[IS_SUPER] = columns, self.format.is_super
+        block.run(_kernel(), on_all_threads=True)
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def __repr__(self) -> str:
+        return f"BlockPanels({self.format.name}, {self.out_features}x{self.in_features})"

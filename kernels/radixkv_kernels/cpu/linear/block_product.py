@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of int8 rows with weights that keep a GGUF file's blocks, compiled by numba.
+
+    y = x W^T + b, or added to y        BlockProduct.multiply(rows, y)
+
+W may consist of sections, one above the other, each in a format of its own: files mix formats among the
+queries, keys and values of a layer, and one launch computes them all. A panel that many rows go through stays
+in the core's own cache; with few rows, weights are read once, in order, at memory speed. A format is compiled
+when it is first needed.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from radixkv_kernels.cpu.linear.block_formats import FORMATS
+from radixkv_kernels.cpu.linear.block_method import BlockMethod
+from radixkv_kernels.cpu.linear.block_panels import BlockPanels
+from radixkv_kernels.cpu.linear.block_tile import tile
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
+from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32_row, pointer, take
+
+# Places in the int64 argument block of a launch.
+COUNTER, ROWS, ROWS_PER_ITEM, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, ADD, SECTIONS, PANELS = range(10)
+_NUM_ARGUMENTS = 10
+# Of a section.
+FUNCTION, SECTION_PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN = range(8)
+_SECTION_SIZE = 8
+# Of a panel's work: what the format's function is called with.
+_ROWS, _INPUT, _STRIDE, _WEIGHT, _UNITS, _OUTPUT, _OUTPUT_STRIDE, _COLUMNS, _BIAS, _ADD, _SUMS = range(11)
+_WORK_SIZE = 11
+#: Rows of one work item: enough to use a panel often, few enough to share a product out among many threads.
+_ITEM_ROWS = 48
+#: Multiplications below which waking the other threads costs more than they save.
+_SMALL = 65_536
+
+
+def _call_intrinsic(typing_context: Any, function: Any, argument: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        octet = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [octet]).as_pointer()
+        builder.call(builder.inttoptr(args[0], kind), [builder.inttoptr(args[1], octet)])
+        return context.get_dummy_value()
+
+    return types.void(function, argument), codegen
+
+
+#: Call `void function(int64 *argument)`; both are addresses.
+_call: Any = intrinsic(_call_intrinsic)
+
+
+@functools.cache
+def _format_kernel(number: int, dots: int, lanes: int, emulated: int) -> Any:
+    """Multiplies some rows by one panel of a format."""
+    method = BlockMethod(bool(dots), lanes, bool(emulated))
+    columns, highest = method.columns, method.heights[-1]
+    # The largest height that so many rows fill; what is left takes smaller ones.
+    fitting = tuple(max(h for h in method.heights if h <= max(1, n)) for n in range(highest + 1))
+
+    def multiply(address):  # type: ignore[no-untyped-def]
+        work = carray(address, (_WORK_SIZE,), np.int64)
+        rows, stride = work[_ROWS], work[_STRIDE]
+        sums = f32_row(work[_SUMS], highest * columns)
+        bias = f32_row(work[_BIAS], columns)
+        count = work[_COLUMNS]
+        begin = 0
+        while begin < rows:
+            n = fitting[min(rows - begin, highest)]
+            sums[: n * columns] = np.float32(0.0)
+            x = work[_INPUT] + begin * stride
+            tile(n, number, dots, lanes, emulated, x, stride, work[_WEIGHT], work[_UNITS], work[_SUMS])
+            for i in range(n):
+                out = f32_row(work[_OUTPUT] + (begin + i) * work[_OUTPUT_STRIDE], count)
+                if work[_ADD]:
+                    for c in range(count):
+                        out[c] += sums[i * columns + c] + bias[c]
+                else:
+                    for c in range(count):
+                        out[c] = sums[i * columns + c] + bias[c]
+            begin += n
+
+    return compile_kernel(multiply)
+
+
+@functools.cache
+def _launch_kernel(columns: int, sums_size: int) -> Any:
+    """Shares the panels of all sections out among the threads."""
+
+    def product(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        rows, per_item = arg[ROWS], arg[ROWS_PER_ITEM]
+        parts = (rows + per_item - 1) // per_item
+        sums, work = aligned(sums_size), np.empty(_WORK_SIZE, np.int64)
+        work[_SUMS], work_at = np.int64(sums.ctypes.data), np.int64(work.ctypes.data)
+        while True:
+            item = take(counter)
+            if item >= arg[PANELS] * parts:
+                break
+            panel = item // parts
+            begin = (item - panel * parts) * per_item
+            section = arg[SECTIONS]
+            own = carray(pointer(section, np.int64), (_SECTION_SIZE,))
+            while panel >= own[SECTION_PANELS]:
+                panel -= own[SECTION_PANELS]
+                section += 8 * _SECTION_SIZE
+                own = carray(pointer(section, np.int64), (_SECTION_SIZE,))
+            base = panel * columns
+            work[_ROWS] = min(rows - begin, per_item)
+            work[_INPUT], work[_STRIDE] = arg[INPUT] + begin * arg[INPUT_STRIDE], arg[INPUT_STRIDE]
+            work[_WEIGHT], work[_UNITS] = own[WEIGHT] + panel * own[PANEL_BYTES], own[UNITS]
+            place = arg[OUTPUT] + begin * arg[OUTPUT_STRIDE]
+            work[_OUTPUT] = place + (own[FIRST_COLUMN] + base) * 4
+            work[_OUTPUT_STRIDE], work[_COLUMNS] = arg[OUTPUT_STRIDE], min(columns, own[WIDTH] - base)
+            work[_BIAS], work[_ADD] = own[BIAS] + base * 4, arg[ADD]
+            _call(own[FUNCTION], work_at)
+
+    return compile_kernel(product)
+
+
+class BlockProduct:
+    """`y = x W^T + b` with W in sections of panels; not thread-safe.
+
+    Args:
+        sections: weights with the same inputs, in the order of their outputs; all made for one method.
+        biases: float32 [out] of each section, or None; None: there are none.
+
+    Raises:
+        ValueError: sections that differ in their inputs or methods.
+    """
+
+    def __init__(
+        self, sections: Sequence[BlockPanels], biases: Sequence[torch.Tensor | None] | None = None
+    ) -> None:
+        method = sections[0].method
+        self.in_features = sections[0].in_features
+        if any((each.in_features, each.method) != (self.in_features, method) for each in sections):
+            raise ValueError("sections of a product must have the same inputs and the same method")
+        self.out_features = sum(each.out_features for each in sections)
+        self._sections = tuple(sections)
+        self._functions = [
+            _format_kernel(each.format.number, int(method.dots), method.lanes, int(method.emulated))
+            for each in sections
+        ]
+        self._biases: list[torch.Tensor] = []
+        self._table = np.zeros((len(sections), _SECTION_SIZE), dtype=np.int64)
+        first = 0
+        for index, (row, each) in enumerate(zip(self._table, sections, strict=True)):
+            bias = torch.zeros(each.panels * method.columns)
+            own = None if biases is None else biases[index]
+            if own is not None:
+                bias[: each.out_features] = own.detach()
+            self._biases.append(bias)
+            row[FUNCTION], row[BIAS] = self._functions[index].address, bias.data_ptr()
+            row[SECTION_PANELS], row[WEIGHT], row[PANEL_BYTES] = each.panels, each.address, each.panel_bytes
+            row[UNITS] = each.in_features // FORMATS[each.format.number].inputs
+            row[WIDTH], row[FIRST_COLUMN] = each.out_features, first
+            first += each.out_features
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        a = self._arguments = self._block.values
+        a[PANELS], a[SECTIONS] = sum(each.panels for each in sections), self._table.ctypes.data
+        a[ROWS_PER_ITEM] = _ITEM_ROWS
+        self._kernel = _launch_kernel(method.columns, method.heights[-1] * method.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self._sections) + sum(each.nbytes for each in self._biases)
+
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
+        """Multiply rows into out, or with `add` onto the values of `out`; return `out`.
+
+        Args:
+            rows: [T, 2 in + 64] of `BlockRows`.
+            out: float32 [T, out], last dimension contiguous.
+        """
+        a, count = self._arguments, rows.shape[0]
+        a[ROWS], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), rows.stride(0)
+        a[OUTPUT], a[OUTPUT_STRIDE], a[ADD] = out.data_ptr(), 4 * out.stride(0), add
+        work = count * self.out_features * self.in_features
+        self._block.run(self._kernel, on_all_threads=work >= _SMALL)
+        return out

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of activations to int8 for products with blocks, alone or after an RMS norm or a gated SiLU; by numba.
+
+Symmetric, one scale per row and group of 32 columns: `x = scale * q` with q in [-127, 127]. A group takes a
+cache line, with all that a product of any format needs of it:
+
+    bytes 0 to 31     q
+    32                scale, float32
+    36                -scale * sum of q, float32: by which a least value is multiplied
+    40                sum of q, int32; 44 and 48: of its halves
+
+No operation mixes rows, so a row's bits depend on that row only.
+"""
+
+# Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
+# mypy: disable-error-code="call-overload,operator,arg-type,type-var,var-annotated,call-arg"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from radixkv_kernels.cpu.linear.block_formats import GROUP
+from radixkv_kernels.cpu.linear.int8_rows import gate_rows, largest
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock
+from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+
+#: Bytes of a group, and places within them.
+GROUP_BYTES, SCALE_AT, LEAST_AT, SUM_AT, HALVES_AT = 64, 32, 36, 40, 44
+#: Bytes after a row: rows a power of two apart would share few sets of the L1 cache.
+_GAP = 64
+# Places in the int64 argument block.
+COUNTER, ROWS, WIDTH, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, WEIGHT, EPSILON = range(9)
+_NUM_ARGUMENTS = 9
+#: Rows a thread takes at a time.
+_CHUNK = 8
+#: Elements below which waking the other threads costs more than they save.
+_SMALL = 16_384
+_TINY = np.float32(1e-30)
+#: Operations applied to a row before it is rounded.
+_NOTHING, _NORM, _GATE = range(3)
+
+
+# No reordering: the product -scale * sum is rounded as the float32 formula says.
+@njit(error_model="numpy", forceinline=True)
+def _store(row: Any, target: int) -> None:
+    for g in range(len(row) // GROUP):
+        group, at = row[g * GROUP : (g + 1) * GROUP], target + g * GROUP_BYTES
+        top = max(largest(group), _TINY)
+        scale, factor = top * np.float32(1.0 / 127.0), np.float32(127.0) / top
+        octets = carray(pointer(at, np.int8), (GROUP,))
+        for i in range(GROUP):
+            octets[i] = np.int8(np.int32(np.rint(group[i] * factor)))
+        first, second = np.int32(0), np.int32(0)
+        for i in range(GROUP // 2):
+            first += np.int32(octets[i])
+            second += np.int32(octets[GROUP // 2 + i])
+        numbers, sums = f32_row(at + SCALE_AT, 2), carray(pointer(at + SUM_AT, np.int32), (3,))
+        numbers[0], numbers[1] = scale, -(scale * np.float32(first + second))
+        sums[0], sums[1], sums[2] = first + second, first, second
+
+
+@functools.cache
+def _kernel(before: int) -> Any:
+    def quantize(address):  # type: ignore[no-untyped-def]
+        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
+        counter = pointer(arg[COUNTER], np.int64)
+        width = arg[WIDTH]
+        weight = f32_row(arg[WEIGHT], width)
+        epsilon = f32_row(arg[EPSILON], 1)[0]
+        own = np.empty(width, np.float32)
+        while True:
+            begin = take(counter) * _CHUNK
+            if begin >= arg[ROWS]:
+                break
+            for r in range(begin, min(begin + _CHUNK, arg[ROWS])):
+                row = f32_row(arg[INPUT] + r * arg[INPUT_STRIDE] * 4, width)
+                if before == _NORM:
+                    total = np.float32(0.0)
+                    for i in range(width):
+                        total += row[i] * row[i]
+                    factor = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
+                    for i in range(width):
+                        own[i] = weight[i] * (row[i] * factor)
+                if before == _GATE:
+                    gate_rows(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
+                _store(row if before == _NOTHING else own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
+
+    return compile_kernel(quantize, fast=True)
+
+
+class BlockRows:
+    """The three functions with their memory; not thread-safe.
+
+    Each returns uint8 [T, 2 W + 64], W a multiple of 32, for `BlockProduct.multiply`; valid until the next
+    call.
+    """
+
+    def __init__(self) -> None:
+        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        self._arguments = self._block.values
+        self._epsilon = np.zeros(1, dtype=np.float32)
+        self._arguments[EPSILON] = self._epsilon.ctypes.data
+        self._plain, self._norm, self._gated = (_kernel(each) for each in (_NOTHING, _NORM, _GATE))
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def quantize(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32 [T, W], last dimension contiguous."""
+        return self._run(self._plain, rows, rows.shape[1])
+
+    def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight float32 [W], contiguous."""
+        self._arguments[WEIGHT] = weight.data_ptr()
+        self._epsilon[0] = epsilon
+        return self._run(self._norm, rows, rows.shape[1])
+
+    def gated(self, rows: torch.Tensor) -> torch.Tensor:
+        """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
+        return self._run(self._gated, rows, rows.shape[1] // 2)
+
+    def _run(self, kernel: Any, rows: torch.Tensor, width: int) -> torch.Tensor:
+        count, stride = rows.shape[0], width // GROUP * GROUP_BYTES + _GAP
+        if self._memory.numel() < count * stride + GROUP_BYTES:
+            self._memory = torch.empty(count * stride + GROUP_BYTES, dtype=torch.uint8)
+        skip = -self._memory.data_ptr() % GROUP_BYTES
+        out = self._memory[skip : skip + count * stride].view(count, stride)
+        a = self._arguments
+        a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
+        a[OUTPUT], a[OUTPUT_STRIDE] = out.data_ptr(), stride
+        self._block.run(kernel, on_all_threads=count * width >= _SMALL)
+        return out

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of a GGUF file whose weights stay blocks: from the mapped file into panels, tensor by tensor.
+
+    1. the model is built without memory for its weights (on torch's meta device)
+    2. norms, biases and other small tensors become float32
+    3. each linear layer's blocks become panels; formats without a kernel are rounded to bfloat16
+    4. embeddings read the rows they need from the mapped file
+    5. nothing may be left without a value
+
+transformers says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order of
+a weight's rows is found by sending row numbers through the same function, so rows of blocks move and nothing
+is dequantised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.loading.file_pages import release_mapped_pages
+from radixkv.model.loading.load_progress import progress_bar
+
+if TYPE_CHECKING:
+    from radixkv_kernels.cpu.linear.block_rows import BlockRows
+
+_Array = np.ndarray[Any, Any]
+
+
+def reason_against(path: Path, tensor_parallel: int) -> str | None:
+    """Why the blocks of a file can't be kept on this machine; None: they can.
+
+    Args:
+        tensor_parallel: ranks that share the model.
+    """
+    try:
+        from radixkv_kernels.cpu.linear.block_method import methods
+    except ImportError:
+        return "numba can't be used (the extra `cpu` installs it)"
+    if not methods():
+        return "this processor has neither VNNI nor AVX2"
+    if tensor_parallel > 1:
+        return "ranks of tensor parallelism share float32 weights"
+    import gguf
+
+    if any(len(tensor.shape) > 2 for tensor in gguf.GGUFReader(str(path)).tensors):
+        return "it has tensors of more than two dimensions (experts), which are kept as float32"
+    return None
+
+
+@torch.no_grad()
+def load_blocks(path: Path, config: Any, attention: str, *, show_progress: bool = True) -> Any:
+    """Build the transformers model of a GGUF file, with weights in blocks, for a CPU.
+
+    Args:
+        config: its transformers configuration.
+        attention: name of the attention function.
+
+    Raises:
+        ModelLoadError: a parameter of the model is not in the file, or has another shape there.
+    """
+    import gguf
+    from transformers import AutoModelForCausalLM
+
+    reader = gguf.GGUFReader(str(path))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    _make_buffers(model)
+    file = _File(path, reader, model)
+    total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    with progress_bar(f"Packing {path.name}", total, show=show_progress, patience=2.0) as update:
+        done = 0
+        for tensor in file.in_order():
+            file.place(tensor)
+            done += int(tensor.n_bytes)
+            update(done)
+        file.tie()
+    file.check_complete()
+    file.tell_widened(show_progress)
+    return model.eval().requires_grad_(False)
+
+
+def _make_buffers(model: Any) -> None:
+    """Give buffers memory and their values, as the architecture initialises them; parameters stay away.
+
+    What it does not initialise is NaN, which the trial run would find.
+    """
+    for module in model.modules():
+        found = False
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                value = float("nan") if buffer.dtype.is_floating_point else 0
+                setattr(module, name, torch.full(buffer.shape, value, dtype=buffer.dtype))
+                found = True
+        if found:
+            model._init_weights(module)
+
+
+class _File:
+    """The tensors of one file on their way into one model."""
+
+    def __init__(self, path: Path, reader: Any, model: Any) -> None:
+        from transformers import modeling_gguf_pytorch_utils as reading
+
+        from radixkv_kernels.cpu.linear.block_rows import BlockRows
+
+        self.path, self.reader, self.model = path, reader, model
+        architecture = reader.get_field("general.architecture").contents()
+        kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
+        self._processor = kind(config=model.config.get_text_config(decoder=True).to_dict())
+        self._names = reading.get_gguf_hf_weights_map(model, self._processor)
+        self._rows: BlockRows = BlockRows()
+        self._embedded: dict[nn.Module, Any] = {}
+        self._widened: Counter[str] = Counter()
+
+    def in_order(self) -> list[Any]:
+        """Tensors that the model has a place for; biases before the weights that they belong to."""
+        known = [tensor for tensor in self.reader.tensors if tensor.name in self._names]
+        return sorted(known, key=lambda tensor: len(tensor.shape) > 1)
+
+    def place(self, tensor: Any) -> None:
+        """Give a tensor to its module."""
+        path, _, leaf = self._names[tensor.name].rpartition(".")
+        module = self.model.get_submodule(path)
+        stored = len(tensor.shape) == 2 and leaf == "weight"
+        if stored and isinstance(module, nn.Embedding) and self._order(tensor) is None:
+            self._check_shape(tensor, module.weight.shape)
+            self._embedded[module] = tensor
+            self._put(path, _embedding(module, tensor))
+            return
+        if stored and type(module) is nn.Linear:
+            self._put(path, self._linear(module, tensor))
+        else:
+            self._set_parameter(module, leaf, tensor)
+        data = tensor.data
+        release_mapped_pages(data.ctypes.data, data.nbytes)
+
+    def tie(self) -> None:
+        """Make the output product of tied embeddings, where the file has none."""
+        output = self.model.get_output_embeddings()
+        if type(output) is nn.Linear and output.weight.is_meta and self.model.config.tie_word_embeddings:
+            (tensor,) = self._embedded.values() or (None,)
+            if tensor is not None:
+                names = {id(module): name for name, module in self.model.named_modules()}
+                self._put(names[id(output)], self._linear(output, tensor))
+                release_mapped_pages(tensor.data.ctypes.data, tensor.data.nbytes)
+
+    def check_complete(self) -> None:
+        """Refuse a model with parameters that the file has no tensor for."""
+        missing = [name for name, each in self.model.named_parameters() if each.is_meta]
+        if missing:
+            raise ModelLoadError(
+                f"{self.path} has no tensors for {len(missing)} parameters of the model (first: {missing[0]})"
+                ". The file may be incomplete, or made for another version of the architecture."
+            )
+
+    def tell_widened(self, show: bool) -> None:
+        """Print which formats were rounded to bfloat16."""
+        if self._widened and show:
+            import sys
+
+            kinds = ", ".join(f"{count} of {name}" for name, count in sorted(self._widened.items()))
+            print(f"Rounded to bfloat16, since no kernel multiplies them: {kinds}.", file=sys.stderr)
+
+    def _linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
+        from radixkv.model.cpu_layers.block_linear import BlockLinear
+        from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv_kernels.cpu.linear.block_formats import FORMATS
+        from radixkv_kernels.cpu.linear.block_panels import BlockPanels
+
+        self._check_shape(tensor, module.weight.shape)
+        order = self._order(tensor)
+        if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
+            data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(module.out_features, -1)
+            panels = BlockPanels(int(tensor.tensor_type), data, order)
+            return BlockLinear(panels, module.bias, self._rows)
+        weight = torch.from_numpy(np.array(self._processed(tensor)))
+        if tensor.tensor_type.name not in ("F32", "F16"):
+            if tensor.tensor_type.name != "BF16":
+                self._widened[tensor.tensor_type.name] += 1
+            weight = weight.to(torch.bfloat16)
+        plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+        plain.weight, plain.bias = nn.Parameter(weight), module.bias
+        return PackedLinear(plain)
+
+    def _order(self, tensor: Any) -> _Array | bool | None:
+        """Which row of the file each row of the parameter is; None: the same; False: more than an order."""
+        count = int(tensor.shape[1])
+        numbers = np.arange(count, dtype=np.int64)
+        try:
+            found = np.asarray(self._process(numbers[:, None], tensor.name))
+        except Exception:  # it counts on the weight's columns
+            return False
+        if found.shape != (count, 1) or not np.array_equal(np.sort(found[:, 0]), numbers):
+            return False
+        return None if np.array_equal(found[:, 0], numbers) else np.ascontiguousarray(found[:, 0])
+
+    def _process(self, weights: Any, name: str) -> Any:
+        kept: dict[str, Any] = {"tensors": {}}
+        return self._processor.process(
+            weights=weights, name=name, tensor_key_mapping=self._names, parsed_parameters=kept
+        ).weights
+
+    def _processed(self, tensor: Any) -> _Array:
+        """A tensor as float32, as transformers would have it."""
+        import gguf
+
+        plain = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return np.asarray(self._process(plain, tensor.name), dtype=np.float32)
+
+    def _set_parameter(self, module: nn.Module, leaf: str, tensor: Any) -> None:
+        value = torch.from_numpy(np.array(self._processed(tensor)))
+        old = getattr(module, leaf)
+        if value.shape != old.shape:
+            self._refuse(tensor, tuple(value.shape), old.shape)
+        if isinstance(old, nn.Parameter):
+            setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+        else:
+            old.copy_(value)
+
+    def _check_shape(self, tensor: Any, expected: torch.Size) -> None:
+        found = tuple(int(size) for size in reversed(tensor.shape))
+        if found != tuple(expected):
+            self._refuse(tensor, found, expected)
+
+    def _refuse(self, tensor: Any, found: tuple[int, ...], expected: torch.Size) -> None:
+        raise ModelLoadError(
+            f"The tensor {tensor.name} of {self.path} has the shape {list(found)}, the model's parameter "
+            f"{list(expected)}. The file is damaged, or its metadata belong to another model."
+        )
+
+    def _put(self, name: str, module: nn.Module) -> None:
+        parent, _, own = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), own, module)
+
+
+def _embedding(module: nn.Embedding, tensor: Any) -> nn.Module:
+    from radixkv.model.cpu_layers.block_linear import BlockEmbedding
+
+    scale = getattr(module, "embed_scale", 1.0)
+    return BlockEmbedding(tensor.data, int(tensor.tensor_type), float(scale))

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random blocks of GGUF formats, and tiny GGUF models whose weights mix them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tiny_models import byte_level_tokenizer
+
+from radixkv_kernels.cpu.linear.block_formats import FORMATS
+
+Array = np.ndarray[Any, Any]
+
+
+def random_blocks(number: int, rows: int, width: int, seed: int) -> Array:
+    """uint8 [rows, bytes]: any quants, with scales that give weights of about 1 / sqrt(width)."""
+    form, random = FORMATS[number], np.random.default_rng(seed)
+    units = width // form.inputs
+    blocks = random.integers(0, 256, (rows, units, form.file_bytes), dtype=np.uint8)
+    steps = 2 ** (form.bits - 2) * (32 if form.is_super else 1)
+    unit = width**-0.5 / steps
+
+    def halves(low: float, high: float) -> Array:
+        drawn = random.uniform(low * unit, high * unit, (rows, units)).astype(np.float16)
+        return drawn.view(np.uint8).reshape(rows, units, 2)
+
+    if form.name == "Q6_K":
+        blocks[:, :, 208:] = halves(0.5, 1.5)
+        return blocks.reshape(rows, -1)
+    blocks[:, :, :2] = halves(0.5, 1.5)
+    if form.has_least:
+        # Weights around zero.
+        most = 2 ** (form.bits - 1)
+        blocks[:, :, 2:4] = (
+            halves(0.8 * most, 1.2 * most) if form.is_super else halves(-1.2 * most, -0.8 * most)
+        )
+    return blocks.reshape(rows, -1)
+
+
+def write_llama_gguf(
+    path: Path, kinds: Mapping[str, str], *, hidden: int = 256, layers: int = 2, tied: bool = True
+) -> Path:
+    """A random Llama with a byte-level tokenizer.
+
+    Args:
+        kinds: name of a tensor without its layer (`attn_q`, `token_embd`) -> format; `rest` for all others.
+    """
+    tokenizer = byte_level_tokenizer()
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    writer = gguf.GGUFWriter(str(path), "llama")
+    inner, kv = 2 * hidden, hidden // 2
+    writer.add_context_length(256)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(vocab))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([token for token, _ in vocab])
+    writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
+    merges = state["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(tokenizer.chat_template)
+    add = tensor_writer(writer, kinds)
+    add("token_embd", len(vocab), hidden)
+    add("output_norm", hidden)
+    if not tied:
+        add("output", len(vocab), hidden)
+    for layer in range(layers):
+        for name, *shape in (
+            ("attn_norm", hidden), ("attn_q", hidden, hidden), ("attn_k", kv, hidden),
+            ("attn_v", kv, hidden), ("attn_output", hidden, hidden), ("ffn_norm", hidden),
+            ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner),
+        ):  # fmt: skip
+            add(f"blk.{layer}.{name}", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensor_writer(writer: Any, kinds: Mapping[str, str]) -> Callable[..., None]:
+    """A function that adds a random tensor by its name without suffix; vectors are norms' weights."""
+    random = np.random.default_rng(0)
+
+    def add(name: str, *shape: int, suffix: str = ".weight") -> None:
+        data = random.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5)
+        if len(shape) == 1:
+            writer.add_tensor(name + suffix, (1 if "norm" in name else 0) + data)
+            return
+        kind = gguf.GGMLQuantizationType[kinds.get(name.rpartition(".")[2], kinds["rest"])]
+        seed = int(random.integers(2**32))
+        if kind in FORMATS:
+            stored = random_blocks(int(kind), shape[0], shape[1], seed)
+        else:
+            stored = gguf.quantize(data, kind)
+        writer.add_tensor(name + suffix, stored, raw_dtype=kind)
+
+    return add
