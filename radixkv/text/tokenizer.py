@@ -135,12 +135,14 @@ class Tokenizer:
             for i, token in sorted(self._backend.get_added_tokens_decoder().items())
         }
         options = {name: getattr(hf, name) for name in _TOLD_OPTIONS if hasattr(hf, name)}
+        response = getattr(hf, "response_template", None)
         return {
             "tokenizer_class": type(hf).__name__,
             **tokens,
             "added_tokens_decoder": added,
             **{name: value for name, value in options.items() if isinstance(value, bool | str)},
             "chat_template": self.chat_template,
+            **({} if response is None else {"response_template": response}),
         }
 
     # -- text to ids ------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.text.chat_formats.answer import AnswerParser, PlainParser, new_call_id
+from radixkv.text.chat_formats.answer_writer import AnswerWriter
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
+from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser
 
 #: Tokens of a prompt's end that may open a region.
 TAIL_TOKENS = 64
@@ -51,6 +53,8 @@ class ChatFormat:
             not known.
         lead: what it writes before a call where nothing is thought; None: not known.
         special_tokens: the special tokens of a vocabulary that the marks hold, which must stay in the text.
+        response: the tokenizer's own declaration of answers, which reads them instead of `forms`; None: it
+            has none, or one that says the same.
         is_known: False: the model's family is not known; the format is a guess.
     """
 
@@ -72,6 +76,7 @@ class ChatFormat:
     thinking: tuple[str, str, str] | None = None
     lead: str | None = None
     special_tokens: tuple[str, ...] = ()
+    response: ResponseTemplate | None = None
     is_known: bool = True
 
     @property
@@ -90,6 +95,8 @@ class ChatFormat:
         found = [mark for part in sections for mark in (*part.opens, *part.closes)]
         for form in self.forms:
             found += [*form.opens, *form.closes, *form.literals()]
+        if self.response is not None:
+            found += self.response.texts
         return (*found, *self.dropped)
 
     def mark_tokens(self) -> tuple[str, ...]:
@@ -121,6 +128,15 @@ class ChatFormat:
             tools: schema of the arguments by the name of each function that may be called: how arguments that
                 are written as text are to be understood, and how a call without a mark is told from text.
         """
+        if self.response is not None and not forced:  # a forced call is in the form that is written
+            return ResponseTemplateParser(
+                self.response,
+                AnswerWriter(parallel, self.new_call_id, speaks=True),
+                calls=calls,
+                thinks=self.reasoning is not None,
+                prefix=self.response.after_anchor(prompt_end),
+                tools=tools,
+            )
         if self.reasoning is None and self.spoken is None and not self.forms:
             return PlainParser()
         return FormatParser(

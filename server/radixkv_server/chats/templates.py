@@ -11,6 +11,7 @@ from typing import Any
 from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import AUTO, find_format
+from radixkv.text.chat_formats.response_choice import with_response_template
 from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
 from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
@@ -81,12 +82,25 @@ class ChatTemplates:
         traits = find_traits(render, found.tools_option)
         if self._format_name == AUTO:
             found = with_derived_form(found, render, traits)
-        if not found.is_known:
-            logger.warning(_UNKNOWN[found.name == DERIVED], found.name)
         fitted = fit_to_template(found, render, traits)
+        if self._format_name == AUTO:
+            fitted = self._with_response_template(fitted)
+        if not fitted.is_known:
+            logger.warning(_UNKNOWN[fitted.name == DERIVED], fitted.name)
         said: Sequence[Message] = [{"role": "user", "content": "hello"}]
         thinking = find_switch(lambda variables: render(said, None, variables), source)
         return KnownTemplate(fitted.with_vocabulary(_special_tokens(tokenizer)), traits, thinking)
+
+    def _with_response_template(self, found: ChatFormat) -> ChatFormat:
+        """The format with the tokenizer's own declaration of answers, if there is one."""
+        given = self._tokenizer.facts.get("response_template")
+        if given is None:
+            return found
+        try:
+            return with_response_template(found, given)
+        except ValueError as error:
+            logger.warning("The tokenizer's response_template is not used: %s", error)
+            return found
 
 
 def _special_tokens(tokenizer: TextTokenizer) -> list[str]:

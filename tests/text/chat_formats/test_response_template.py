@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers' own response templates: used where no declared family says the same, and robust as these."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from family_templates import PARAMETERS, S, W
+
+from radixkv.text.chat_formats.answer import Answer
+from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.formats import FORMATS
+from radixkv.text.chat_formats.response_choice import with_response_template
+
+CALLED = {"type": "function", "function": "{content}"}
+OBJECTS: dict[str, Any] = {
+    "start_anchor": "<acme>assistant\n",
+    "fields": {
+        "thinking": {"open": "<musing>", "close": "</musing>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<use>",
+            "close": "</use>",
+            "repeats": True,
+            "content": "json",
+            "transform": CALLED,
+        },
+        "content": {"close": "<end>", "content": "text"},
+    },
+}
+ITEMS: dict[str, Any] = {
+    "start_anchor": "<acme>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": ["<musing>", "<hm>"], "close": ["</musing>", "</hm>"]},
+        "tool_calls": {
+            "open_pattern": r"<use (?P<name>\w+)>\s*",
+            "close_pattern": r"\s*</use>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</(?P=key)>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {},
+    },
+}
+OBJECT_TEXT = "\n".join(
+    f'<use>{{"name": "{name}", "arguments": {given}}}</use>'
+    for name, given in (("get_weather", W), ("search", S))
+)
+ITEM_TEXT = (
+    "<use get_weather>\n<city>Paris</city><days>2</days>\n</use><use search>\n<query>007</query>"
+    '<tags>["a", "b"]</tags><exact>true</exact><filters>{"lang": "fr"}</filters></use>'
+)
+
+
+def known_with(given: dict[str, Any]) -> ChatFormat:
+    return with_response_template(FORMATS["hermes"], given)
+
+
+def read(known: ChatFormat, text: str, size: int = 10_000, *, cut: bool = False, **options: Any) -> Answer:
+    parser = known.parser(tools=PARAMETERS, **options)
+    events = [event for at in range(0, len(text), size) for event in parser.push(text[at : at + size])]
+    answer = Answer.of([*events, *parser.finish(cut=cut)])
+    for call in answer.tool_calls:
+        call.id = ""
+    return answer
+
+
+@pytest.mark.parametrize(("given", "text"), [(OBJECTS, OBJECT_TEXT), (ITEMS, ITEM_TEXT)], ids=["json", "xml"])
+def test_regions_become_the_parts_of_an_answer_in_any_pieces(given: dict[str, Any], text: str) -> None:
+    known = known_with(given)
+    assert known.response is not None
+    written = f"<musing>\nHm.\n</musing>One moment.\n{text}"
+    answers = [read(known, written, size) for size in (10_000, 1, 2, 7)]
+    assert answers.count(answers[0]) == 4
+    calls = [(call.name, json.loads(call.arguments)) for call in answers[0].tool_calls]
+    assert calls == [("get_weather", json.loads(W)), ("search", json.loads(S))]
+    assert (answers[0].reasoning, answers[0].content) == ("Hm.", "One moment.")
+    opened = read(known, f"Hm.</musing>{text}", prompt_end="<acme>user\nx<acme>assistant\n<musing>")
+    assert (opened.reasoning, len(opened.tool_calls)) == ("Hm.", 2)
+    assert read(known, written, calls=False).content == f"One moment.\n{text}"
+
+
+def test_a_malformed_call_is_text_and_the_others_are_calls() -> None:
+    broken = '<use>{"name": "search", "arguments": {"query": </use>'
+    answer = read(known_with(OBJECTS), f"So: {broken}{OBJECT_TEXT} Done.")
+    assert (answer.content, len(answer.tool_calls)) == (f"So: {broken} Done.", 2)
+    assert read(known_with(OBJECTS), f"So: {broken[:-6]}", 3).content == f"So: {broken[:-6]}"
+    assert read(known_with(OBJECTS), f"So: {broken[:-6]}", cut=True).content == "So:"
+    assert read(known_with(OBJECTS), "a<end>b<end>").content == "ab", "a second region adds to the first"
+
+
+def test_a_family_that_reads_the_same_keeps_its_own_reader() -> None:
+    """It gives arguments as they come."""
+    marks = {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json"}
+    fields = {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {**marks, "transform": CALLED},
+        "content": {},
+    }
+    given = {"start_anchor": "<|im_start|>assistant\n", "fields": fields}
+    assert known_with(given) is FORMATS["hermes"]
+    other = with_response_template(FORMATS["glm"], given)
+    assert other.response is not None
+
+
+def test_a_forced_call_is_read_in_the_form_that_its_grammar_has() -> None:
+    known = known_with(OBJECTS)
+    written = known.write_calls([("get_weather", W)])
+    assert [call.name for call in read(known, written, forced=True).tool_calls] == ["get_weather"]
+
+
+def test_what_is_no_response_template_is_refused() -> None:
+    with pytest.raises(ValueError, match="start_anchor"):
+        known_with({"fields": {"content": {}}})
+
+
+def test_long_answers_take_linear_time() -> None:
+    def seconds(text: str) -> float:
+        started = time.thread_time()
+        read(known_with(OBJECTS), text, 64)
+        return time.thread_time() - started
+
+    for attack in ("word ", "<use>", "<", "<use>{", OBJECT_TEXT):
+        short, long = (attack * (size // len(attack)) for size in (1 << 10, 1 << 13))
+        assert seconds(long) < 32 * min(seconds(short) for _ in range(3)), attack
