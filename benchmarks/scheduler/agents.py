@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class Loop:
 
     Args:
         long_prompt_tokens: see `Scheduler`.
+        say_done: the last request of each agent says that its session is over.
         policy: order of admission.
     """
 
@@ -73,8 +74,10 @@ class Loop:
         policy: str = "prefix",
         eviction: str = "lru",
         seed: int = 0,
+        say_done: bool = False,
     ) -> None:
         self._machine = machine
+        self._say_done = say_done
         self._cache = PrefixCache(machine.pool // BLOCK, BLOCK, eviction)
         self._scheduler = Scheduler(
             self._cache,
@@ -95,7 +98,8 @@ class Loop:
             known = len(shared[job.group]) if job.group in began else 0
             began.add(job.group)
             context = np.concatenate([shared[job.group], self._random(job.start)])
-            self._push(job.delay_s, _Conversation(number, context, iter(job.turns), known))
+            if job.turns:
+                self._push(job.delay_s, _Conversation(number, context, job.turns, known))
 
     def _random(self, count: int) -> Tokens:
         return self._rng.integers(0, VOCABULARY, count, dtype=np.int32)
@@ -122,9 +126,8 @@ class Loop:
         return self.answers
 
     def _ask(self, when: float, conversation: _Conversation) -> None:
-        turn = next(conversation.turns, None)
-        if turn is None:
-            return
+        turn, *rest = conversation.turns
+        conversation.turns = rest
         context, known = conversation.context, conversation.known
         if turn.compact_to is not None:
             context, known = context[: turn.compact_to // 2], min(known, turn.compact_to // 2)
@@ -142,7 +145,9 @@ class Loop:
         conversation.number += 1
         self.answers.append(answer)
         params = SamplingParams(max_tokens=turn.output, ignore_eos=True)
-        request = SequenceState(Request(context, params, request_id=str(next(self._order))), arrival_s=when)
+        asked = Request(context, params, request_id=str(next(self._order)))
+        asked.session_done = self._say_done and not rest
+        request = SequenceState(asked, arrival_s=when)
         self._scheduler.add(request)
         self._asking[request.arrival_order] = request, conversation, answer
 
@@ -161,8 +166,10 @@ class Loop:
         self._scheduler.finish(request)
         del self._asking[request.arrival_order]
         for fork in turn.forks:
-            self._push(self._now, conversation.forked(fork))
-        self._push(self._now + turn.pause_s, conversation)
+            if fork:
+                self._push(self._now, conversation.forked(fork))
+        if conversation.turns:
+            self._push(self._now + turn.pause_s, conversation)
 
 
 @dataclass(slots=True)
@@ -172,19 +179,19 @@ class _Conversation:
     Attributes:
         known: tokens of its context that were computed before, by it or for others.
         number: of its next turn.
-        turn: the one that is asked.
+        turns: to be asked, and turn: the one that is.
     """
 
     job: int
     context: Tokens
-    turns: Iterator[AgentTurn]
+    turns: Sequence[AgentTurn]
     known: int
     number: int = 0
     turn: AgentTurn | None = None
 
     def forked(self, turns: Sequence[AgentTurn]) -> _Conversation:
         """A sub-agent that goes on from here."""
-        return _Conversation(self.job, self.context, iter(turns), self.known, 1000 * self.number)
+        return _Conversation(self.job, self.context, turns, self.known, 1000 * self.number)
 
 
 def measure(machine: Machine, jobs: Sequence[AgentJob], **options: Any) -> dict[str, float]:
@@ -192,7 +199,11 @@ def measure(machine: Machine, jobs: Sequence[AgentJob], **options: Any) -> dict[
     return agent_figures(Loop(machine, jobs, **options).run())
 
 
-RULES: dict[str, int | None] = {"with the rule": None, "without": NEVER_LONG}
+RULES: dict[str, dict[str, Any]] = {
+    "rule, done said": {"long_prompt_tokens": None, "say_done": True},
+    "with the rule": {"long_prompt_tokens": None},
+    "without": {"long_prompt_tokens": NEVER_LONG},
+}
 
 
 def agents_table(
@@ -200,11 +211,9 @@ def agents_table(
 ) -> dict[str, Any]:
     """Return figures by rule and number of agents, with ratios to the smallest number."""
     found: dict[str, Any] = {}
-    for name, long in RULES.items():
+    for name, options in RULES.items():
         rows = {
-            count: measure(
-                machine, make_jobs(kind, count, seed, scale=scale), long_prompt_tokens=long, seed=seed
-            )
+            count: measure(machine, make_jobs(kind, count, seed, scale=scale), seed=seed, **options)
             for count in counts
         }
         base = rows[counts[0]]
@@ -213,8 +222,9 @@ def agents_table(
             row["hits_over_possible"] = row["hit_rate_after_first"] / max(1e-9, row["possible_hit_rate"])
         found[name] = {str(count): row for count, row in rows.items()}
     for count in map(str, counts):
-        new, old = (found[name][count] for name in RULES)
-        new["longest_wait_over_without"] = new["longest_wait_s"] / max(1e-9, old["longest_wait_s"])
+        *ruled, old = (found[name][count] for name in RULES)
+        for new in ruled:
+            new["longest_wait_over_without"] = new["longest_wait_s"] / max(1e-9, old["longest_wait_s"])
     return found
 
 

@@ -259,10 +259,13 @@ class Capacity:
     def _evict_from(self, group: BlockAccount, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
         index = group.index
-        leaf: Any = index.first() if self._victim is None else self._victim(index)  # a node
+        leaf: Any = index.done()  # a node
+        is_done = leaf is not None
+        if not is_done:
+            leaf = index.first() if self._victim is None else self._victim(index)
         assert not leaf.refs, f"{leaf!r} is held and must not be evicted"
         count = min(limit, len(leaf.blocks))
-        if self._trim_limit is not None:
+        if self._trim_limit is not None and not is_done:
             count = max(1, min(count, self._trim_limit(leaf)))
         if self._on_evict is not None:
             self._on_evict(leaf, count)

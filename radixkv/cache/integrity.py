@@ -167,6 +167,8 @@ def _check_groups(capacity: Capacity, nodes: list[Node]) -> None:
         leaves = {id(node) for node in mine if node.is_leaf and not node.refs}
         assert {id(node) for node in candidates} == leaves, "the eviction index is not the unlocked leaves"
         assert len(candidates) == len(leaves), "a leaf is in the eviction index twice"
+        done = group.index.done()
+        assert done is None or id(done) in leaves, "what goes first is no unlocked leaf"
         assert all(node.entry and node.entry[2] is node for node in candidates), "a stale index entry"
     total = sum(group.used for group in capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"

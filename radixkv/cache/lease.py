@@ -352,13 +352,17 @@ class Lease(LeasePath):
 
     # ------------------------------------------------------------------ the end
 
-    def release(self, discard: bool = False, keep: int | None = None, *, used: bool = True) -> None:
+    def release(
+        self, discard: bool = False, keep: int | None = None, *, used: bool = True, done: bool = False
+    ) -> None:
         """End the lease: committed tokens stay cached and may be evicted, all else is freed. O(blocks freed).
 
         Args:
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
             keep: forget the tokens beyond the first `keep`, unless others have used them meanwhile.
             used: True for a use, which moves its blocks back in the order of eviction; not where it forgets.
+            done: nobody comes back for its last blocks: they are evicted first, as far as no other lease,
+                pin or longer prefix needs them.
         """
         if self._is_released:
             raise self._error("release")
@@ -385,6 +389,8 @@ class Lease(LeasePath):
         capacity.release(node)
         if keep is not None:
             capacity.discard_from(node, max(keep, self.own_from), None if discard else self.used_at)
+        if done and node.entry is not None and node.owner is self.owner:  # not what is public
+            node.owner.group.index.put_first(node)
         tree.end_changes()
 
     def _error(self, action: str) -> LeaseError:

@@ -320,6 +320,23 @@ class PrefixCache:
         self._last = None
         self.policy.on_reset()
 
+    def put_first(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
+        """Have the last cached blocks of a prompt evicted first, as nobody comes back for it. O(n).
+
+        They stay until their room is needed, and a use ends that. Blocks that are held, public, or in front
+        of other cached tokens are not moved.
+
+        Returns:
+            The cached tokens of the prompt, if its end is put first; else 0.
+        """
+        owner = self._namespaces.known(namespace)
+        walk = self._lookup.match(encode_tokens(token_ids), owner, namespace).walk
+        node = None if walk is None else walk.source or walk.node
+        if walk is None or node is None or node.entry is None or node.owner is not owner:
+            return 0
+        owner.group.index.put_first(node)
+        return walk.depth + walk.partial
+
     def discard(self, token_ids: TokenIds, namespace: NamespaceName = "", keep: int = 0) -> None:
         """Forget the cached part of some tokens beyond the first `keep`, unless leases or pins need it.
 

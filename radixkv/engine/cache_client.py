@@ -68,6 +68,14 @@ class CacheClient(ABC):
         """End the pin of that id; False: there is none."""
 
     @abstractmethod
+    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        """Have the last cached blocks of a prompt evicted first, as its session is over.
+
+        Returns:
+            Its cached tokens; 0: nothing changes, as others need them or nothing is cached.
+        """
+
+    @abstractmethod
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         """List the pins of a tenant (None: of all), each with at most `max_tokens` leading tokens."""
 

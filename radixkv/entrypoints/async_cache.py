@@ -98,6 +98,10 @@ class AsyncCache(CacheClient):
         namespace = self.namespace(tenant, salt)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
+    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        namespace = self.namespace(tenant, salt)
+        return await self._run(lambda cache: cache.put_first(token_ids, namespace))
+
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         found = await self._run(lambda cache: cache.pins(max_tokens))
         return [self._known(pin) for pin in found if tenant in (None, pin.tenant)]

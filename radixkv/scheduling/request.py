@@ -82,7 +82,8 @@ class Request:
         pins: prefixes of the prompt to pin once they are computed.
         keep_tokens: leading tokens of prompt and answer that may stay cached because of this request when it
             has ended; tokens that others have used meanwhile stay. None: all.
-
+        session_done: no later prompt goes on from this one: when it has ended, what only it needed is evicted
+            first.
         text: the prompt as text, where it was tokenised on the way; None: it came as token ids.
         stream: each step's deltas are told, not only the output at the end.
 
@@ -106,6 +107,7 @@ class Request:
     cache_key_hint: str = ""
     pins: Sequence[PrefixPin] = ()
     keep_tokens: int | None = None
+    session_done: bool = False
     text: str | None = None
     stream: bool = False
     is_checked: bool = field(init=False, default=False)

@@ -203,7 +203,8 @@ class Scheduler:
         lease, request.lease = request.lease, None
         request.match = request.producer = None
         if lease is not None:
-            lease.release(discard=discard, keep=request.request.keep_tokens)
+            asked = request.request
+            lease.release(discard=discard, keep=asked.keep_tokens, done=asked.session_done)
 
     # ------------------------------------------------------------------ one step
 

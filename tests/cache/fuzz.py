@@ -118,7 +118,7 @@ class Fuzzer:
     def release(self, run: Run) -> str:
         kind = self.random.random()
         if kind < 0.7:
-            self.model.release(run)
+            self.model.release(run, done=kind < 0.2)
             return "release"
         if kind < 0.85:
             self.model.release(run, discard=True)

@@ -8,6 +8,7 @@ import pytest
 from stored_prompts import store_checked as store
 
 from radixkv import OutOfBlocks, PrefixCache
+from radixkv.cache.eviction.registry import POLICIES
 
 
 def test_out_of_blocks_changes_nothing() -> None:
@@ -84,4 +85,42 @@ def test_lru_equals_a_block_by_block_reference(seed: int) -> None:
         lease = cache.acquire(tokens)
         lease.commit(len(tokens))
         lease.release()
+    cache.check()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_end_of_a_session_that_is_over_goes_first(policy: str) -> None:
+    cache = PrefixCache(16, 4, policy)
+    shared, one, other, third = list(range(8)), [50] * 8, [60] * 8, [70] * 8
+
+    def ask(tokens: list[int], *, done: bool = False) -> None:
+        lease = cache.acquire(tokens)
+        lease.commit(len(tokens))
+        lease.release(done=done)
+        cache.check()
+
+    def cached(tokens: list[int]) -> int:
+        return cache.match([*tokens, 0]).num_tokens
+
+    for tail in (one, other):
+        ask([*shared, *tail])
+    ask([*shared, *third], done=True)
+    assert cached([*shared, *third]) == 16, "it stays until its room is needed"
+    assert cache.evict(3) == 3
+    assert [cached([*shared, *tail]) for tail in (one, other, third)].count(16) == 1
+    assert cached([*shared, *third]) == 8, "its own blocks went first, what it shares did not"
+    cache.check()
+
+    ask([*shared, *third], done=True)
+    ask([*shared, *third])  # a use ends it
+    held = cache.acquire([*shared, *other])
+    ask([*shared, *other], done=True)  # not while somebody holds it
+    assert cache.put_first([*shared, *other]) == 0
+    assert cache.put_first(shared) == 0, "others go on from it"
+    assert cache.put_first([9, 9, 9]) == cache.put_first([*shared, *third], "tenant") == 0
+    held.release()
+    assert cache.put_first([*shared, *third]) == 16
+    assert cache.evict(2) == 2
+    assert cached([*shared, *third]) == 8
+    cache.reset()
     cache.check()

@@ -414,6 +414,8 @@ async def test_pins_have_ids_and_quotas_are_told(engine):
     assert not await engine.cache.unpin_id(pin.id, tenant="b")
     assert await engine.cache.unpin_id(pin.id, tenant="a")
     assert not await engine.cache.unpin_id(pin.id, tenant="a")
+    assert await engine.cache.put_first(CACHED, tenant="b") == 0
+    assert await engine.cache.put_first(CACHED, tenant="a") > 0
     assert await engine.cache.quotas() == []
     assert await engine.cache.advice(tenant="a") == []
 

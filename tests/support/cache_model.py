@@ -322,9 +322,9 @@ class ModelledCache:
         self.runs.append(twin)
         return twin
 
-    def release(self, run: Run, discard: bool = False, keep: int | None = None) -> None:
+    def release(self, run: Run, discard: bool = False, keep: int | None = None, done: bool = False) -> None:
         self.runs.remove(run)
-        run.lease.release(discard=discard, keep=keep)
+        run.lease.release(discard=discard, keep=keep, done=done)
 
     def rollback(self, run: Run, num_tokens: int) -> None:
         """A step failed: as the engine does, release all that had shared what is rolled back."""

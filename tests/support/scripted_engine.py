@@ -135,6 +135,7 @@ class Asked:
     outcome: PromptOutcome | None = None
     cache_key_hint: str = ""
     keep_tokens: int | None = None
+    session_done: bool = False
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -319,6 +320,7 @@ class ScriptedEngine:
             request.pins,
             cache_key_hint=request.cache_key_hint,
             keep_tokens=request.keep_tokens,
+            session_done=request.session_done,
         )
         asked.outcome = self._look_up(asked)
         self.requests.append(asked)
@@ -347,7 +349,7 @@ class ScriptedEngine:
             for pin in asked.pins
         ]
         if self._caches:
-            lease.release(keep=asked.keep_tokens)
+            lease.release(keep=asked.keep_tokens, done=asked.session_done)
         return PromptOutcome(
             num_tokens,
             cached,

@@ -28,12 +28,13 @@ class CachedRun(Protocol):
 class EvictionIndex:
     """The candidates of one quota group in order of eviction. All operations O(log n)."""
 
-    __slots__ = ("_entries", "_priority", "_serial", "on_change")
+    __slots__ = ("_done", "_entries", "_priority", "_serial", "on_change")
 
     def __init__(self, priority: Callable[[CachedRun], Any]) -> None:
         self._priority = priority  # the policy's
         self._entries: Any = SortedList()
         self._serial = 0
+        self._done: dict[int, CachedRun] = {}  # by id: whose sessions are over, in that order
         self.on_change: Callable[[], None] | None = None  # called after a candidate came, went or moved
 
     def __len__(self) -> int:
@@ -51,12 +52,15 @@ class EvictionIndex:
         """The leaf is no longer a candidate."""
         self._entries.remove(node.entry)
         node.entry = None
+        if self._done:
+            self._done.pop(id(node), None)
         if self.on_change is not None:
             self.on_change()
 
     def clear(self) -> None:
         """Forget all candidates, without touching them. O(1) but for memory."""
         self._entries = SortedList()
+        self._done.clear()
         if self.on_change is not None:
             self.on_change()
 
@@ -64,6 +68,15 @@ class EvictionIndex:
         """Ask the policy for the candidate's priority again and move it there."""
         self.remove(node)
         self.add(node)
+
+    def put_first(self, node: CachedRun) -> None:
+        """Have a candidate go before all others, until it is used again: nobody comes back for it. O(1)."""
+        assert node.entry is not None, "it is no candidate"
+        self._done[id(node)] = node
+
+    def done(self) -> CachedRun | None:
+        """The candidate that was put first the longest ago; None: there is none. O(1)."""
+        return next(iter(self._done.values()), None)
 
     def first(self) -> CachedRun:
         """The candidate with the lowest priority."""

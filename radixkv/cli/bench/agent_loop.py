@@ -21,7 +21,13 @@ from radixkv.cli.replay.message_log import Message
 
 
 class AgentLoop(Load):
-    """Runs jobs of agents against one server; see `Load` for the arguments."""
+    """Runs jobs of agents against one server; see `Load` for the arguments.
+
+    Attributes:
+        say_done: the last request of each agent says that its session is over.
+    """
+
+    say_done = False
 
     async def run_jobs(self, jobs: Sequence[AgentJob], seed: int) -> list[AgentAnswer]:
         """Run all jobs to their ends and return their turns in the order in which they were sent."""
@@ -71,7 +77,10 @@ class AgentLoop(Load):
                 messages.append({"role": "user", "content": words(source, turn.new)})
                 outcome = Outcome(number, place, self._now())
                 async with self._places:
-                    await self._ask(outcome, messages, Session(0.0, (), max_tokens=turn.output))
+                    done = self.say_done and place + 1 == len(turns)
+                    await self._ask(
+                        outcome, messages, Session(0.0, (), max_tokens=turn.output, says_done=done)
+                    )
                 self._on_done()
                 answers.append(self._answer(outcome, known, share))
                 if outcome.error is not None:

@@ -142,6 +142,7 @@ def _run_agents(measured: Measured, load: LoadOptions, options: AgentOptions) ->
             exact_length=load.exact_length,
             on_done=lambda: progress.advance(task),
         )
+        loop.say_done = options.say_done
         answers = asyncio.run(loop.run_jobs(jobs, measured.seed))
     figures = agent_figures(answers)
     show_agents(figures, f"{options.agents} agents, {options.kind}, model {name}")

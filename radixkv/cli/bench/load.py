@@ -111,6 +111,8 @@ class Load:
             body["tools"] = session.tools
         if session.max_tokens is not None:
             body["max_tokens"] = session.max_tokens
+        if session.says_done:
+            body["radixkv"] = {"session_done": True}
         outcome.sent = self._now()
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -43,6 +43,9 @@ class AgentOptions:
     kind: Annotated[str, _agents(help="Their jobs: agents, swe, chat, one-shot, mixed or cliff.")] = "agents"
     agents: Annotated[int, _agents(min=1, help="How many there are.")] = 16
     scale: Annotated[float, _agents(min=0.001, help="Multiplies all tokens.")] = 1.0
+    say_done: Annotated[
+        bool, _agents(help="Last requests say `session_done`, which other servers may refuse.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

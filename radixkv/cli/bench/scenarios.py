@@ -28,12 +28,14 @@ class Session:
         start: seconds after the load begins at which its first turn is due.
         turns: the messages that each turn adds.
         max_tokens: most tokens of an answer; None: the server's own limit.
+        says_done: its last request tells a radixkv server that nobody comes back.
     """
 
     start: float
     turns: Sequence[Sequence[Message]]
     tools: Any | None = None
     max_tokens: int | None = None
+    says_done: bool = False
 
 
 def arrivals(rate: float, count: int, seed: int) -> Iterator[float]:

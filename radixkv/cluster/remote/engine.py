@@ -203,6 +203,9 @@ class RemoteCache(CacheClient):
     async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
         return cast(bool, await self._call("unpin_id", pin_id, tenant=tenant, salt=salt))
 
+    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        return cast(int, await self._call("put_first", token_ids, tenant=tenant, salt=salt))
+
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         return cast(list[PinInfo], await self._call("pins", tenant=tenant, max_tokens=max_tokens))
 

@@ -169,6 +169,9 @@ class ReplicatedCache(CacheClient):
     async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
         return any(await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt)))
 
+    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+        return max(await self._ask(lambda cache: cache.put_first(token_ids, tenant=tenant, salt=salt)))
+
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))
         longest: dict[tuple[NamespaceKey, str], PinInfo] = {}

@@ -24,6 +24,7 @@ from radixkv_server.apis.cache_api.schemas import (
     ExplainBody,
     PinBody,
     PromptBody,
+    SessionBody,
     UnpinBody,
 )
 from radixkv_server.apis.cache_api.tree import TreeJson
@@ -196,6 +197,15 @@ async def delete_pin(request: Request) -> Response:
     return json_response({"object": "cache.pin", "deleted": True})
 
 
+@router.delete("/v1/cache/sessions")
+async def end_session(request: Request) -> Response:
+    """Have the end of a conversation evicted first, as nobody comes back for it."""
+    context, body, caller = await _sent(request, SessionBody)
+    ids = await prompt_ids(context, body, add_generation_prompt=False)
+    tokens = await context.engine.cache.put_first(ids, tenant=caller.tenant, salt=caller.salt)
+    return json_response({"object": "cache.session", "done": tokens > 0, "cached_tokens": tokens})
+
+
 @router.post("/v1/cache/public")
 async def publish(request: Request) -> Response:
     """Let all tenants share a prefix."""
@@ -250,6 +260,7 @@ API = Api(
         "POST /v1/cache/explain": ExplainBody,
         "POST /v1/cache/pins": PinBody,
         "DELETE /v1/cache/pins": UnpinBody,
+        "DELETE /v1/cache/sessions": SessionBody,
         "POST /v1/cache/public": PromptBody,
         "DELETE /v1/cache/public": PromptBody,
     },

@@ -124,6 +124,15 @@ class PinBody(CachePromptFields):
         return value
 
 
+class SessionBody(CachePromptFields):
+    """Body of DELETE /v1/cache/sessions: the conversation that is over, with its last answer or without."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_input(cls, value: Any) -> Any:
+        return _one_of(value, ("messages", "prompt"))
+
+
 class UnpinBody(CachePromptFields):
     """Body of DELETE /v1/cache/pins: the prompt that was pinned, or the pin's id."""
 

@@ -61,6 +61,16 @@ Caller = Annotated[Any, WithoutEffect("the model is the only caller", usual=({"t
 IncludeObfuscation = Annotated[Any, WithoutEffect("a stream's events have no padding")]
 
 
+class EngineOptions(StrictModel):
+    """Wishes that no dialect has a field for.
+
+    Attributes:
+        session_done: this is the last request of its session: what only it has cached is evicted first.
+    """
+
+    session_done: bool | None = None
+
+
 class RequestFields(StrictModel):
     """What every route that generates takes, in any dialect."""
 
@@ -69,6 +79,7 @@ class RequestFields(StrictModel):
     # Beyond the dialects.
     priority: int | None = None
     cache_salt: str | None = None
+    radixkv: EngineOptions | None = None
 
     @field_validator("priority")
     @classmethod
@@ -76,6 +87,11 @@ class RequestFields(StrictModel):
         if value is not None and not -PRIORITY_LIMIT <= value < PRIORITY_LIMIT:
             raise ValueError("priority must be a 32-bit signed integer.")
         return value
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether no later request goes on from this one."""
+        return bool(self.radixkv and self.radixkv.session_done)
 
     @property
     def cache_key_hint(self) -> str:
@@ -96,6 +112,7 @@ class RequestFields(StrictModel):
             request.salt = "" if self.cache_salt is None else check_salt(self.cache_salt)
             request.cache_key_hint = self.cache_key_hint
             request.priority = self.priority or 0
+            request.session_done = self.ends_session
         return Asking(
             answer_id,
             tuple(requests),

@@ -50,6 +50,7 @@ async def parse_ollama(
         facts = replace(facts, ignored=(*ignored, *facts.ignored))
     prompt.salt = "" if body.cache_salt is None else check_salt(body.cache_salt)
     prompt.priority = body.priority or 0
+    prompt.session_done = body.ends_session
     request = Asking(
         new_id("ollama-"),
         (prompt,),
