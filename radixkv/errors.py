@@ -28,6 +28,10 @@ class ModelLoadError(RadixKVError):
     """A model can't be found, fetched, converted or served: unknown name, unsupported architecture, ..."""
 
 
+class AdapterLoadError(ModelLoadError):
+    """An adapter can't be read or served on this base model; nothing of it was loaded."""
+
+
 class InvalidRequestError(RadixKVError, ValueError):
     """A request can't be served as it stands; nothing of it was started.
 

@@ -42,7 +42,7 @@ FLOORS = (
     ("scheduling",),
     ("model",),
     ("engine",),
-    ("grammar", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
+    ("grammar", "lora", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
     ("entrypoints",),
     ("cluster",),

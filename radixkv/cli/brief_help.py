@@ -19,6 +19,10 @@ PANELS: dict[str, tuple[str, str]] = {
         "kv_cache_memory kv_cache_dtype gpu_memory_utilization kv_tier",
         "enable_prefix_caching block_size num_blocks kv_events eviction_policy ghost_blocks pin_budget",
     ),
+    "Adapters": (
+        "lora lora_dir",
+        "max_loras max_lora_rank",
+    ),
     "Scheduling and speed": (
         "threads max_num_seqs deterministic speculation",
         "max_num_batched_tokens max_tokens_per_request max_queue scheduling_policy max_overtake "

@@ -212,7 +212,8 @@ def _make_config(*, help_all: bool, **settings: Any) -> EngineConfig:
         settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
     if settings["namespace_weights"] is not None:
         settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
-    settings["kv_tier"] = tuple(settings["kv_tier"] or ())
+    for name in ("kv_tier", "lora"):
+        settings[name] = tuple(settings[name] or ())
     if settings["chat_template"] is not None:
         settings["chat_template"] = _read_template(settings["chat_template"])
     config = EngineConfig(**settings)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from radixkv.engine.adapters import Adapters
     from radixkv.engine.cache_client import CacheClient
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.counters import EngineStats
@@ -60,6 +61,10 @@ class EngineClient(Protocol):
 
     @property
     def cache(self) -> CacheClient: ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """The engine's LoRA adapters by name; `load` and reading files block, so call them in a thread."""
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True

@@ -94,6 +94,10 @@ class EngineConfig:
         chat_template: Jinja text that replaces the model's own; None: the model's.
         generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
             top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
+        lora: LoRA adapters, as NAME=PATH each, of folders that PEFT has written (CPU).
+        lora_dir: folder below which adapters may be loaded while the server runs; None: none may.
+        max_loras: most adapters kept in memory while no request uses them; others are read when asked for.
+        max_lora_rank: largest rank of an adapter.
         allow_download: False: never reach for the hub.
         restart_engine: replace an engine that has failed, at most five times in ten minutes; until
             it is there, requests are told to come again. None: with `tensor_parallel`.
@@ -144,6 +148,10 @@ class EngineConfig:
     threads: int | None = None
     chat_template: str | None = None
     generation_config: str = "auto"
+    lora: tuple[str, ...] = ()
+    lora_dir: str | None = None
+    max_loras: int = 8
+    max_lora_rank: int = 64
     allow_download: bool = True
     restart_engine: bool | None = None
     trust_remote_code: bool = False
@@ -189,6 +197,11 @@ class EngineConfig:
             at_least(name, 1)
         for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads", "max_draft_tokens"):
             at_least(name, 1)
+        adapters = (self.lora,) if isinstance(self.lora, str) else tuple(self.lora)
+        object.__setattr__(self, "lora", adapters)
+        require(all(isinstance(each, str) for each in adapters), "lora", "NAME=PATH for each adapter")
+        at_least("max_loras", 1)
+        at_least("max_lora_rank", 1)
         at_least("tensor_parallel", 1)
         require(self.tensor_parallel is not None, "tensor_parallel", "an integer of at least 1")
         require(0 < self.tensor_parallel_timeout_s < math.inf, "tensor_parallel_timeout_s", "above 0 seconds")
@@ -196,6 +209,10 @@ class EngineConfig:
         at_least("max_overtake", 0)
         at_least("long_prompt_tokens", 1)
         at_least("max_long_overtake", 0)
+        if self.takes_adapters and self.tensor_parallel > 1:
+            raise ConfigError(
+                "adapters (--lora, --lora-dir) are computed by one rank; leave --tensor-parallel out"
+            )
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError(
                 "num_blocks and kv_cache_memory both set the size of the KV cache; give one of "
@@ -211,6 +228,11 @@ class EngineConfig:
             )
         timeout = self.request_timeout_s
         require(timeout is None or timeout > 0, "request_timeout_s", "above 0 seconds")
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if adapters are loaded at the start or may be later."""
+        return bool(self.lora) or self.lora_dir is not None
 
     @classmethod
     def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:

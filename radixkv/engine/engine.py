@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.engine.adapters import Adapters
 from radixkv.engine.counters import Counters, EngineStats
 from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
 from radixkv.engine.fault_recovery import FaultRecovery
@@ -84,6 +85,7 @@ class Engine:
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
         drafts, grammars, tiers, events: see `radixkv.engine.extensions`; they end with the engine.
+        adapters: see `radixkv.engine.adapters`.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Engine:
         grammars: Grammars | None = None,
         tiers: BlockTiers | None = None,
         events: EventFeed | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -123,6 +126,7 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
+        self.adapters = adapters or Adapters()
         self.input_processor = self._make_input_processor(Grammars() if grammars is None else grammars)
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
         self._drafts = drafts or Drafts()
@@ -167,6 +171,7 @@ class Engine:
             max_blocks=max_blocks,
             clock=self.clock,
             grammars=grammars,
+            adapters=self.adapters,
         )
 
     def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
@@ -195,6 +200,7 @@ class Engine:
         """
         if request.samples:
             raise InvalidRequestError(f"{request!r} was taken before; make another Request")
+        self.input_processor.prepare(request)
         request.namespace = self.cache.namespace_key(request.namespace)
         self.input_processor.begin(request)
         if not self.has_room:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, frame_namespace
+from radixkv.engine.adapters import Adapters, adapted, adapter_part
 from radixkv.engine.extensions import Grammars
 from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.engine.sample import Sample, SampleOutput
@@ -73,6 +74,7 @@ class InputProcessor:
             `PrefixCache.max_blocks`.
         clock: seconds, monotonic.
         grammars: compiles the grammars of structured outputs.
+        adapters: the engine's, by name; None: it has none.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class InputProcessor:
         max_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
         grammars: Grammars,
+        adapters: Adapters | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
@@ -92,6 +95,7 @@ class InputProcessor:
         self._max_blocks = max_blocks
         self._clock = clock
         self.grammars = grammars
+        self.adapters = adapters or Adapters()
         self._ids = itertools.count()
         self._seeds = itertools.count(seed if seed is not None else secrets.randbits(62))
 
@@ -114,17 +118,19 @@ class InputProcessor:
     def prepare(self, request: Request) -> None:
         """Check a request, and encode its prompt and its `bad_words`; any thread. O(length).
 
-        Once: a request that was prepared stays as it is.
+        Once: a request that was prepared stays as it is. The files of an adapter that is not in memory are
+        read; ask `Adapters.acquire` before, where that must not hold up the thread.
 
         Raises:
             InvalidRequestError: no flat sequence of token ids of this model, or text that can't be tokenised;
-                an empty prompt, a parameter that names a token out of range or leaves none to choose, or a
-                pin of more tokens than the prompt has.
+                an empty prompt, an unknown adapter, a parameter that names a token out of range or leaves
+                none to choose, or a pin of more tokens than the prompt has.
             ContextLengthExceededError: the prompt leaves no room for a single token, in the model's context
                 or in the KV cache.
         """
         if request.is_checked:
             return
+        self._take_adapter(request)
         if isinstance(request.prompt, str):
             request.text = request.prompt
         request.prompt = self.encode(request.prompt)
@@ -133,6 +139,17 @@ class InputProcessor:
         _check_pins(request.pins, len(request.prompt))
         self._check_tokens(request.params)
         request.is_checked = True
+
+    def _take_adapter(self, request: Request) -> None:
+        """Have the adapter that a request names, and its part of the namespace."""
+        if request.lora:
+            request.adapter = self.adapters.acquire(request.lora)
+            request.namespace = adapted(request.namespace, request.adapter.identity)
+        elif self.adapters.is_enabled and adapter_part(request.namespace):
+            raise InvalidRequestError(
+                f"the namespace {request.namespace!r} names an adapter: give its name as lora instead",
+                param="namespace",
+            )
 
     def encode(self, prompt: Prompt) -> EncodedTokens:
         """Tokenise a prompt if it is text, check its token ids, and encode them; any thread. O(length).

@@ -37,6 +37,7 @@ from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.reporting.explain import MissReport
+    from radixkv.engine.adapters import Adapters
     from radixkv.engine.prompt_limits import PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.model.loading.loader import LoadedModel
@@ -124,6 +125,10 @@ class AsyncEngine(RendersChats):
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         return self._thread.info.default_sampling
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._thread.info.input_processor.adapters
 
     @property
     def summary(self) -> EngineSummary:
@@ -255,6 +260,9 @@ class AsyncEngine(RendersChats):
     async def _prepare(self, request: Request) -> Request:
         """Check a request, off the event loop where it is long; see `InputProcessor.prepare`."""
         request.namespace = self.cache.namespace(request.tenant, request.salt)
+        if request.lora and not self.adapters.in_memory(request.lora):
+            # Held until the request has it: its files are read here, off the event loop.
+            request.adapter = await asyncio.to_thread(self.adapters.acquire, request.lora)
         checks, words = self._thread.info.input_processor, request.params.bad_words
         prompt_size = len(request.prompt) if hasattr(request.prompt, "__len__") else 0  # else it is refused
         size = prompt_size + sum(len(word) + 64 for word in words)

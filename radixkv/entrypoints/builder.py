@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from radixkv.cluster.events.open_events import open_events
+from radixkv.engine.adapters import Adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.extensions import EventFeed
@@ -24,6 +25,7 @@ from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_me
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
+from radixkv.lora.registry import open_adapters, parse_lora
 from radixkv.model.computed_by import computed_by
 from radixkv.model.device_paths import check_instruction_set
 from radixkv.model.loading.loader import LoadedModel, load_model
@@ -69,6 +71,7 @@ def build_engine(
     # Unknown names and missing instructions should be refused before the model is loaded.
     check_policies(config)
     check_instruction_set()
+    parse_lora(config.lora)
     check_tiers(parse_tiers(config.kv_tier))
     if tier is not None and config.kv_tier:
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
@@ -121,8 +124,10 @@ def engine_for_model(
         EngineStoppedError: a rank has failed.
     """
     runner: ModelRunner | TensorParallelRunner
+    adapters: Adapters | None = None
     if ranks is None:
         runner, max_model_len = make_runner(config, loaded)
+        adapters = open_adapters(config, runner.adapters, loaded.name)
     else:
         runner, max_model_len = make_parallel_runner(config, loaded, ranks)
     specs = parse_tiers(config.kv_tier)
@@ -144,6 +149,7 @@ def engine_for_model(
         tier=tier,
         events=events,
         default_sampling=loaded.default_sampling,
+        adapters=adapters,
     )
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixkv.cache.keys import NamespaceName
+from radixkv.engine.adapters import Adapters, adapted
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
@@ -102,6 +103,11 @@ class LLM:
     def tokenizer(self) -> Any:
         return self.engine.tokenizer
 
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters by name; `load` and `unload` change them while requests run."""
+        return self.engine.adapters
+
     def get_default_sampling_params(self) -> SamplingParams:
         """Parameters of `generate` and `chat` if none are given: the model's own recommendations."""
         return SamplingParams(**self.engine.default_sampling)
@@ -122,6 +128,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         namespace: NamespaceName = "",
+        lora: str = "",
         priority: int = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -132,6 +139,7 @@ class LLM:
                 one-dimensional array. A two-dimensional array is a prompt per row. They may be more than
                 the engine's queue holds.
             params: for all prompts, or one per prompt; None: `get_default_sampling_params()`.
+            lora: name of the adapter that answers; empty: the base model alone.
             progress: show a progress bar; None: when standard error is a terminal.
 
         Returns:
@@ -144,7 +152,7 @@ class LLM:
         several = self._as_list(prompts)
         each = self._params_for(several, params)
         requests = [
-            Request(prompt, own, namespace=namespace, priority=priority)
+            Request(prompt, own, namespace=namespace, lora=lora, priority=priority)
             for prompt, own in zip(several, each, strict=True)
         ]
         checks = self.engine.input_processor
@@ -161,6 +169,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         namespace: NamespaceName = "",
+        lora: str = "",
         priority: int = 0,
         progress: bool | None = None,
         **template_options: Any,
@@ -175,7 +184,9 @@ class LLM:
         first = messages[0]
         conversations: Any = [messages] if isinstance(first, Mapping) else messages
         prompts = [self._template(conversation, tools, template_options) for conversation in conversations]
-        return self.generate(prompts, params, namespace=namespace, priority=priority, progress=progress)
+        return self.generate(
+            prompts, params, namespace=namespace, lora=lora, priority=priority, progress=progress
+        )
 
     def beam_search(
         self,
@@ -183,6 +194,7 @@ class LLM:
         params: BeamSearchParams,
         *,
         namespace: NamespaceName = "",
+        lora: str = "",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The best beams of each prompt, best first, with their scores. The prompt is computed once.
@@ -197,7 +209,7 @@ class LLM:
             return search_beams(
                 several,
                 params,
-                generate=partial(self.generate, namespace=namespace, progress=False),
+                generate=partial(self.generate, namespace=namespace, lora=lora, progress=False),
                 end_token_ids=self.engine.end_token_ids,
                 room_after=partial(checks.room_after, namespace=namespace),
                 decode=tokenizer.decode if tokenizer is not None else None,
@@ -205,7 +217,12 @@ class LLM:
             )
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: NamespaceName = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        namespace: NamespaceName = "",
+        lora: str = "",
     ) -> Iterator[OutputDelta]:
         """Complete one prompt, yielding each step's increment; closing the iterator aborts the request.
 
@@ -214,7 +231,7 @@ class LLM:
             RuntimeError: somebody else steps the engine.
         """
         inbox = _Inbox()
-        request = Request(prompt, params or SamplingParams(), namespace=namespace, stream=True)
+        request = Request(prompt, params or SamplingParams(), namespace=namespace, lora=lora, stream=True)
         self.engine.input_processor.prepare(request)
         try:
             while not self.engine.has_room:
@@ -239,10 +256,12 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         namespace: NamespaceName = "",
+        lora: str = "",
         **template_options: Any,
     ) -> Iterator[OutputDelta]:
         """`stream` for a conversation."""
-        return self.stream(self._template(messages, tools, template_options), params, namespace=namespace)
+        prompt = self._template(messages, tools, template_options)
+        return self.stream(prompt, params, namespace=namespace, lora=lora)
 
     def _template(
         self,
@@ -290,8 +309,14 @@ class LLM:
             )
         return list(params)
 
-    def explain(self, token_ids: TokenIds, namespace: NamespaceName = "") -> MissReport:
-        """Explain how much of a prompt is cached, why the rest is not, and a tier's part; changes nothing."""
+    def explain(self, token_ids: TokenIds, namespace: NamespaceName = "", *, lora: str = "") -> MissReport:
+        """Explain how much of a prompt is cached, why the rest is not, and a tier's part; changes nothing.
+
+        Raises:
+            InvalidRequestError: there is no adapter of the name `lora`.
+        """
+        if lora:
+            namespace = adapted(namespace, self.engine.adapters.acquire(lora).identity)
         report = self.engine.cache.explain(token_ids, namespace)
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:

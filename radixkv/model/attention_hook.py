@@ -41,6 +41,7 @@ class AttentionStep:
         slots, rows: as in `AttentionBackend.write`; padding has no slots, or -1.
         out: [most rows, Hq, V] that every layer's result overwrites; None: new memory for each.
         windows: all that layers have asked for so far.
+        adapters: a `StepAdapters` of the step's rows; None: no row has an adapter.
     """
 
     backend: AttentionBackend
@@ -50,6 +51,7 @@ class AttentionStep:
     rows: Tensor | None = None
     out: Tensor | None = None
     windows: set[int | None] = field(default_factory=set)
+    adapters: Any = None
 
     def attend(
         self,

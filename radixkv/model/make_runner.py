@@ -9,6 +9,7 @@ import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.model.adapters.attachment import adds_by_row
 from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
@@ -43,6 +44,8 @@ def make_runner(
         backend = "triton" if device.type == "cuda" else "cpu"
     if backend == "triton" and device.type != "cuda":
         raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
+    if config.takes_adapters:
+        _check_adapters(config, device)
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
     # The ranks of a group would take each other for other programs.
     adapts = (
@@ -61,11 +64,30 @@ def make_runner(
         quantization=config.quantization,
         before_step=make_thread_control() if adapts else None,
         records_graphs=communicator is None,
+        takes_adapters=config.takes_adapters,
     )
     if communicator is not None:
         # Tensors that are added up have one shape; what holds for a multiple holds for a larger one.
         runner.row_multiple = communicator.largest(runner.row_multiple)
     return runner, max_model_len
+
+
+def _check_adapters(config: EngineConfig, device: torch.device) -> None:
+    """Refuse adapters where they can't be computed as everything else.
+
+    Raises:
+        ConfigError: names the option to change.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            f"adapters (--lora, --lora-dir) are computed on a CPU only, not on {device}; use --device cpu, "
+            "or merge the adapter into its base (merge_and_unload of PEFT) and serve that"
+        )
+    if config.deterministic and not adds_by_row():
+        raise ConfigError(
+            "--deterministic with adapters needs numba (the extra `cpu` installs it): without it, an "
+            "adapter's sums depend on the batch"
+        )
 
 
 def _size(

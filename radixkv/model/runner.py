@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.model.adapters.adapter_memory import AdapterMemory
+from radixkv.model.adapters.base_modules import BaseModules
+from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
@@ -50,6 +54,10 @@ class ModelRunner(WithoutStates):
         quantization: None, or `int8` weights.
         before_step: called before each step; it may change the number of threads.
         records_graphs: whether a GPU's steps may be recorded as CUDA graphs.
+        takes_adapters: rows may have LoRA adapters; needs a CPU.
+
+    Attributes:
+        adapters: reads and finds adapters; None: rows have none.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class ModelRunner(WithoutStates):
         quantization: str | None = None,
         before_step: Callable[[], None] | None = None,
         records_graphs: bool = True,
+        takes_adapters: bool = False,
     ) -> None:
         self._before_step = before_step
         self.model = loaded.model
@@ -74,7 +83,13 @@ class ModelRunner(WithoutStates):
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
         release_file_pages(weights)  # the checks at load have read all
+        base = None
+        if takes_adapters:
+            config = loaded.model.config
+            names = (loaded.name, str(getattr(config, "_name_or_path", "") or loaded.name))
+            base = BaseModules.of(loaded.model, names, Path(names[1]))
         rewrite_layers(loaded.model, quantization, backend)
+        self.adapters = None if base is None else AdapterMemory.attached(loaded.model, base)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
@@ -195,6 +210,8 @@ class ModelRunner(WithoutStates):
         """
         if self._before_step is not None:
             self._before_step()
+        arranged = ArrangedStep(batch) if self.adapters is None else arrange(batch, self.adapters.held)
+        batch = arranged.batch
         for group in batch.copy_groups:
             self.copy_blocks(group)
         plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
@@ -204,13 +221,15 @@ class ModelRunner(WithoutStates):
                 return replayed
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
         step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
+        step.adapters = arranged.adapters
         token_ids, positions, logit_rows = (
             to_device(self._pad(column), self.device)
             for column in (batch.token_ids, batch.positions, batch.logit_rows)
         )
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
-        return call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
+        logits = call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
+        return logits if arranged.logit_order is None else logits[arranged.logit_order]
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""

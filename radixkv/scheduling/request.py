@@ -77,6 +77,7 @@ class Request:
         tenant, salt: owner of the shared prefixes; engine clients make the namespace of them.
         namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
             adapter); the model is added.
+        lora: name of the adapter that computes it, which goes into the namespace; empty: the base alone.
         priority: smaller is more urgent, under the `priority` policy.
         cache_key_hint: shared by requests that come back together; tells `adaptive` eviction how soon.
         pins: prefixes of the prompt to pin once they are computed.
@@ -89,6 +90,7 @@ class Request:
 
     Attributes:
         is_checked: the engine's limits allow it.
+        adapter: the adapter in memory, held until the request is gone; None: it has none.
         grammar: the compiled grammar of the output; None: any output.
         samples: in the order of their indices; empty: no engine has it.
         failure: why it failed; None: it did not.
@@ -103,6 +105,7 @@ class Request:
     tenant: str = ""
     salt: str = ""
     namespace: NamespaceName = ""
+    lora: str = ""
     priority: int = 0
     cache_key_hint: str = ""
     pins: Sequence[PrefixPin] = ()
@@ -111,6 +114,7 @@ class Request:
     text: str | None = None
     stream: bool = False
     is_checked: bool = field(init=False, default=False)
+    adapter: Any = field(init=False, default=None)
     grammar: Any = field(init=False, default=None)
     samples: list[Any] = field(init=False, default_factory=list)
     failure: Failure | None = field(init=False, default=None)

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineOverloadedError
 from radixkv_server.activity.activity import Activity
@@ -34,6 +35,7 @@ from radixkv_server.response_file import make_store
 from radixkv_server.response_store import ResponseStore
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.registry import TenantRegistry
+from radixkv_server.tenants.tenant import Tenant
 
 # A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
 BODY_BYTES_PER_TOKEN = 64
@@ -167,22 +169,45 @@ class ServerContext:
         """Names that clients may ask for; the first is the one that answers carry by default."""
         return self.settings.served_model_names or (self.engine.model_name,)
 
+    def adapters_of(self, caller: Tenant) -> list[AdapterCard]:
+        """The adapters that a tenant may use, by name."""
+        return [card for card in self.engine.adapters.cards() if self.tenants.may_use(caller, card.name)]
+
+    def adapter_name(self, model: str | None, caller: Tenant) -> str:
+        """The adapter that a request's model names; empty: it is the base.
+
+        Raises:
+            ApiError: 404; the tenant may not use that adapter: to it, there is none.
+        """
+        if model is None or model in self.model_names:
+            return ""
+        if self.engine.adapters.card(model) is None:
+            model = model.removesuffix(":latest")  # Ollama's default tag; elsewhere it was refused before
+            if self.engine.adapters.card(model) is None:
+                return ""
+        if not self.tenants.may_use(caller, model):
+            raise self._no_model(model)
+        return model
+
     def resolve_model(self, name: str | None) -> str:
-        """The name to answer with; a request without one gets the model that is served.
+        """The name to answer with, the base's or an adapter's; a request without one gets the base.
 
         Raises:
             ApiError: 404; another model was asked for.
         """
         if name is None:
             return self.model_names[0]
-        if name not in self.model_names:
-            raise ApiError(
-                404,
-                f"The model {name[:200]!r} does not exist; this server serves {', '.join(self.model_names)}.",
-                param="model",
-                code="model_not_found",
-            )
+        if name not in self.model_names and self.engine.adapters.card(name) is None:
+            raise self._no_model(name)
         return name
+
+    def _no_model(self, name: str) -> ApiError:
+        return ApiError(
+            404,
+            f"The model {name[:200]!r} does not exist; this server serves {', '.join(self.model_names)}.",
+            param="model",
+            code="model_not_found",
+        )
 
 
 def context_of(request: HTTPConnection) -> ServerContext:

@@ -46,6 +46,7 @@ ENGINE = (
     *("radixkv.cluster", "radixkv.observe", "radixkv.text"),
     # The protocol, and what is asked and answered.
     *(
+        "radixkv.engine.adapters",
         "radixkv.engine.cache_client",
         "radixkv.engine.client",
         "radixkv.engine.config",

@@ -36,6 +36,7 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
+from radixkv.engine.adapters import Adapters
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.counters import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
@@ -277,6 +278,7 @@ class RemoteEngine:
         self.default_sampling = facts.default_sampling
         self.tokenizer = facts.tokenizer
         self.cache = RemoteCache(self._link)
+        self.adapters = Adapters()  # not yet over a connection
 
     @property
     def is_healthy(self) -> bool:

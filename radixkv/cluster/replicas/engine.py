@@ -27,6 +27,7 @@ from radixkv.cluster.replicas.attempts import Attempts, Running
 from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.member import AGAIN_S, Member
 from radixkv.cluster.replicas.members import Members
+from radixkv.engine.adapters import Adapters
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counters import EngineStats
@@ -65,6 +66,7 @@ class ReplicatedEngine(RendersChats):
         self.limits: PromptLimits = first.limits
         self.default_sampling: Mapping[str, Any] = first.default_sampling
         self.tokenizer: TextTokenizer = first.tokenizer
+        self.adapters = Adapters()  # not yet of several engines
         self._patience_s = patience_s
         super().__init__()
         self._members = Members()

@@ -12,9 +12,13 @@ Each part works row by row: with attention that does not depend on the batch, no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
+from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.cpu_layers.adapted_products import AdaptedFloat, AdaptedGate
+from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
@@ -32,14 +36,27 @@ class FusedLayer(LlamaLayer):
         merged, output, gated = parts.attention.merged, parts.attention.output, parts.gated
         assert gated is not None
         biases = tuple(part.bias for part in merged if part.bias is not None)
-        self.merged = PackedFloat(
+        self.merged: PackedFloat | AdaptedFloat = PackedFloat(
             torch.cat(tuple(part.weight for part in merged)), torch.cat(biases) if biases else None
         )
-        self.output = PackedFloat(output.weight, output.bias)
+        self.output: PackedFloat | AdaptedFloat = PackedFloat(output.weight, output.bias)
         gate, up = gated.gate_up
-        self.gated = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
-        self.down = PackedFloat(gated.down.weight, gated.down.bias)
+        self.gated: PackedGate | AdaptedGate = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
+        self.down: PackedFloat | AdaptedFloat = PackedFloat(gated.down.weight, gated.down.bias)
         self.narrow, self.wide = scratch
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+
+        def adapted(product: PackedFloat | AdaptedFloat, names: Sequence[str]) -> AdaptedFloat:
+            assert isinstance(product, PackedFloat)
+            return AdaptedFloat(product, slot_of(names))
+
+        self.merged = adapted(self.merged, ATTENTION_INPUTS)
+        self.output = adapted(self.output, ["self_attn.o_proj"])
+        assert isinstance(self.gated, PackedGate)
+        self.gated = AdaptedGate(self.gated, slot_of(GATE_UP))
+        self.down = adapted(self.down, ["mlp.down_proj"])
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)
@@ -54,7 +71,7 @@ class FusedLayer(LlamaLayer):
         self.down.multiply(rows, states, add=True)
 
     def _multiply_normed(
-        self, which: int, product: PackedFloat | PackedGate, states: torch.Tensor
+        self, which: int, product: PackedFloat | PackedGate | AdaptedFloat | AdaptedGate, states: torch.Tensor
     ) -> torch.Tensor:
         normed = self.kernels.rms_norm(states, *self.norms[which], out=self.narrow.take(*states.shape))
         return product.multiply(normed, self.wide.take(len(states), product.out_features))

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
+from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.cpu_layers.adapted_products import AdaptedInt8
+from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
 from radixkv.model.cpu_layers.quantized_linear import quantize_weight
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.int8_product import PackedInt8
@@ -37,11 +39,23 @@ class Int8Layer(LlamaLayer):
     def __init__(self, parts: DecoderParts, kernels: RowKernels, rows: Int8Rows, scratch: Scratch) -> None:
         super().__init__(parts, kernels)
         assert parts.gated is not None
-        self.merged = _pack(parts.attention.merged)
-        self.output = _pack([parts.attention.output])
-        self.gate_up = _pack(parts.gated.gate_up)
-        self.down = _pack([parts.gated.down])
+        self.merged: PackedInt8 | AdaptedInt8 = _pack(parts.attention.merged)
+        self.output: PackedInt8 | AdaptedInt8 = _pack([parts.attention.output])
+        self.gate_up: PackedInt8 | AdaptedInt8 = _pack(parts.gated.gate_up)
+        self.down: PackedInt8 | AdaptedInt8 = _pack([parts.gated.down])
         self.rows, self.scratch = rows, scratch
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+
+        def adapted(product: PackedInt8 | AdaptedInt8, names: Sequence[str]) -> AdaptedInt8:
+            assert isinstance(product, PackedInt8)
+            return AdaptedInt8(product, slot_of(names))
+
+        self.merged = adapted(self.merged, ATTENTION_INPUTS)
+        self.output = adapted(self.output, ["self_attn.o_proj"])
+        self.gate_up = adapted(self.gate_up, GATE_UP)
+        self.down = adapted(self.down, ["mlp.down_proj"])
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)
@@ -58,7 +72,9 @@ class Int8Layer(LlamaLayer):
         own, scales = self.rows.gated(rows.view(len(rows), -1), self.down.row_width)
         self.down.multiply(own, scales, states, add=True)
 
-    def _multiply_normed(self, which: int, product: PackedInt8, states: torch.Tensor) -> torch.Tensor:
+    def _multiply_normed(
+        self, which: int, product: PackedInt8 | AdaptedInt8, states: torch.Tensor
+    ) -> torch.Tensor:
         own, scales = self.rows.norm(states, *self.norms[which], product.row_width)
         return product.multiply(own, scales, self.scratch.take(len(states), product.out_features))
 

@@ -14,6 +14,10 @@ from radixkv.model.parallel.over_ranks import JoinedOverRanks
 from radixkv.model.step_context import current_step
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
+#: Linear layers of Llama's layer that are computed as one product, in the order of their outputs.
+ATTENTION_INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
 
 class Scratch:
     """A float32 matrix that all layers write to in turn; grows to the largest batch."""

@@ -31,13 +31,18 @@ def check_folder(folder: Path, *, weights: bool = True) -> None:
         paths += (folder / _MORE_TEMPLATES).glob("*")
     except OSError as error:
         raise ModelLoadError(f"{folder} can't be read: {error.strerror or error}.") from error
-    _check_links(folder, paths)
+    check_links(folder, paths)
     if weights:
-        _check_links(folder, weight_files(folder))
+        check_links(folder, weight_files(folder))
         check_weight_files(folder)
 
 
-def _check_links(folder: Path, paths: list[Path]) -> None:
+def check_links(folder: Path, paths: list[Path]) -> None:
+    """Refuse links that leave their folder; those into the hub's cache are its own client's.
+
+    Raises:
+        ModelLoadError: names the link and its target.
+    """
     own = Path(os.path.realpath(folder))
     for path in paths:
         target = Path(os.path.realpath(path))

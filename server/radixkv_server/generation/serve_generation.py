@@ -49,6 +49,18 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
     return Response(body, media_type="application/json")
 
 
+def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted: Asking) -> None:
+    """Have the adapter that a body's model names, if it is one, compute the requests.
+
+    Raises:
+        ApiError: 404; the caller may not use it.
+    """
+    model: str | None = getattr(body, "model", None)
+    lora = context.adapter_name(model, caller)
+    for request in wanted.requests:
+        request.lora = lora
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted(Generic[AnyRenderer]):
     """A request of a generation route that has been read and checked, and not run yet."""
@@ -72,7 +84,9 @@ async def begin(
         ApiError, RadixKVError: the request is refused.
     """
     visit = record.enter(context.tenants.limiter_of(record.caller))
-    wanted, renderer = await parse(context, await read(), record.caller)
+    body = await read()
+    wanted, renderer = await parse(context, body, record.caller)
+    name_adapter(context, body, record.caller, wanted)
     record.ignored += [word for facts in wanted.facts for word in facts.ignored]
     record.notes += dict.fromkeys(note for facts in wanted.facts for note in facts.notes)
     generation = Generation(context, record, wanted)
@@ -138,9 +152,12 @@ async def tell_prompt(
     """
     context, record = context_of(request), record_of(request.scope)
     most = context.max_body_bytes(context.settings.max_prompts if takes_many_prompts else 1)
-    wanted, _ = await parse(context, await context.bodies.read(request, model, most), record.caller)
+    body = await context.bodies.read(request, model, most)
+    wanted, _ = await parse(context, body, record.caller)
+    name_adapter(context, body, record.caller, wanted)
     longest = max(wanted.requests, key=lambda one: len(one.prompt))
-    prompt, namespace = token_ids(longest), [record.tenant, longest.salt, ""]  # no adapter
+    card = context.engine.adapters.card(longest.lora)
+    prompt, namespace = token_ids(longest), [record.tenant, longest.salt, card.identity if card else ""]
     return await long_json_response(
         lambda: {"tokens": prompt.tolist(), "count": len(prompt), "namespace": namespace},
         size=len(prompt),

@@ -9,6 +9,7 @@ tokens_per_minute = 100_000
 concurrency = 8
 floor_blocks = 500             # other tenants can't evict its cached blocks below this number
 ceiling_blocks = 4_000
+adapters = ["sql"]             # the LoRA adapters that it may use; without this line: all
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NUMBERS = {  # name -> least value
     "floor_blocks": 0,
     "ceiling_blocks": 1,
 }
-_NAMES = ("keys", "role", *_NUMBERS)
+_NAMES = ("keys", "role", "adapters", *_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +137,11 @@ def _account(table: Mapping[str, Any], where: str) -> Account:
     floor, ceiling = numbers.pop("floor_blocks") or 0, numbers.pop("ceiling_blocks")
     if ceiling is not None and ceiling < floor:
         raise ConfigError(f"{where} ceiling_blocks ({ceiling}) is below floor_blocks ({floor})")
-    return Account(Limits(**numbers), Quota(floor, ceiling))
+    adapters = table.get("adapters")
+    if adapters is not None and not (
+        isinstance(adapters, list) and all(isinstance(name, str) and name for name in adapters)
+    ):
+        raise ConfigError(f'{where} adapters must be a list of names, as ["sql"], not {adapters!r:.200}')
+    return Account(
+        Limits(**numbers), Quota(floor, ceiling), None if adapters is None else frozenset(adapters)
+    )

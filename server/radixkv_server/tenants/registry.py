@@ -81,6 +81,11 @@ class TenantRegistry:
             limiter = self._limiters[tenant.name] = Limiter(limits, time.monotonic)
         return limiter
 
+    def may_use(self, tenant: Tenant, adapter: str) -> bool:
+        """Return whether a tenant may use the LoRA adapter of that name. O(1)."""
+        allowed = self._accounts.get(tenant.name, Account()).adapters
+        return tenant.is_admin or allowed is None or adapter in allowed
+
     def has_ceiling(self, tenant: Tenant) -> bool:
         """Return whether the tenant's share of the cache is bounded. O(1)."""
         account = self._accounts.get(tenant.name)

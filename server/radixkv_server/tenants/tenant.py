@@ -49,7 +49,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Grants of a tenant: limits of its requests, and its quota of the cache, in blocks."""
+    """Grants of a tenant.
+
+    Attributes:
+        limits: of its requests.
+        quota: of the cache, in blocks.
+        adapters: names of the LoRA adapters that it may use; None: all.
+    """
 
     limits: Limits = field(default_factory=Limits)
     quota: Quota = field(default_factory=Quota)
+    adapters: frozenset[str] | None = None

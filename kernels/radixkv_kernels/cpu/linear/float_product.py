@@ -56,8 +56,9 @@ from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
     ROWS_PER_ITEM,
     PANEL_BYTES,
     GROUP,
-) = range(17)
-_NUM_ARGUMENTS = 17
+    BIAS_STRIDE,
+) = range(18)
+_NUM_ARGUMENTS = 18
 #: Vectors of a panel and rows of a tile: their product in accumulators, beside the loaded operands, fits 32
 #: registers of 16 floats (AVX-512), or 16 of 8.
 _VECTORS, _TILE_ROWS = (3, 8) if LANES == 16 else (2, 6)
@@ -255,6 +256,7 @@ def _kernel(storage: int, gated: bool) -> Any:
         sums_at, gates_at = np.int64(sums.ctypes.data), np.int64(gates.ctypes.data)
         parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
         groups = (panels + arg[GROUP] - 1) // arg[GROUP]
+        bias_stride = arg[BIAS_STRIDE]
         while True:
             item = take(counter)
             if item >= groups * parts:
@@ -273,11 +275,12 @@ def _kernel(storage: int, gated: bool) -> Any:
                 for place in range(group * n):
                     base, i = (first + place // n) * COLUMNS, place % n
                     count = min(COLUMNS, width - base)
-                    bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
+                    bias_at = (begin + i) * bias_stride + base * 4
+                    bias = f32_row(arg[BIAS] + bias_at, COLUMNS)
                     out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
                     own = sums[place * COLUMNS : place * COLUMNS + count]
                     if gated:
-                        gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
+                        gate_bias = f32_row(arg[GATE_BIAS] + bias_at, COLUMNS)
                         _gate(gates[place * COLUMNS : (place + 1) * COLUMNS], gate_bias, own, bias, out)
                     elif arg[ADD]:
                         for c in range(count):
@@ -390,6 +393,27 @@ class PackedGate(_Packed):
         self._arguments[GATE_WEIGHT], self._arguments[GATE_BIAS] = self._keep(gate, gate_bias)
         self._kernel = _kernel(self._storage, gated=True)
 
-    def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`."""
-        return self._run(rows, out)
+    @property
+    def biases(self) -> torch.Tensor:
+        """Biases of the gate's and the up product, one after the other: float32 [2 out]."""
+        return torch.cat([self._kept[place][: self.out_features] for place in (3, 1)])
+
+    def multiply(
+        self, rows: torch.Tensor, out: torch.Tensor, biases: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`.
+
+        Args:
+            biases: float32 [T, 2 out], contiguous: each row's own in the place of `self.biases`.
+        """
+        if biases is None:
+            return self._run(rows, out)
+        a = self._arguments
+        own = int(a[GATE_BIAS]), int(a[BIAS])
+        a[GATE_BIAS], a[BIAS] = biases.data_ptr(), biases.data_ptr() + 4 * self.out_features
+        a[BIAS_STRIDE] = 8 * self.out_features
+        try:
+            return self._run(rows, out)
+        finally:
+            a[GATE_BIAS], a[BIAS] = own
+            a[BIAS_STRIDE] = 0

@@ -15,6 +15,7 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
+from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
 
@@ -57,8 +58,8 @@ async def create_embedding() -> Response:
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     """The names the model is served under, in a list that OpenAI's and Anthropic's SDKs read."""
-    context = context_of(request)
-    names = context.model_names
+    context, caller = context_of(request), record_of(request.scope).caller
+    names = [*context.model_names, *(card.name for card in context.adapters_of(caller))]
     cards = [await _model_card(context, name) for name in names]
     page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_response({"object": "list", "data": cards, **page})
@@ -67,7 +68,8 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     """One model; names may hold slashes."""
-    context = context_of(request)
+    context, caller = context_of(request), record_of(request.scope).caller
+    context.adapter_name(model, caller)
     return json_response(await _model_card(context, context.resolve_model(model)))
 
 
@@ -89,6 +91,9 @@ async def _model_card(context: ServerContext, name: str) -> Json:
         "context_length": context.engine.limits.context_length,
         "chat_format": {"name": known.name, "is_known": known.is_known},
     }
+    adapter = None if name in context.model_names else context.engine.adapters.card(name)
+    if adapter is not None:
+        own |= {"parent": context.model_names[0], "created": adapter.created, "rank": adapter.rank}
     return {"id": name, **openai, **anthropic, **own}
 
 

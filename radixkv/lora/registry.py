@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdapterRegistry: adapters of an engine by name; the most recently used ones are in memory.
+
+    name -> entry (folder, identity)      identity -> matrices, weakly: for as long as anybody has them
+
+The registry keeps the matrices of `max_loras` adapters, a request those of its own: an adapter that is
+replaced, unloaded or pushed out stays in memory until its last request has ended. Files are read on the
+caller's thread, never on the engine's between two steps, and are compared with the registered identity, so
+that a name never changes its weights unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radixkv.engine.adapters import AdapterCard, Adapters
+from radixkv.engine.config import EngineConfig
+from radixkv.errors import AdapterLoadError, ConfigError, InvalidRequestError
+from radixkv.model.adapters.adapter_memory import AdapterMemory
+from radixkv.model.adapters.packed_adapter import PackedAdapter
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+
+
+def parse_lora(specs: Iterable[str]) -> dict[str, str]:
+    """Folders by name, from `NAME=PATH` or several of them with commas between.
+
+    >>> parse_lora(["sql=/a/sql,chat=/a/chat"])
+    {'sql': '/a/sql', 'chat': '/a/chat'}
+
+    Raises:
+        ConfigError: no NAME=PATH, no name, or a name twice.
+    """
+    found: dict[str, str] = {}
+    for spec in (part for text in specs for part in text.split(",")):
+        name, _, folder = spec.strip().partition("=")
+        if not name or not folder:
+            raise ConfigError(f"--lora takes NAME=PATH, several with commas between them, not {spec!r:.200}")
+        check_name(name)
+        if name in found:
+            raise ConfigError(f"--lora names {name!r} twice")
+        found[name] = folder
+    return found
+
+
+def check_name(name: str) -> None:
+    """Refuse what can't name an adapter.
+
+    Raises:
+        ConfigError: other characters, or too many.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name[:200]!r} is no name of an adapter: a letter or digit, then at most 127 letters, digits "
+            "and _.:/-"
+        )
+
+
+def open_adapters(config: EngineConfig, memory: AdapterMemory | None, model: str) -> Adapters:
+    """Register the adapters that a configuration names.
+
+    Args:
+        memory: of the model; None: it takes no adapters.
+        model: the base's name.
+
+    Raises:
+        ConfigError: a name can't be one, or is the base's.
+        AdapterLoadError: a folder can't be read, or does not fit the base.
+    """
+    if memory is None:
+        return Adapters()
+    registry = AdapterRegistry(
+        memory, reserved=(model,), max_loras=config.max_loras, max_rank=config.max_lora_rank
+    )
+    for name, folder in parse_lora(config.lora).items():
+        registry.load(name, folder)
+    return registry
+
+
+@dataclass(slots=True)
+class _Registered:
+    """A registered adapter."""
+
+    name: str
+    folder: Path
+    identity: str
+    rank: int
+    nbytes: int
+    created: int
+    num_reads: int = 1
+    reading: threading.Lock = field(default_factory=threading.Lock)  # one reads, others wait for it
+
+
+class AdapterRegistry(Adapters):
+    """See the module's docstring. Thread-safe.
+
+    Args:
+        memory: packs adapters for the model, and finds them.
+        reserved: names that are taken: the base model's.
+        max_loras: adapters kept in memory while no request uses them.
+        max_rank: largest rank taken.
+    """
+
+    is_enabled = True
+
+    def __init__(
+        self,
+        memory: AdapterMemory,
+        *,
+        reserved: Sequence[str],
+        max_loras: int,
+        max_rank: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._memory = memory
+        self._reserved = frozenset(reserved)
+        self._max_loras, self._max_rank = max_loras, max_rank
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Registered] = {}
+        self._kept: OrderedDict[str, PackedAdapter] = OrderedDict()  # by identity, least recently used first
+
+    def cards(self) -> Sequence[AdapterCard]:
+        with self._lock:
+            return [self._card(self._entries[name]) for name in sorted(self._entries)]
+
+    def card(self, name: str) -> AdapterCard | None:
+        with self._lock:
+            entry = self._entries.get(name)
+            return None if entry is None else self._card(entry)
+
+    def in_memory(self, name: str) -> bool:
+        with self._lock:
+            entry = self._entries.get(name)
+            return entry is None or self._memory.get(entry.identity) is not None
+
+    def name_of(self, identity: str) -> str | None:
+        with self._lock:
+            names = [name for name, entry in self._entries.items() if entry.identity == identity]
+        return min(names, default=None)
+
+    def acquire(self, name: str) -> PackedAdapter:
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                known = ", ".join(sorted(self._entries)[:20]) or "none is loaded"
+                raise InvalidRequestError(
+                    f"there is no adapter {name[:200]!r} ({known})", param="lora", code="model_not_found"
+                )
+            adapter = self._memory.get(entry.identity)
+            if adapter is not None:
+                self._keep(adapter)
+                return adapter
+        with entry.reading:
+            adapter = self._memory.get(entry.identity) or self._read_again(entry)
+        with self._lock:
+            if self._entries.get(name) is entry:  # else it was unloaded meanwhile: this request ends with it
+                self._keep(adapter)
+        return adapter
+
+    def _read_again(self, entry: _Registered) -> PackedAdapter:
+        try:
+            adapter = self._memory.read(entry.folder, self._max_rank)
+        except AdapterLoadError as error:
+            raise InvalidRequestError(
+                f"the adapter {entry.name!r} can't be read any more: {error}",
+                param="lora",
+                code="adapter_gone",
+            ) from error
+        if adapter.identity != entry.identity:
+            raise InvalidRequestError(
+                f"the files of the adapter {entry.name!r} have changed since it was loaded; load it again "
+                "(POST /v1/load_lora_adapter)",
+                param="lora",
+                code="adapter_changed",
+            )
+        entry.num_reads += 1
+        return adapter
+
+    def load(self, name: str, folder: str) -> AdapterCard:
+        check_name(name)
+        if name in self._reserved:
+            raise ConfigError(f"{name!r} is the base model's name; give the adapter another")
+        try:
+            adapter = self._memory.read(Path(folder), self._max_rank)
+        except AdapterLoadError as error:
+            raise AdapterLoadError(f"The adapter {name!r} can't be loaded: {error}") from None
+        entry = _Registered(
+            name, Path(folder), adapter.identity, adapter.rank, adapter.nbytes, int(self._clock())
+        )
+        with self._lock:
+            before = self._entries.get(name)
+            self._entries[name] = entry
+            if before is not None:
+                self._drop(before.identity)
+            self._keep(adapter)
+            return self._card(entry)
+
+    def unload(self, name: str) -> bool:
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            if entry is not None:
+                self._drop(entry.identity)
+            return entry is not None
+
+    def _card(self, entry: _Registered) -> AdapterCard:
+        return AdapterCard(
+            name=entry.name,
+            identity=entry.identity,
+            folder=str(entry.folder),
+            rank=entry.rank,
+            created=entry.created,
+            in_memory=self._memory.get(entry.identity) is not None,
+            nbytes=entry.nbytes,
+            num_reads=entry.num_reads,
+        )
+
+    def _keep(self, adapter: PackedAdapter) -> None:
+        """Note the use of an adapter; the least recently used one beyond the limit is let go."""
+        self._kept[adapter.identity] = adapter
+        self._kept.move_to_end(adapter.identity)
+        while len(self._kept) > self._max_loras:
+            self._kept.popitem(last=False)
+
+    def _drop(self, identity: str) -> None:
+        """Let an adapter go that a name has lost, unless another name has it."""
+        if all(entry.identity != identity for entry in self._entries.values()):
+            self._kept.pop(identity, None)

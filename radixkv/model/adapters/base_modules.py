@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear layers of a base model that adapters may change, by their paths in transformers' model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+#: A path has one of these among its parts: attention and MLP of a decoder layer, whose rows are the step's.
+_PARENTS = frozenset({"self_attn", "attn", "attention", "mlp", "feed_forward", "shared_expert"})
+#: Rows of these are chosen by a router, or their result chooses.
+_NOT_UNDER = frozenset({"experts", "gate", "router", "shared_expert_gate"})
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModules:
+    """A base model as adapters see it.
+
+    Attributes:
+        names: names by which the model is known; adapters tell the one they were trained on.
+        folder: where it was loaded from; None: not from a folder.
+        shapes: path of each linear layer that may be changed -> (inputs, outputs).
+    """
+
+    names: tuple[str, ...]
+    folder: Path | None
+    shapes: dict[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, model: nn.Module, names: tuple[str, ...], folder: Path | None = None) -> BaseModules:
+        """Describe a transformers model whose layers have not been rewritten."""
+        shapes = {
+            path: (module.in_features, module.out_features)
+            for path, module in model.named_modules()
+            if type(module) is nn.Linear and _may_change(path)
+        }
+        return cls(names, folder, shapes)
+
+
+def _may_change(path: str) -> bool:
+    parts = path.split(".")
+    is_in_layer = any(part.isdigit() for part in parts)
+    return is_in_layer and bool(_PARENTS.intersection(parts)) and not _NOT_UNDER.intersection(parts)

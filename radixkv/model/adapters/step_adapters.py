@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters of a step's rows, and an order of the step's entries that keeps the rows of each together.
+
+    rows     | no adapter | adapter a ......... | adapter b |
+    segments              | start        end    | ...
+
+The scheduler's order of entries is kept where it is of that kind already. Else the runner computes the step
+with its entries moved, and moves the logits back: nothing above the runner sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixkv.model.adapters.packed_adapter import PackedAdapter
+from radixkv.scheduling.batch import Batch, Entry
+
+_ADAPTER_PART = 2  # of a namespace's key: (tenant, salt, adapter, model)
+
+#: Finds an adapter in memory by its identity.
+Find = Callable[[str], PackedAdapter]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Rows [start, end) of a step, which one adapter changes."""
+
+    start: int
+    end: int
+    adapter: PackedAdapter
+
+
+class StepAdapters:
+    """Segments of a step, in ascending order and without gaps.
+
+    Attributes:
+        first, end: the rows of all segments.
+    """
+
+    def __init__(self, segments: Sequence[AdapterRows]) -> None:
+        self.segments = segments
+        self.first, self.end = segments[0].start, segments[-1].end
+        adapters = [segment.adapter for segment in segments]
+        self.changed = [
+            any(products)
+            for products in zip(*([p is not None for p in a.products] for a in adapters), strict=True)
+        ]
+        self.max_inner = max(adapter.max_inner for adapter in adapters)
+        self._table: npt.NDArray[np.int64] | None = None
+        self._address = self._stride = 0
+
+    def address(self, product: int) -> int:
+        """Address of the segments of a product, for `radixkv_kernels.cpu.linear.low_rank`."""
+        if self._table is None:
+            tables = [segment.adapter.table for segment in self.segments]
+            table = self._table = np.stack(tables, axis=1)
+            table[:, :, 0] = [segment.start for segment in self.segments]
+            table[:, :, 1] = [segment.end for segment in self.segments]
+            self._address, self._stride = table.ctypes.data, table.strides[0]
+        return self._address + product * self._stride
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedStep:
+    """A step as the runner computes it.
+
+    Attributes:
+        adapters: of its rows; None: no row has one.
+        logit_order: the place of each of the original step's logit rows in this one; None: the same.
+    """
+
+    batch: Batch
+    adapters: StepAdapters | None = None
+    logit_order: torch.Tensor | None = None
+
+
+def adapter_of(entry: Entry) -> str:
+    """The identity of an entry's adapter; empty: it has none."""
+    namespace = entry.request.namespace
+    is_whole = isinstance(namespace, tuple) and len(namespace) > _ADAPTER_PART
+    return namespace[_ADAPTER_PART] if is_whole else ""
+
+
+def arrange(batch: Batch, find: Find) -> ArrangedStep:
+    """Bring the rows of each adapter together. O(entries) where no entry has an adapter, else O(tokens)."""
+    names = [adapter_of(entry) for entry in batch.entries]
+    if not any(names):
+        return ArrangedStep(batch)
+    order = sorted(range(len(names)), key=names.__getitem__)  # stable; no adapter comes first
+    logit_order = None
+    if order != list(range(len(order))):
+        batch, logit_order = _moved(batch, order)
+        names = [names[r] for r in order]
+    return ArrangedStep(batch, StepAdapters(_segments(names, batch.query_starts, find)), logit_order)
+
+
+def _segments(names: Sequence[str], starts: npt.NDArray[np.int32], find: Find) -> list[AdapterRows]:
+    segments: list[AdapterRows] = []
+    begin = 0
+    for r in range(1, len(names) + 1):
+        if r == len(names) or names[r] != names[begin]:
+            if names[begin]:
+                segments.append(AdapterRows(int(starts[begin]), int(starts[r]), find(names[begin])))
+            begin = r
+    return segments
+
+
+def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, torch.Tensor]:
+    """The batch with its entries in another order, and the places of its logits."""
+    starts = batch.query_starts
+    counts = np.diff(starts)[order]
+    query_starts = np.zeros_like(starts)
+    np.cumsum(counts, out=query_starts[1:])
+    rows = np.concatenate([np.arange(starts[r], starts[r + 1]) for r in order])
+    place = np.empty_like(rows)
+    place[rows] = np.arange(len(rows))
+    write_slots, write_rows = batch.write_slots, batch.write_rows
+    if write_rows is None:
+        write_slots = write_slots[rows]
+    else:
+        write_rows = place[write_rows]
+    logit_rows = place[batch.logit_rows]
+    fed = batch.fed_tokens
+    moved = replace(
+        batch,
+        entries=[batch.entries[r] for r in order],
+        token_ids=batch.token_ids[rows],
+        positions=batch.positions[rows],
+        query_starts=query_starts,
+        context_lengths=batch.context_lengths[order],
+        block_tables=[batch.block_tables[r] for r in order],
+        write_slots=write_slots,
+        write_rows=write_rows,
+        logit_rows=np.sort(logit_rows),
+        fed_tokens=None if fed is None else fed[torch.from_numpy(rows)],
+        num_rows=0,
+    )
+    return moved, torch.from_numpy(np.argsort(np.argsort(logit_rows)))

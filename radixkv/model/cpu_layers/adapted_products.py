@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of the rewritten layers with the changes of adapters: each stands in the place of its product."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.model.adapters.attachment import ProductSlot
+from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
+from radixkv_kernels.cpu.linear.int8_product import GROUP, PackedInt8
+
+
+class AdaptedFloat:
+    """A `PackedFloat` whose rows adapters change."""
+
+    def __init__(self, product: PackedFloat, slot: ProductSlot) -> None:
+        self.product, self.slot = product, slot
+        self.out_features = product.out_features
+
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
+        """See `PackedFloat.multiply`."""
+        self.product.multiply(rows, out, add=add)
+        adapters = self.slot.active()
+        if adapters is not None:
+            self.slot.add(adapters, rows[adapters.first :], out[adapters.first :])
+        return out
+
+
+class AdaptedGate:
+    """A `PackedGate` whose rows adapters change before the SiLU: as biases of their own."""
+
+    def __init__(self, product: PackedGate, slot: ProductSlot) -> None:
+        self.product, self.slot = product, slot
+        self.out_features = product.out_features
+        self._biases = product.biases
+
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """See `PackedGate.multiply`."""
+        adapters = self.slot.active()
+        if adapters is None:
+            return self.product.multiply(rows, out)
+        biases = self._biases.repeat(len(rows), 1)
+        self.slot.add(adapters, rows[adapters.first :], biases[adapters.first :])
+        return self.product.multiply(rows, out, biases)
+
+
+class AdaptedInt8:
+    """A `PackedInt8` whose rows adapters change, in float32, from the very inputs that it multiplies."""
+
+    def __init__(self, product: PackedInt8, slot: ProductSlot) -> None:
+        self.product, self.slot = product, slot
+        self.out_features, self.row_width = product.out_features, product.row_width
+
+    def multiply(
+        self, rows: torch.Tensor, row_scales: torch.Tensor, out: torch.Tensor, *, add: bool = False
+    ) -> torch.Tensor:
+        """See `PackedInt8.multiply`."""
+        self.product.multiply(rows, row_scales, out, add=add)
+        adapters = self.slot.active()
+        if adapters is not None:
+            own = slice(adapters.first, adapters.end)
+            inputs = _widened(rows[own], row_scales[own])[:, : self.product.in_features]
+            self.slot.add(adapters, inputs, out[own])
+        return out
+
+
+def _widened(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Quantised rows [T, W] as float32; see `radixkv_kernels.cpu.linear.int8_rows`."""
+    values = rows.to(torch.float32)
+    if rows.dtype == torch.uint8:
+        values -= 128.0
+    return values.view(len(rows), -1, GROUP).mul_(scales[:, :, None]).view(len(rows), -1)

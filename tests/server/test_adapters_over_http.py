@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters over HTTP: models with a parent, chosen by `model` in every API, restricted by the keys file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from tiny_adapters import greedy, peft_model, plain_model, save_adapter
+from tiny_models import save_tiny_model
+
+from radixkv import AsyncEngine
+from radixkv.engine.config import EngineConfig
+from radixkv_server.app import create_app
+from radixkv_server.settings import ServerSettings
+from radixkv_server.tenants.api_keys import stored_form
+
+PROMPT = [11, 45, 200, 7, 31, 90, 15, 16]
+COUNT = 6
+
+
+class Served:
+    """A tiny base and two adapters of it, with PEFT's answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = save_tiny_model(folder / "tiny", "llama")
+        models: dict[str, Any] = {"tiny": plain_model(self.base)}
+        self.folders: dict[str, Path] = {}
+        for seed, name in enumerate(("sql", "chat")):
+            models[name] = peft_model(self.base, seed)
+            self.folders[name] = save_adapter(models[name], folder / "adapters" / name)
+        self.answers = {name: greedy(model, PROMPT, COUNT) for name, model in models.items()}
+        self.engine = AsyncEngine.from_config(
+            EngineConfig(
+                model=str(self.base),
+                num_blocks=64,
+                warm_up="off",
+                lora=tuple(f"{name}={path}" for name, path in self.folders.items()),
+                lora_dir=str(folder / "adapters"),
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def client(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(
+        f'[tenants.root]\nrole = "admin"\nkeys = ["{stored_form("root-secret")}"]\n'
+        f'[tenants.ada]\nadapters = ["sql"]\nkeys = ["{stored_form("ada-secret")}"]\n'
+    )
+    app = create_app(served.engine, ServerSettings(keys_file=str(keys), allowed_hosts=("testserver",)))
+    with TestClient(app, headers={"authorization": "Bearer root-secret"}) as client:
+        yield client
+
+
+ADA = {"authorization": "Bearer ada-secret"}
+
+
+def complete(client: TestClient, model: str | None, **options: Any) -> httpx.Response:
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": COUNT,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return client.post("/v1/completions", json=body | ({"model": model} if model else {}), **options)
+
+
+def test_models_have_a_parent(client: TestClient, served: Served) -> None:
+    cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+    assert list(cards) == ["tiny", "chat", "sql"]
+    assert cards["sql"]["parent"] == "tiny"
+    assert "parent" not in cards["tiny"]
+    assert client.get("/v1/models/chat").json()["parent"] == "tiny"
+
+
+@pytest.mark.parametrize("model", ["tiny", "sql", "chat", None])
+def test_the_model_names_the_adapter(model: str | None, client: TestClient, served: Served) -> None:
+    answer = complete(client, model).json()
+    assert answer["model"] == (model or "tiny")
+    assert answer["choices"][0]["token_ids"] == served.answers[model or "tiny"]
+
+
+def test_every_api_chooses_by_model(client: TestClient) -> None:
+    """The same chat to each model; each API gives the adapter's text, not the base's."""
+    told = [{"role": "user", "content": "hello there"}]
+    texts: dict[str, set[str]] = {}
+    for model in ("sql", "tiny"):
+        common = {"model": model, "temperature": 0, "stream": False}
+        chat = client.post("/v1/chat/completions", json={**common, "messages": told, "max_tokens": 8})
+        message = client.post("/v1/messages", json={**common, "messages": told, "max_tokens": 8})
+        response = client.post(
+            "/v1/responses", json={**common, "input": "hello there", "max_output_tokens": 8}
+        )
+        options = {"num_predict": 8, "temperature": 0}
+        ollama = client.post(
+            "/api/chat",
+            json={"model": f"{model}:latest", "messages": told, "stream": False, "options": options},
+        )
+        texts[model] = {
+            chat.json()["choices"][0]["message"]["content"],
+            message.json()["content"][0]["text"],
+            response.json()["output"][0]["content"][0]["text"],
+            ollama.json()["message"]["content"],
+        }
+    assert len(texts["sql"]) == len(texts["tiny"]) == 1
+    assert texts["sql"] != texts["tiny"]
+
+
+def test_tenants_use_the_adapters_of_the_keys_file(client: TestClient, served: Served) -> None:
+    assert complete(client, "sql", headers=ADA).json()["choices"][0]["token_ids"] == served.answers["sql"]
+    refused = complete(client, "chat", headers=ADA)
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    names = [card["id"] for card in client.get("/v1/models", headers=ADA).json()["data"]]
+    assert names == ["tiny", "sql"]
+    assert client.get("/v1/models/chat", headers=ADA).status_code == 404
+
+
+def test_prompts_of_adapters_are_told_with_their_namespace(client: TestClient, served: Served) -> None:
+    body = {"model": "sql", "prompt": PROMPT}
+    told = client.post("/tokenize/v1/completions", json=body).json()
+    card = served.engine.adapters.card("sql")
+    assert card is not None
+    assert told["namespace"] == ["root", "", card.identity]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters of tiny models, written by PEFT itself with random matrices, and PEFT's greedy answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+
+def peft_model(base: Path, seed: int, **options: Any) -> Any:
+    """A base model with one random adapter on it, whose matrices are both far from zero."""
+    chosen = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = get_peft_model(plain_model(base), LoraConfig(**chosen))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def plain_model(base: Path) -> Any:
+    """The base model of transformers, in float32."""
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+
+
+def save_adapter(model: Any, folder: Path) -> Path:
+    """Write a model's adapter as PEFT does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+    return folder
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The next `count` tokens, each computed from all before it, without a cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@torch.inference_mode()
+def last_logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
+    """Logits [V] of the token after the prompt."""
+    logits: torch.Tensor = model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1]
+    return logits
