@@ -32,6 +32,7 @@ class KVGroup:
         num_query_heads: a multiple of `num_kv_heads`.
         key_size, value_size: elements of a head.
         value_in_key: values are the first elements of the keys.
+        chunk: a token sees the positions from the last multiple of this on; None: all before it.
     """
 
     layers: tuple[int, ...]
@@ -40,6 +41,7 @@ class KVGroup:
     key_size: int
     value_size: int
     value_in_key: bool = False
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class KVLayout:
             )
         if missing := set(self.aliases.values()) - set(layers):
             raise ValueError(f"the K/V of layers {sorted(missing)} are read, but not stored")
+        if odd := {group.chunk for group in self.groups if group.chunk and group.chunk % self.block_size}:
+            raise ValueError(
+                f"attention in chunks of {min(odd)} tokens needs a block size that divides them, not "
+                f"{self.block_size}"
+            )
 
     @cached_property
     def specs(self) -> tuple[KVSpec, ...]:
@@ -103,8 +110,10 @@ class KVLayout:
     @property
     def is_plain(self) -> bool:
         """Return True if one `PagedKV` with the model's own layer numbers holds it all."""
-        return len(self.groups) == 1 and all(
-            place == (0, layer) and layer not in self.aliases for layer, place in self.places.items()
+        return (
+            len(self.groups) == 1
+            and self.groups[0].chunk is None
+            and all(place == (0, layer) and layer not in self.aliases for layer, place in self.places.items())
         )
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from radixkv_kernels.interface import AttentionBackend, BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
-from radixkv_kernels.kv_groups import KVLayout
+from radixkv_kernels.kv_groups import KVGroup, KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,28 @@ def make_backend(
     if isinstance(spec, KVSpec):
         return _build(name, BackendConfig(num_query_heads=num_query_heads, spec=spec, **limits))
     backends = [
-        _build(name, BackendConfig(num_query_heads=group.num_query_heads, spec=own, **limits))
-        for group, own in zip(spec.groups, spec.specs, strict=True)
+        _build_group(name, group, own, limits) for group, own in zip(spec.groups, spec.specs, strict=True)
     ]
     if spec.is_plain:
         return backends[0]
     from radixkv_kernels.grouped_backend import GroupedBackend
 
     return GroupedBackend(spec, backends)
+
+
+def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]) -> AttentionBackend:
+    heads = group.num_query_heads
+    if group.chunk is None:
+        return _build(name, BackendConfig(num_query_heads=heads, spec=spec, **limits))
+    from radixkv_kernels.chunked_backend import ChunkedBackend
+
+    # The kernels see a request for each chunk that has queries.
+    requests = 2 * limits["max_num_seqs"] + limits["max_num_tokens"] // group.chunk
+    inner = _build(
+        name,
+        BackendConfig(num_query_heads=heads, spec=spec, **limits | {"max_num_seqs": requests}),
+    )
+    return ChunkedBackend(inner, group.chunk)
 
 
 def _build(name: str, config: BackendConfig) -> AttentionBackend:

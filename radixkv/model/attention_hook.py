@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from radixkv.model.attention_shape import AttentionCall
+from radixkv.model.latent_attention import Latents
 from radixkv.model.step_context import current_step
 from radixkv_kernels import (
     AttentionBackend,
@@ -29,6 +31,8 @@ from radixkv_kernels import (
 
 #: Free of `sdpa`, `flash`, `flex_attention`, `/` and `paged|`, to which transformers gives a meaning.
 ATTENTION_NAME = "radixkv_paged_attention"
+#: Elements of a stored head are a multiple of this; zeros fill it up.
+HEAD_MULTIPLE = 8
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ def paged_attention_hook(
     """Attend in one layer, with the signature that transformers calls.
 
     Args:
-        module: the attention module; its `layer_idx` names the layer.
+        module: the attention module; its `layer_idx` names the layer. One with `Latents` hands over latents.
         query: [1, Hq, T, D].
         key, value: [1, Hkv, T, D] and [1, Hkv, T, V].
         attention_mask: ignored; the causal structure comes from the step's context lengths.
@@ -128,17 +132,33 @@ def paged_attention_hook(
     window = (
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     )
+    rows, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+    value_size = values.shape[2]
+    latents = getattr(module, "kv_b_proj", None)
+    if isinstance(latents, Latents):
+        rows = latents.fold_query(rows)
+    elif keys.shape[2] % HEAD_MULTIPLE or value_size % HEAD_MULTIPLE:
+        rows, keys, values = (_padded(each) for each in (rows, keys, values))
     output = current_step().attend(
         int(module.layer_idx),  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        rows,
+        keys,
+        values,
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
         sinks=s_aux,
     )
+    if isinstance(latents, Latents):
+        output = latents.fold_output(output)
+    elif output.shape[2] != value_size:
+        output = output[..., :value_size]
     return output.unsqueeze(0), None
+
+
+def _padded(heads: Tensor) -> Tensor:
+    """Heads [T, H, D] with zeros after, up to a multiple that is stored."""
+    return pad(heads, (0, -heads.shape[2] % HEAD_MULTIPLE))
 
 
 def register_attention_hook() -> str:

@@ -76,12 +76,19 @@ def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_s
     return AttentionShape((KVGroup(layers, num_query_heads, num_kv_heads, head_size, head_size),), {})
 
 
-def shape_of_calls(calls: Sequence[AttentionCall]) -> AttentionShape:
-    """Group the layers of a dry run, one call each."""
-    layers: dict[tuple[int, int, int, int, bool], list[int]] = {}
+def shape_of_calls(
+    calls: Sequence[AttentionCall], chunks: Mapping[int, int | None] | None = None
+) -> AttentionShape:
+    """Group the layers of a dry run, one call each.
+
+    Args:
+        chunks: layer -> positions of its attention's chunks; None, or absent: all.
+    """
+    chunks = chunks or {}
+    layers: dict[tuple[int, int, int, int, bool, int | None], list[int]] = {}
     aliases = {call.layer: call.source for call in calls if call.source != call.layer}
     for call in sorted(calls, key=lambda call: call.layer):
         if call.layer not in aliases:
-            shape = (*call.heads, *call.sizes[1:], call.value_in_key)
+            shape = (*call.heads, *call.sizes[1:], call.value_in_key, chunks.get(call.layer))
             layers.setdefault(shape, []).append(call.layer)
     return AttentionShape(tuple(KVGroup(tuple(own), *shape) for shape, own in layers.items()), aliases)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.attention_hook import HEAD_MULTIPLE
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
@@ -191,6 +192,8 @@ def _class_of(module: Any) -> tuple[str, str]:
 
 def _describe_attention(attention: Any, family: _Family) -> AttentionParts | None:
     head_size = int(attention.head_dim)
+    if head_size % HEAD_MULTIPLE:  # the hook pads such heads
+        return None
     if hasattr(attention, "qkv_proj"):
         merged: tuple[Any, ...] = (attention.qkv_proj,)
     else:

@@ -80,7 +80,10 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0)
     """
 
     quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    layout = shape.attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
+    try:
+        layout = shape.attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
+    except ValueError as error:
+        raise ConfigError(f"{error}; change --block-size") from error
     block_bytes = layout.bytes_per_block
     memory, source = _memory_for_kv(config, shape.device, step_memory)
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes

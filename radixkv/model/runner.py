@@ -20,6 +20,7 @@ from radixkv.model.batch_invariance import check_supported, choose_row_multiple,
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
+from radixkv.model.latent_attention import fix_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.step_context import call_model
@@ -93,6 +94,7 @@ class ModelRunner(WithoutStates):
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config)
+            fix_rows(loaded.model)
             self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)

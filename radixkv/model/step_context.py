@@ -27,6 +27,17 @@ def current_step() -> Any:
     return step
 
 
+def current_positions() -> Tensor:
+    """Return the [T] absolute positions of the tokens that this thread's model computes.
+
+    Raises:
+        RuntimeError: as `current_step`.
+    """
+    current_step()
+    positions: Tensor = _thread.positions
+    return positions
+
+
 def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: Any) -> Tensor:
     """Call a loaded model for one step.
 
@@ -40,8 +51,8 @@ def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | 
         Logits [R, vocab].
     """
     wanted = {} if rows is None else {"logits_to_keep": rows}
-    before = getattr(_thread, "step", None)
-    _thread.step = step
+    before = getattr(_thread, "step", None), getattr(_thread, "positions", None)
+    _thread.step, _thread.positions = step, positions
     try:
         output = model(
             input_ids=input_ids[None],
@@ -51,6 +62,6 @@ def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | 
             **wanted,
         )
     finally:
-        _thread.step = before
+        _thread.step, _thread.positions = before
     logits: Tensor = output.logits[0]
     return logits

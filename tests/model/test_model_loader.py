@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeli
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.model import own_attention
 from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.loading import load_progress
 from radixkv.model.loading.gguf_conversion import convert_gguf
@@ -258,11 +259,15 @@ class TestUnsupported:
         config.save_pretrained(folder)
         assert "encoder-decoder" in self.refused(folder, "T5ForConditionalGeneration")
 
-    def test_ignores_the_attention_setting(self, tmp_path: Path) -> None:
+    def test_ignores_the_attention_setting(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(own_attention, "MODEL_TYPES", ())
         folder = self.made(tmp_path, "bloom", hidden_size=64, n_layer=2, n_head=4)
         assert "ignores the attention setting" in self.refused(folder, "BloomForCausalLM")
 
-    def test_does_not_know_the_attention_interface(self, tmp_path: Path) -> None:
+    def test_does_not_know_the_attention_interface(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(own_attention, "MODEL_TYPES", ())
         folder = self.made(tmp_path, "gptj", n_embd=64, n_layer=2, n_head=4, rotary_dim=8)
         self.refused(folder, "GPTJForCausalLM")
 
@@ -316,8 +321,8 @@ class TestUnsupported:
         assert "asks for a window of None" in self.refused(folder, "PhimoeForCausalLM")
 
     def test_head_size_that_the_kernels_do_not_take(self, tmp_path: Path) -> None:
-        folder = save_tiny_model(tmp_path / "odd", "llama", head_dim=20)
-        assert "head size 20" in self.refused(folder, "LlamaForCausalLM")
+        folder = save_tiny_model(tmp_path / "wide", "llama", head_dim=584)
+        assert "head size 584" in self.refused(folder, "LlamaForCausalLM")
 
 
 class TestBatchDependentRope:

@@ -8,6 +8,7 @@ known to be there.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -121,5 +122,14 @@ def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
 def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and not _reads_weight(type(parent), name):
                 setattr(parent, name, make(child))
+
+
+def _reads_weight(parent: Any, name: str) -> bool:
+    """Return True if a class looks at the weight of its layer of this name, as some routers do, which a
+    replacement does not have."""
+    try:
+        return f"self.{name}.weight" in inspect.getsource(parent.forward)
+    except (OSError, TypeError):  # it was not read from a file
+        return False

@@ -18,6 +18,7 @@ import torch
 from radixkv.errors import ModelLoadError
 from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
 from radixkv.model.attention_shape import AttentionShape, shape_of_calls
+from radixkv.model.own_attention import select_attention
 from radixkv.model.step_context import call_model
 from radixkv_kernels.kv_cache import LARGEST_HEAD
 
@@ -47,7 +48,7 @@ TESTED_MODEL_TYPES: Mapping[str, str] = {
 #: Rotary embeddings whose frequencies depend on the largest position of the whole batch.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 #: Layers that attend to the contents of the paged cache: all of the context, or a window of it.
-_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 _SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
 _DRY_RUN_TOKENS = len(_SHUFFLED_ROWS)
 
@@ -126,7 +127,17 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             architecture,
             f"some of its layers are of the kind {', '.join(sorted(kinds))}, not attention",
         )
-    return _position_limit(name, text_config, max_model_len)
+    limit = _position_limit(name, text_config, max_model_len)
+    chosen = getattr(text_config, "index_topk", None)
+    if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()) or not chosen:
+        return limit
+    if min(limit, max_model_len or limit) > chosen:
+        raise ModelLoadError(
+            f"{name} ({architecture}) attends to {chosen} chosen tokens of a longer context (sparse "
+            f"attention), which radixkv does not choose. Up to {chosen} tokens all are chosen: pass "
+            f"--max-model-len {chosen} (or less) to serve it that way."
+        )
+    return min(limit, int(chosen))
 
 
 def _position_limit(name: str, config: Any, max_model_len: int | None) -> int:
@@ -207,7 +218,16 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             reason = f"its logits differ from transformers' own by {deviation:.1%} of their spread"
     if reason is not None:
         raise unsupported(name, architecture, reason)
-    return shape_of_calls(step.calls)
+    return shape_of_calls(step.calls, _chunks(config, max_model_len))
+
+
+def _chunks(config: Any, max_model_len: int) -> dict[int, int | None]:
+    """Layer -> positions of the chunks within which it attends, where sequences have several."""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if not chunk or chunk >= max_model_len:
+        return {}
+    kinds = getattr(config, "layer_types", None) or ()
+    return {layer: int(chunk) for layer, kind in enumerate(kinds) if kind == "chunked_attention"}
 
 
 def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
@@ -246,13 +266,13 @@ def _wrong_windows(config: Any, step: PlainCausalStep, max_model_len: int) -> st
 
 def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """[T, V] logits with transformers' own attention and masks."""
-    model.set_attn_implementation("eager")
+    select_attention(model, "eager")
     try:
         logits: torch.Tensor = model(
             input_ids=ids[None], position_ids=positions[None], use_cache=False
         ).logits[0]
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        select_attention(model, ATTENTION_NAME)
     return logits
 
 

@@ -88,17 +88,29 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
         """
-        from transformers import AutoModelForCausalLM, core_model_loading, modeling_gguf_pytorch_utils
+        from transformers import (
+            AutoModelForCausalLM,
+            AutoModelForImageTextToText,
+            core_model_loading,
+            modeling_gguf_pytorch_utils,
+        )
 
         from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
+        from radixkv.model.latent_attention import absorb_latents
         from radixkv.model.loading.model_checks import architecture_name, unsupported
+        from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
+
+        own = has_own_attention(str(getattr(hf_config, "model_type", "")))
+
+        # Those that read images, too, are in a list of their own.
+        kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
 
         def read() -> Any:
             try:
-                return AutoModelForCausalLM.from_pretrained(
+                return kind.from_pretrained(
                     self.source.folder,
                     dtype=dtype,
-                    attn_implementation=register_attention_hook(),
+                    attn_implementation="eager" if own else register_attention_hook(),
                     device_map=None if device.type == "cpu" else {"": device},
                     output_loading_info=True,
                     **({"use_safetensors": True} if self.source.gguf_file is None else {}),
@@ -127,6 +139,9 @@ class Pretrained:
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(report)
+        if own:
+            call_hook_from_own_attention(model)
+        absorb_latents(model, ATTENTION_NAME)
         return model.eval().requires_grad_(False)
 
     def block_model(self, hf_config: Any, show_progress: bool) -> Any:
@@ -191,3 +206,14 @@ class Pretrained:
                 f"{len(missing)} tensors are missing and {len(mismatched)} have another shape (first: "
                 f"{absent[0]}). The folder may be incomplete, or its config.json belong to another model."
             )
+
+
+def _has_causal_class(hf_config: Any) -> bool:
+    """Return False if transformers has a class for text and images alone for a configuration."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = getattr(hf_config, "model_type", "")
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
