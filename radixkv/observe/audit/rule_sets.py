@@ -27,6 +27,7 @@ class RuleSet:
         keeps_answers: what was generated can be found, too.
         tools_first: prompts are cached in the order tools, system, messages; engines' chat templates mostly
             show the tools after the system's text.
+        holds_clients: what known clients write about themselves at the head of prompts is held constant.
         by_key: callers with different keys share nothing.
         read_cost, write_cost: of a token, relative to one that is computed; a write by its time to live.
     """
@@ -41,6 +42,7 @@ class RuleSet:
     max_breakpoints: int = 0
     keeps_answers: bool = True
     tools_first: bool = False
+    holds_clients: bool = False
     by_key: bool = False
     read_cost: float = 0.0
     write_cost: Mapping[float, float] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class RuleSet:
 RULE_SETS = {
     rules.name: rules
     for rules in (
-        RuleSet("radixkv", by_key=True),
+        RuleSet("radixkv", holds_clients=True, by_key=True),
         RuleSet("vllm", block_tokens=16),
         RuleSet("sglang"),
         RuleSet(

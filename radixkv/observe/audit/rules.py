@@ -17,6 +17,7 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.observe.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
+from radixkv.observe.audit.client_text import held_constant
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
 from radixkv.observe.audit.observation import Fault, Observation, Reason
 from radixkv.observe.audit.prompt_break import (
@@ -180,6 +181,8 @@ class Rules:
         """
         if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
+        if self.rule_set.holds_clients and (blocks := held_constant(record.blocks)) is not record.blocks:
+            record = replace(record, blocks=blocks)
         record = self._with_model(record)
         units = self.coding.encode(record)
         keys = keys_of(record, self._chains)

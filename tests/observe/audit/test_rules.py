@@ -363,3 +363,27 @@ def test_requests_without_a_model_find_what_the_served_one_left() -> None:
         begun = rules.begin(make_record(sent))
         assert bool(begun.observation.cached_tokens) is (number in (1, 2))
         assert rules.end(begun, make_record(sent, told)).reason == ("first", "hit", "hit", "first")[number]
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_a_client_writes_about_itself_breaks_no_prompt_of_this_server(in_parts: bool) -> None:
+    """The header of Claude Code changes with each request, and a radixkv server holds it constant."""
+    observers = {name: Rules(rule_set(name)) for name in ("radixkv", "vllm")}
+    seen: dict[str, list[Observation]] = {name: [] for name in observers}
+    for turn in range(3):
+        header = (
+            f"x-anthropic-billing-header: cc_version=2.1.7.a{turn}; cch={turn}1c4e; cc_turn_index={turn};"
+        )
+        system: Any = f"{header}\n{SYSTEM}"
+        if in_parts:
+            system = [{"type": "text", "text": header}, {"type": "text", "text": SYSTEM, **MARK}]
+        record = make_record({**body(turn), "system": system}, told(turn, 4000, 0), time=10.0 * turn)
+        for name, rules in observers.items():
+            seen[name].append(rules.observe(record))
+    for first, *later in seen.values():
+        assert first.cached_tokens == 0
+        assert len(later) == 2
+    assert all(one.cached_tokens > 0.7 * one.prompt_tokens for one in seen["radixkv"][1:])
+    assert all(one.breaker is None for one in seen["radixkv"])
+    assert all(one.cached_tokens < 0.1 * one.prompt_tokens for one in seen["vllm"][1:])
+    assert {one.breaker.kind for one in seen["vllm"][1:] if one.breaker} == {"client_metadata"}
