@@ -12,6 +12,7 @@ from collections import Counter
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.states.integrity import check_states
 
 
 def check(capacity: Capacity) -> None:
@@ -26,6 +27,7 @@ def check(capacity: Capacity) -> None:
     _check_leases(capacity)
     _check_blocks(capacity, nodes)
     _check_groups(capacity, nodes)
+    check_states(capacity, nodes)
     pinned, pins = sum(len(node.blocks) for node in nodes if node.pins), capacity.pins
     assert pinned == pins.pinned_blocks, f"{pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     assert pinned <= pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"

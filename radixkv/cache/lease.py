@@ -22,6 +22,7 @@ from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.reporting.explain import DueReport, MissReport, report_of
 from radixkv.cache.reporting.reasons import Reason
+from radixkv.cache.states.lease_states import LeaseStates
 from radixkv.errors import LeaseError
 
 
@@ -38,6 +39,7 @@ class Lease(LeasePath):
         resume_at: leading tokens that need not be computed; those from there to `num_cached_tokens` are
             replayed: computed again, and not written.
         num_committed: leading tokens whose K/V exist or are computed in this step.
+        states: the states that it holds; None: the model has none.
         due: data of the report, composed when it is read; None: reports are off. For the cache itself.
     """
 
@@ -66,6 +68,7 @@ class Lease(LeasePath):
         self.shares = shares
         self.used_at = 0
         self.pending = self.forks = None
+        self.states: LeaseStates | None = None
         self.due: DueReport | None = None
         self._report: MissReport | None = None
         self._is_released = False
@@ -87,7 +90,8 @@ class Lease(LeasePath):
             if self.due is None:
                 self._report = MissReport(Reason.SKIPPED, self.num_tokens, 0, skipped="reports are off")
             else:
-                self._report = report_of(self.due, self.tokens, self.num_cached_tokens)
+                states_at = None if self.states is None else self.resume_at
+                self._report = report_of(self.due, self.tokens, self.num_cached_tokens, states_at=states_at)
                 self.due = None
         return self._report
 
@@ -170,6 +174,9 @@ class Lease(LeasePath):
         self.capacity.pool.share(self.private_blocks())
         if self.pending is not None:
             child.pending = self.pending.for_fork()
+        if self.states is not None:
+            child.states = self.states.fork()
+            child.resume_at = child.states.base.position
         if self.forks is None:
             self.forks = [self]
         self.forks.append(child)
@@ -374,6 +381,8 @@ class Lease(LeasePath):
             self._end_copies()  # what the copies would have made is not there
         elif self.tree_tokens < self.num_committed:
             self.sync()
+        if self.states is not None:  # what is forgotten below takes its checkpoints along
+            self.states.close(None if discard else self)
         self._is_released = True
         del self.capacity.leases[self.id]
         if self.forks is not None:

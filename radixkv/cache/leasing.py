@@ -20,6 +20,7 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.reporting.explain import DueReport, due_report, new_due
+from radixkv.cache.states.lease_states import HeldState, LeaseStates
 from radixkv.cache.tree_nodes import Walk
 
 if TYPE_CHECKING:
@@ -100,8 +101,27 @@ class Leasing:
         public = owner.declared.length_in(data) // TOKEN_BYTES if owner.declared.prefixes else 0
         lease = Lease(capacity, namespace, owner, data, held, held_tokens, cached, public, self._enabled)
         lease.due = due
+        if tree.states is not None:
+            self._resume(lease, depth)
         self._grant(lease, needed, source if slots else None, slots)
         return lease
+
+    def _resume(self, lease: Lease, depth: int) -> None:
+        """Give a lease the deepest state in its `depth` cached tokens, and list those it shall leave behind.
+
+        These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
+        beyond the state: where prompts have parted for the second time. O(path).
+        """
+        keeper = lease.tree.states
+        assert keeper is not None
+        lease.states = states = LeaseStates(keeper)
+        checkpoint = keeper.deepest(lease.node, lease.num_cached_tokens)
+        if checkpoint is not None:
+            keeper.pool.share(checkpoint.slot)
+            states.base = HeldState(checkpoint.end, checkpoint.slot)
+            keeper.hit(checkpoint, bytes(lease.tokens))
+        lease.resume_at = states.base.position
+        states.want((lease.num_tokens, lease.public_tokens, min(depth, lease.num_cached_tokens)))
 
     def _ending_at(self, node: Node, depth: int) -> Node:
         """The node that ends where whole blocks up to `depth` tokens do: `node`, or its upper part."""
@@ -131,7 +151,7 @@ class Leasing:
             lease.new_copy(source.blocks[0], lease.blocks(first_new, first_new + 1)[0], slots, source)
         self.made += 1
         self.queried_tokens += lease.num_tokens
-        self.hit_tokens += lease.num_cached_tokens
+        self.hit_tokens += lease.resume_at
         if self._on_acquire is not None:
             self._on_acquire(lease.num_tokens, lease.num_cached_tokens)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
@@ -12,6 +13,9 @@ from radixkv.cache.public_text import PublicText
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tree_nodes import Walk
 
+if TYPE_CHECKING:
+    from radixkv.cache.states.checkpoints import Checkpoints
+
 MAX_NAMESPACES = 256  # others that an administrator's question looks into
 
 
@@ -19,7 +23,17 @@ class Match:
     """The longest cached prefix of some tokens, at the time of the lookup."""
 
     # Set by Lookup.match: an __init__ would double what making one costs.
-    __slots__ = ("_versions", "data", "namespace", "num_tokens", "owner", "version", "walk")
+    __slots__ = (
+        "_resume",
+        "_versions",
+        "data",
+        "namespace",
+        "num_tokens",
+        "owner",
+        "states",
+        "version",
+        "walk",
+    )
 
     num_tokens: int  # its length, token-granular; may be the whole prompt
     data: bytes  # the tokens, encoded
@@ -27,10 +41,26 @@ class Match:
     owner: Namespace | None  # the same as it was known; None: it was not
     walk: Walk | None  # where the lookup ended; None: nothing at all was cached in the namespace
     version: int  # of the lookup when it was made
+    states: Checkpoints | None  # of the tree; None: the model has no states
+    _resume: tuple[int, int]  # `resume`, and the version of the checkpoints at which it was found
     _versions: tuple[int, int]  # of the node where it ends, and of the one that holds its last tokens
 
     def __repr__(self) -> str:
         return f"Match({self.num_tokens} of {len(self.data) // TOKEN_BYTES} tokens)"
+
+    @property
+    def resume(self) -> int:
+        """Its tokens that need not be computed again: up to the deepest state. O(path) after changes."""
+        states, walk = self.states, self.walk
+        if states is None or walk is None:
+            return self.num_tokens
+        found, version = self._resume
+        if version != states.version:
+            most = min(walk.depth, len(self.data) // TOKEN_BYTES - 1)
+            checkpoint = states.deepest(walk.node, most) if walk.node.version >= 0 else None
+            found = 0 if checkpoint is None else checkpoint.end
+            self._resume = found, states.version
+        return found
 
     def end_at(self, walk: Walk | None) -> None:
         """Take the result of a lookup made just now."""
@@ -70,6 +100,8 @@ class Lookup:
         match.namespace = namespace
         match.owner = owner
         match.version = self.version
+        match.states = self._tree.states
+        match._resume = 0, -1
         root = self._tree.roots.get(owner) if owner is not None else None
         if not self._enabled:
             walk = None

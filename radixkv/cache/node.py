@@ -24,6 +24,7 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 if TYPE_CHECKING:
     from radixkv.cache.accounts import BlockAccount
     from radixkv.cache.public_text import PublicText
+    from radixkv.cache.states.checkpoint import Checkpoint
 
 _MAX_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list
@@ -92,6 +93,7 @@ class Node:
         "refs",
         "renewed_at",  # clock seconds of the latest hit while pins end here; unset where none ever did
         "start",  # number of tokens before the run, a multiple of the block size
+        "states",  # by number of the run's blocks before each: `states.checkpoint.Checkpoint`; None: none
         "version",  # changes whenever a match that ends here could have changed; -1: no longer in the tree
     )
 
@@ -117,6 +119,7 @@ class Node:
         self.refs = self.holders = self.pins = self.pins_here = 0
         self.version = self.last_access = self.hits = 0
         self.lapsed = False
+        self.states: dict[int, Checkpoint] | None = None
         self.entry: Any = None
         self.data: Any = None
 

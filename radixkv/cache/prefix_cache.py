@@ -50,6 +50,7 @@ from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report
 from radixkv.cache.reporting.ghost import GhostIndex
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.reporting.tree_view import TreeView
+from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
@@ -89,6 +90,8 @@ class PrefixCache:
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
         explain: False: leases carry no report (`skipped`), for measuring the cost of reports.
         observer: receives every acquired prompt that parts from cached text.
+        num_state_slots: states that there is memory for, of a model with layers that keep one; 0: it has
+            none. With states, whole blocks are shared only, and requests resume at checkpoints.
 
     Raises:
         ConfigError: an option is out of range.
@@ -108,6 +111,7 @@ class PrefixCache:
         partial_reuse: bool = True,
         explain: bool = True,
         observer: DivergenceObserver | None = None,
+        num_state_slots: int = 0,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if type(value) is not int or not 1 <= value < 2**31:
@@ -125,7 +129,9 @@ class PrefixCache:
             "partial_reuse": partial_reuse,
             "explain": explain,
             "observer": observer,
+            "num_state_slots": num_state_slots,
         }
+        partial_reuse = partial_reuse and not num_state_slots
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
@@ -136,6 +142,9 @@ class PrefixCache:
         self._groups = groups = self._accounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
+        #: The checkpoints of a model with states; None: it has none.
+        self.states = Checkpoints(num_state_slots, block_size, num_blocks) if num_state_slots else None
+        tree.states = self.states
         self._namespaces = names = self._namespaces_in(groups, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
@@ -430,8 +439,13 @@ class PrefixCache:
         cached = 0
         if walk is not None:
             cached = min(walk.depth + (walk.partial if self.partial_reuse else 0), num_tokens - 1)
+        states_at = None
+        if self.states is not None:
+            found = None if walk is None else self.states.deepest(walk.node, cached)
+            states_at = 0 if found is None else found.end
         due = due_report(self._capacity.ghosts, self._tree, data, owner, walk)
-        return report_of(due, data, cached, self._lookup.found_elsewhere(data, owner) if admin else None)
+        elsewhere = self._lookup.found_elsewhere(data, owner) if admin else None
+        return report_of(due, data, cached, elsewhere, states_at=states_at)
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; errors name the broken one. O(blocks)."""

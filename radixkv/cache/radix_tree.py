@@ -23,11 +23,13 @@ from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Children, Namespace, Node
+from radixkv.cache.states.checkpoint import cut_states, split_states
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.ages import UseTimes
     from radixkv.cache.reporting.events import ChangeLog
+    from radixkv.cache.states.checkpoints import Checkpoints
 
 
 class RadixTree(TreeNodes):
@@ -47,6 +49,7 @@ class RadixTree(TreeNodes):
         self.use_times = use_times
         self._tick = 0
         self.changes: ChangeLog | None = None  # None: nobody wants to know
+        self.states: Checkpoints | None = None  # None: the model has no layers with states
 
     # ------------------------------------------------------------------ roots
 
@@ -148,6 +151,8 @@ class RadixTree(TreeNodes):
             for node in reversed(list(self.nodes())):
                 self.changes.removed(node, 0)
             self.changes.flush(cleared=True)
+        if self.states is not None:
+            self.states.forget_all()
         old = TreeNodes(self.block_size, self.identities, self.roots, self.num_nodes)
         self.roots, self.num_nodes = {}, 0
         return old
@@ -283,6 +288,8 @@ class RadixTree(TreeNodes):
         upper.last_access = node.last_access
         upper.hits = node.hits if self.policy.tracks_path else 0
         upper.lapsed = node.lapsed
+        if node.states is not None:
+            split_states(node, upper, num_blocks)
         self.siblings(node).replace(upper)
         node.key = node.key[cut:]
         node.blocks = node.blocks[num_blocks:]
@@ -322,6 +329,8 @@ class RadixTree(TreeNodes):
         keep = len(leaf.blocks) - num_blocks
         if self.changes is not None:
             self.changes.removed(leaf, keep)
+        if leaf.states is not None:
+            cut_states(leaf, keep)
         taken = leaf.blocks[keep:]
         leaf.owner.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
@@ -351,6 +360,8 @@ class RadixTree(TreeNodes):
                 self.changes.removed(leaf, len(leaf.blocks) - 1)
             del leaf.key[keep:]
             del leaf.ids[(len(leaf.blocks) - 1) * IDENTITY_BYTES :]
+        if leaf.states is not None:
+            cut_states(leaf, len(leaf.key) // self.block_bytes)
         leaf.version += 1
         return True
 

@@ -132,6 +132,7 @@ def engine_for_model(
         runner, max_model_len = make_parallel_runner(config, loaded, ranks)
     specs = parse_tiers(config.kv_tier)
     if specs:
+        _check_tier(runner)
         allocate = _pinned if loaded.device.type == "cuda" else None
         tier = open_tiers(specs, _block_kind(config, loaded, runner), allocate)
     return engine_on_runner(
@@ -151,6 +152,15 @@ def engine_for_model(
         default_sampling=loaded.default_sampling,
         adapters=adapters,
     )
+
+
+def _check_tier(runner: Runner) -> None:
+    """Refuse a tier for a model with states."""
+    if runner.num_state_slots:
+        raise ConfigError(
+            "a model with states (recurrent or convolutional layers) can't use a tier yet: a tier keeps K/V, "
+            "and a hit needs the state as well; leave --kv-tier out"
+        )
 
 
 def _block_kind(
@@ -196,7 +206,12 @@ def engine_on_runner(
         load_deadline_s: longest wait of a request for blocks of the tier, since some came last.
         events: publishes block events; None: as `config.kv_events` says.
         options: further arguments of `Engine`.
+
+    Raises:
+        ConfigError: a tier is given for a model with states, or the block size does not suit these.
     """
+    if tier is not None:
+        _check_tier(runner)
     cache = TenantCache(
         runner.num_blocks,
         runner.block_size,
@@ -206,6 +221,7 @@ def engine_on_runner(
         pin_budget=config.pin_budget,
         model=model_fingerprint,
         observer=Advisor(runner.block_size),
+        num_state_slots=runner.num_state_slots,
     )
     drafts = None
     if config.speculation != "off":

@@ -167,7 +167,7 @@ class AdmissionControl:
             if match is None or not (is_current(match) or is_produced(request)):
                 request.match = self._cache.match(request.tokens.encoded, request.namespace)
         plan.matches_are_current = chosen is requests
-        return [(request.match or self._match(plan, request)).num_tokens for request in requests]
+        return [(request.match or self._match(plan, request)).resume for request in requests]
 
     def _match(self, plan: StepPlan, request: SequenceState) -> Match:
         """The request's cached prefix."""
@@ -262,7 +262,7 @@ class AdmissionControl:
             return True
         size = request.num_tokens
         if held_back <= {request.namespace}:
-            size -= self._match(plan, request).num_tokens
+            size -= self._match(plan, request).resume
         return self._policy.fits_reserve(size, plan.reserve)
 
     # ------------------------------------------------------------------ to the running requests
@@ -353,6 +353,10 @@ class AdmissionControl:
         self._waiting.remove(request)
         request.match = request.producer = None
         request.lease = lease
+        if lease.states is not None:  # what a user declared as steady
+            lease.states.want(
+                (*request.request.checkpoints, *(pin.num_tokens for pin in request.request.pins))
+            )
         request.num_computed = lease.resume_at
         self._running.add(request)
         if self._long_prompts is not None:
@@ -364,7 +368,7 @@ class AdmissionControl:
             request.resumed_at = request.num_tokens
         if not request.was_admitted:
             request.was_admitted = True
-            request.num_cached_tokens = lease.num_cached_tokens
+            request.num_cached_tokens = lease.resume_at
             request.num_cache_write_tokens = (
                 max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
             )
@@ -372,7 +376,7 @@ class AdmissionControl:
             self._tier_waits.admitted(request)
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
-            self._stats.cached_prompt_tokens += lease.num_cached_tokens
+            self._stats.cached_prompt_tokens += lease.resume_at
         plan.add(request, plan.chunk(request, others=others))
         return AdmissionResult.ADMITTED
 

@@ -22,8 +22,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-GRID = 64  # tokens between two points at which states are kept; absolute positions
-NO_SLOT = -1
+from radixkv.cache.states.checkpoint import GRID
+from radixkv.cache.states.lease_states import NO_SLOT
+
+__all__ = ["GRID", "NO_SLOT", "BatchStates", "StateSave", "fold_position"]
 
 
 class StateSave(NamedTuple):

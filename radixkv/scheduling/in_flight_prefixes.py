@@ -11,6 +11,7 @@ producer and up to where their tokens agree, and is not looked at again until th
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 import numpy as np
 
@@ -31,11 +32,24 @@ def prefix_key(request: SequenceState, identity: bytes, num_whole: int, num_toke
     return frame_namespace(request.namespace), identity, tail.tobytes()
 
 
-class InFlightPrefixes:
-    """The next token of every prompt being computed."""
+class ComingStates(Protocol):
+    """States that the step being built leaves behind: `radixkv.scheduling.state_steps.StateSteps`."""
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
+    def is_coming(self, request: SequenceState, match: Match) -> bool:
+        """Return True if a running request computes a state that a waiting one should resume at."""
+        ...
+
+
+class InFlightPrefixes:
+    """The next token of every prompt being computed.
+
+    Args:
+        states: of a model with states: its requests wait until a step with the awaited tokens has run, and
+            for states that one leaves behind; None: K/V is there at once.
+    """
+
+    def __init__(self, cache: PrefixCache, states: ComingStates | None = None) -> None:
+        self._cache, self._states = cache, states
         # Several prompts may be at the same token: when one of them goes, the others still produce it.
         self._producers: dict[PrefixKey, dict[int, SequenceState]] = {}
         self._key_of: dict[int, PrefixKey] = {}  # arrival order -> key
@@ -65,14 +79,18 @@ class InFlightPrefixes:
             if not producers:
                 del self._producers[key]
 
-    @staticmethod
-    def is_produced(request: SequenceState) -> bool:
+    def is_produced(self, request: SequenceState) -> bool:
         """True if the producer found before is still at work on this request's tokens. O(1)."""
         producer = request.producer
         if producer is None:
             return False
-        if producer.lease is not None and producer.num_scheduled < request.produced_until:
-            return True
+        if producer.lease is not None:
+            has_come = producer.num_scheduled
+            if self._states is not None:
+                assert isinstance(producer, SequenceState)
+                has_come = producer.num_computed
+            if has_come < request.produced_until:
+                return True
         request.producer = None
         return False
 
@@ -83,6 +101,8 @@ class InFlightPrefixes:
         once a producer is found.
         """
         num_matched = match.num_tokens
+        if self._states is not None and (self.is_produced(request) or self._states.is_coming(request, match)):
+            return True
         if not self._producers or num_matched + 1 >= request.num_tokens or request.needs_prompt_logits:
             return False
         if self.is_produced(request):
@@ -96,6 +116,8 @@ class InFlightPrefixes:
         differ = producer.tokens.view(0, most) != request.tokens.view(0, most)
         request.producer = producer
         request.produced_until = int(np.argmax(differ)) if differ.any() else most
+        if self._states is not None and producer.lease is not None and producer.lease.states is not None:
+            producer.lease.states.want((min(request.produced_until, request.num_tokens - 1),))
         # False: the identities were equal, not the tokens
         return producer.num_scheduled < request.produced_until
 

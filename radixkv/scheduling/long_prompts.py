@@ -94,7 +94,7 @@ class LongPrompts:
         Args:
             match: its cached prefix.
         """
-        missing = request.num_tokens - (0 if request.needs_prompt_logits else match.num_tokens)
+        missing = request.num_tokens - (0 if request.needs_prompt_logits else match.resume)
         request.begins_early = False
         self.forget(request)
         if not self._is_long(missing):

@@ -81,6 +81,8 @@ class Request:
         priority: smaller is more urgent, under the `priority` policy.
         cache_key_hint: shared by requests that come back together; tells `adaptive` eviction how soon.
         pins: prefixes of the prompt to pin once they are computed.
+        checkpoints: leading tokens that others will probably share, such as those up to the last message of
+            the user: a model with states keeps a state there, if it can.
         keep_tokens: leading tokens of prompt and answer that may stay cached because of this request when it
             has ended; tokens that others have used meanwhile stay. None: all.
         session_done: no later prompt goes on from this one: when it has ended, what only it needed is evicted
@@ -109,6 +111,7 @@ class Request:
     priority: int = 0
     cache_key_hint: str = ""
     pins: Sequence[PrefixPin] = ()
+    checkpoints: Sequence[int] = ()
     keep_tokens: int | None = None
     session_done: bool = False
     text: str | None = None

@@ -37,6 +37,7 @@ from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.state_steps import StateSteps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -97,7 +98,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs = StateSteps.most_requests(cache, max_num_seqs)
         self.max_tokens_per_request = max_tokens_per_request
         self.policy = policy = make_policy(policy) if isinstance(policy, str) else policy
         self.max_overtake = max_overtake
@@ -107,7 +108,8 @@ class Scheduler:
         self._tier_waits = tier_waits = tier_waits or TierWaits()
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
-        self._in_flight = InFlightPrefixes(cache)
+        self._states = None if cache.states is None else StateSteps(cache, self._running, max_num_seqs)
+        self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._long_prompts = LongPrompts(
             self._running,
@@ -178,7 +180,9 @@ class Scheduler:
             self._running.drop_row(parent, flush=True)
             parent.shares_blocks = fork.shares_blocks = True
             fork.lease = parent.lease.fork()
-            fork.num_computed = parent.num_computed
+            states = fork.lease.states
+            # The parent's ring is its own: a fork computes the tokens since the common base again.
+            fork.num_computed = parent.num_computed if states is None else states.base.position
             fork.last_scheduled_step = self.stats.num_steps
             self._running.add(fork)
         else:
@@ -252,7 +256,10 @@ class Scheduler:
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_of) is not None:
                 return None
-        return self._look_ahead.plan(entries)
+        batch = self._look_ahead.plan(entries)
+        if batch is not None and self._states is not None and not self._states.fill(batch, ahead=True):
+            return None
+        return batch
 
     def _fill(self, plan: StepPlan) -> None:
         """Distribute the budget: decodes, prompts in progress, waiting requests, longer chunks, drafts."""
@@ -408,6 +415,8 @@ class Scheduler:
             self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
         drop_idle_copies(entries, self.cache.block_size)
         batch = join_batches(decodes, build_batch(entries, self.cache.block_size))
+        if self._states is not None:
+            self._states.fill(batch)
         self._running.make_rows(entries)
         return batch
 
@@ -422,6 +431,8 @@ class Scheduler:
             request.num_computed = entry.end
             if request.lease is not None and request.lease.has_pending_copies:
                 request.lease.copies_done()
+        if self._states is not None:
+            self._states.completed(batch.entries)
 
     def update_rows(self, requests: Iterable[SequenceState]) -> None:
         """The step's tokens have been given out, while the next one runs already. O(requests)."""
@@ -446,6 +457,8 @@ class Scheduler:
 
         Returns the requests, so that the engine can decide which of them may try again.
         """
+        if self._states is not None:
+            self._states.failed(batch.entries)
         for entry in batch.entries:
             if entry.request.lease is not None:
                 # Copies before its tokens may not have run, or come from this very step.

@@ -182,6 +182,8 @@ class StepPlan:
             # A block for each running request's next token stays.
             spare = cache.available_blocks(request.namespace) - num_running
             draft = draft[: room + max(0, min(missing, spare)) * size]
+        if lease.states is not None:
+            draft = draft[: lease.states.room_for_draft(entry.end)]
         if draft:
             lease.append(draft)
             entry.draft = draft

@@ -37,7 +37,7 @@ class TierWaits:
 
     def weigh(self, request: SequenceState, match: Match) -> int:
         """Return the tokens that a request misses, with those in a tier counted by the time of their load."""
-        return request.num_tokens - match.num_tokens
+        return request.num_tokens - match.resume
 
     def loads_as_tokens(self) -> list[int]:
         """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""

@@ -3,9 +3,11 @@
 
 The reasons, in the order in which they are tried for the first token that was not found:
 
-    hit            nothing was missing but the one token that is always computed
+    hit            nothing was missing but the one token that is always computed (of a model with states: but
+                   the tokens after the last grid point)
     skipped        the caller, or the cache's settings, asked not to look
     partial_block  the tokens are cached, but sharing a part of a block was not possible
+    no_state       of a model with states: the tokens' K/V is here, and no state near its end
     evicted        the block was here and was evicted to make room
     expired        the same, after a pin on it had run out
     reset          the same, by `reset`
@@ -30,13 +32,15 @@ from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Namespace
 from radixkv.cache.reporting.ghost import GhostIndex, GhostRecord
 from radixkv.cache.reporting.reasons import Reason
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
 _SHOWN = (
     *("reason", "num_prompt_tokens", "num_hit_tokens", "diverged_at", "cached_tokens_after"),
-    *("new_tokens_after", "age_s", "evicted_by", "skipped", "tier", "num_tier_tokens", "detail"),
+    *("new_tokens_after", "age_s", "evicted_by", "skipped", "tier", "num_tier_tokens", "num_kv_tokens"),
+    "detail",
 )
 
 
@@ -65,6 +69,8 @@ class MissReport:
     # The tier below the cache that has the next blocks, or that is spoken of; None: none is.
     tier: str | None = None
     num_tier_tokens: int = 0  # of the missing tokens, those that it has, as far as it was asked
+    # Leading tokens whose K/V is here, for `no_state`: those after `num_hit_tokens` are computed again.
+    num_kv_tokens: int | None = None
 
     @property
     def cached_tokens_after(self) -> list[int]:
@@ -89,6 +95,11 @@ class MissReport:
             return f"{found}; nothing else was missing."
         if self.reason == "skipped":
             return f"The cache was not consulted: {self.skipped}."
+        if self.reason == "no_state":
+            return (
+                f"{found}: the K/V of {self.num_kv_tokens} tokens is here, the nearest state is at "
+                f"{self.num_hit_tokens}; the tokens between were computed again."
+            )
         if self.reason == "partial_block":
             return f"{found}; the next ones are, too, but their part of a block could not be shared."
         if self.reason == "load_too_slow":
@@ -165,7 +176,12 @@ def due_report(
 
 
 def report_of(
-    due: DueReport, data: bytes | bytearray, cached: int, elsewhere: int | None = None
+    due: DueReport,
+    data: bytes | bytearray,
+    cached: int,
+    elsewhere: int | None = None,
+    *,
+    states_at: int | None = None,
 ) -> MissReport:
     """Return a report with the first reason that applies, in the order of `Reason`.
 
@@ -173,14 +189,20 @@ def report_of(
         data: tokens that begin with the prompt.
         cached: tokens that the prompt gets from the cache, a part of the found ones.
         elsewhere: leading tokens that are cached in another namespace; None: not to be told.
+        states_at: of a model with states: the tokens before the deepest state within the cached ones.
     """
     walk, num_tokens, record = due.walk, due.num_tokens, due.record
     if due.skip is not None:
         return MissReport(Reason.SKIPPED, num_tokens, 0, skipped=due.skip)
     found = 0 if walk is None else walk.depth + walk.partial
-    if cached >= num_tokens - 1:
+    kv_tokens, is_whole = cached, cached >= num_tokens - 1
+    if states_at is not None:
+        cached, is_whole = states_at, states_at >= (num_tokens - 1) // GRID * GRID
+    if is_whole:
         return MissReport(Reason.HIT, num_tokens, cached)
-    if found > cached:
+    if kv_tokens - cached >= GRID:
+        return MissReport(Reason.NO_STATE, num_tokens, cached, num_kv_tokens=kv_tokens)
+    if found > kv_tokens and states_at is None:
         return MissReport(Reason.PARTIAL_BLOCK, num_tokens, cached)
     if record is not None:
         age = due.at - record.at

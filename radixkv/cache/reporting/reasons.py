@@ -18,6 +18,7 @@ class Reason(StrEnum):
     HIT = "hit"
     SKIPPED = "skipped"
     PARTIAL_BLOCK = "partial_block"
+    NO_STATE = "no_state"
     EVICTED = "evicted"
     EXPIRED = "expired"
     RESET = "reset"
@@ -56,6 +57,13 @@ MEANINGS: dict[Reason, Meaning] = {
         "Partial block",
         "Cached, but less than a whole block of it could be shared.",
         "The server shares whole blocks only.",
+    ),
+    Reason.NO_STATE: Meaning(
+        "No state",
+        "Its keys and values are cached, but no state of the model's state layers near their end.",
+        "The tokens after the nearest state were computed again. Prompts that part here get a state at the "
+        "second sight; mark the end of the steady part (cache_control), or give states more memory "
+        "(--state-memory).",
     ),
     Reason.EVICTED: Meaning(
         "Evicted",

@@ -80,7 +80,7 @@ def with_breaker(advice: str | None, found: Breaker | None) -> str | None:
 async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
     """What breaks a prompt; None: nothing does that is known to break prompts."""
     reason = broken.report.reason
-    if reason in ("hit", "skipped", "partial_block", "namespace", "load_too_slow", "checksum"):
+    if reason in ("hit", "skipped", "partial_block", "no_state", "namespace", "load_too_slow", "checksum"):
         return None
     seen = context.activity.latest(broken.owner[0], COMPARED_REQUESTS)
     earlier = [one for one in seen if _is_earlier(one, broken)]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LeaseStates: the states that one request holds, from its admission to its end.
+
+    0 ............ base .............. computed ............ end of the step
+    | the state after these | inputs in the ring    | rows of the step
+      is in the base's slot   (at most `GRID`)        [target]: the base once the step has run
+
+A request holds its base's slot, and that of a target while the step that writes it runs: two at most. The
+target of a failed step is freed, and the base is as good as before: nothing is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from radixkv.cache.states.checkpoint import GRID
+
+if TYPE_CHECKING:
+    from radixkv.cache.lease_path import LeasePath
+    from radixkv.cache.states.checkpoints import Checkpoints
+
+NO_SLOT = -1
+
+
+class HeldState(NamedTuple):
+    """A slot, and the tokens that its state sums up; `NO_SLOT`: the zero state before the first token."""
+
+    position: int
+    slot: int
+
+
+NOTHING = HeldState(0, NO_SLOT)
+
+
+class StateStep(NamedTuple):
+    """States of one request in a step: its base, its target (the base itself: none), further checkpoints."""
+
+    base: HeldState
+    target: HeldState
+    saves: list[HeldState]
+
+
+@dataclass(slots=True, eq=False)
+class LeaseStates:
+    """Base, targets and wanted checkpoints of one lease.
+
+    Attributes:
+        keeper: the checkpoints of the tree, and the slots.
+        base: the state after tokens whose steps have all run.
+        wanted: positions, multiples of `GRID`, at which a checkpoint shall stay in the tree.
+    """
+
+    keeper: Checkpoints
+    base: HeldState = NOTHING
+    wanted: set[int] = field(default_factory=set)
+    _targets: list[HeldState] = field(default_factory=list)  # of steps that have not been completed
+    _saves: list[HeldState] = field(default_factory=list)
+
+    def want(self, positions: Iterable[int]) -> None:
+        """Keep checkpoints at the last grid points up to these positions, those after the base. O(n)."""
+        self.wanted.update(at for at in (p - p % GRID for p in positions) if at > self.base.position)
+
+    def room_for_draft(self, end: int) -> int:
+        """Return how many guesses may follow token `end`: a step with guesses crosses no grid point."""
+        return max(0, self.base.position + GRID - end)
+
+    def plan(self, end: int, *, ahead: bool = False) -> StateStep | None:
+        """Take slots for the request's step up to token `end`, without its guesses. O(wanted).
+
+        Args:
+            ahead: the step before still runs, and gives this one its base.
+
+        Returns:
+            None: no slot can be had for the target. A wanted checkpoint without one is left out.
+        """
+        if not ahead:
+            self.step_failed()  # what a step that was planned ahead and given up has left
+        base = self._targets[-1] if self._targets else self.base
+        target = base
+        at = (end - 1) // GRID * GRID
+        if at > base.position:
+            slot = self.keeper.take_slot()
+            if slot is None:
+                return None
+            target = HeldState(at, slot)
+            self._targets.append(target)
+        saves = []
+        for position in sorted(p for p in self.wanted if base.position < p <= end and p != at):
+            slot = self.keeper.take_slot()
+            if slot is not None:
+                saves.append(HeldState(position, slot))
+        self._saves += saves
+        return StateStep(base, target, saves)
+
+    def unplan(self, step: StateStep) -> None:
+        """Take back the latest `plan`, which returned `step`. O(slots)."""
+        for save in step.saves:
+            self._saves.remove(save)
+            self.keeper.pool.drop(save.slot)
+        if step.target is not step.base:
+            self._targets.remove(step.target)
+            self.keeper.pool.drop(step.target.slot)
+
+    def step_done(self, lease: LeasePath, end: int) -> None:
+        """The step up to token `end` has run: its target is the base, its wanted states are checkpoints."""
+        kept = []
+        for target in [target for target in self._targets if target.position < end]:
+            self._targets.remove(target)
+            if target.position in self.wanted:
+                self.keeper.pool.share(target.slot)
+                kept.append(target)
+            self._rebase(target)
+        for save in [save for save in self._saves if save.position <= end]:
+            self._saves.remove(save)
+            if save.position == end:  # the ring is empty from here on, without another slot
+                self.keeper.pool.share(save.slot)
+                self._rebase(save)
+            kept.append(save)
+        for state in sorted(kept):  # a checkpoint's worth is counted from those above it
+            self._keep(lease, state)
+        if self.wanted:
+            self.wanted = {position for position in self.wanted if position > self.base.position}
+
+    def step_failed(self) -> None:
+        """Free what steps that have not run, or failed, were to write. O(slots)."""
+        for held in (*self._targets, *self._saves):
+            self.keeper.pool.drop(held.slot)
+        self._targets, self._saves = [], []
+
+    def fork(self) -> LeaseStates:
+        """Return the states of a fork: the same base."""
+        if self.base.slot != NO_SLOT:
+            self.keeper.pool.share(self.base.slot)
+        return LeaseStates(self.keeper, self.base)
+
+    def close(self, lease: LeasePath | None) -> None:
+        """The request ends: its base goes to the tree, where `lease` has its tokens there; None: nowhere."""
+        self.step_failed()
+        base, self.base = self.base, NOTHING
+        if base.slot == NO_SLOT:
+            return
+        if lease is None:
+            self.keeper.pool.drop(base.slot)
+        else:
+            self._keep(lease, base)
+
+    def held_slots(self) -> list[int]:
+        """Return the slots that it holds, for `check`."""
+        held = [*self._targets, *self._saves]
+        if self.base.slot != NO_SLOT:
+            held.append(self.base)
+        return [state.slot for state in held]
+
+    def _rebase(self, state: HeldState) -> None:
+        if self.base.slot != NO_SLOT:
+            self.keeper.pool.drop(self.base.slot)
+        self.base = state
+
+    def _keep(self, lease: LeasePath, state: HeldState) -> None:
+        """Give a slot, with one holder, to the tree; it is dropped where the tokens are not there."""
+        if lease.shares and state.position <= lease.tree_tokens:
+            self.keeper.add(lease.node, state.position, state.slot)
+        else:
+            self.keeper.pool.drop(state.slot)

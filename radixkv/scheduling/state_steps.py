@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StateSteps: the states' part of the scheduler: slots and ring rows of each step.
+
+1. A request is admitted at its deepest checkpoint and replays what it has K/V of beyond (`Lease.resume_at`).
+2. When a step is built, `fill` takes a slot for each request that crosses a grid point, and for each wanted
+   checkpoint. Two slots a request are enough for that: `most_requests` bounds how many run.
+3. When it has run, `completed` makes targets the bases, and wanted states checkpoints.
+4. A request whose prompt another one is computing waits until that one has left a state where they part
+   (`is_coming`): unlike K/V, a state is there only after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from radixkv.cache.prefix_cache import Match, PrefixCache
+from radixkv.cache.states.lease_states import LeaseStates, StateStep
+from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch_states import GRID, NO_SLOT, BatchStates, StateSave
+from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.sequence_state import SequenceState
+
+
+class StateSteps:
+    """Plans the states of one scheduler's steps.
+
+    Args:
+        cache: one with states.
+        max_num_seqs: most running requests; also the number of ring rows.
+    """
+
+    def __init__(self, cache: PrefixCache, running: RunningRequests, max_num_seqs: int) -> None:
+        self._running = running
+        assert cache.states is not None
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._rows: dict[
+            int, int
+        ] = {}  # by arrival order; those of requests that have left are taken back late
+
+    @staticmethod
+    def most_requests(cache: PrefixCache, max_num_seqs: int) -> int:
+        """Return how many requests may run: two slots each, so that a step never lacks one. O(1)."""
+        return max_num_seqs if cache.states is None else min(max_num_seqs, cache.states.pool.num_slots // 2)
+
+    # ------------------------------------------------------------------ a step
+
+    def fill(self, batch: Batch, *, ahead: bool = False) -> bool:
+        """Give a step its states. False: a slot is missing, which happens to steps planned ahead only."""
+        states = batch.states = BatchStates.empty(len(batch.entries))
+        planned: list[tuple[LeaseStates, StateStep]] = []
+        for r, entry in enumerate(batch.entries):
+            lease = entry.request.lease
+            assert lease is not None
+            assert lease.states is not None
+            step = lease.states.plan(entry.end, ahead=ahead)
+            if step is None:
+                assert ahead, f"no slot for the state of {entry.request!r}"
+                for others, other in planned:
+                    others.unplan(other)
+                return False
+            planned.append((lease.states, step))
+            base, target, saves = step
+            assert 0 <= entry.start - base.position <= GRID, f"{entry!r} does not go on from {base}"
+            assert not entry.draft or entry.start + entry.count <= base.position + GRID, (
+                f"{entry!r}: a guess crosses a grid point"
+            )
+            states.base_slots[r], states.base_positions[r] = base.slot, base.position
+            states.target_slots[r] = NO_SLOT if target is base else target.slot
+            states.target_positions[r] = target.position
+            states.ring_rows[r] = self._row(entry.request)
+            states.saves += [StateSave(r, save.position, save.slot) for save in saves]
+        return True
+
+    def _row(self, request: SequenceState) -> int:
+        row = self._rows.get(request.arrival_order)
+        if row is None:
+            if not self._free_rows:
+                running = {other.arrival_order for other in self._running}
+                for order in [order for order in self._rows if order not in running]:
+                    self._free_rows.append(self._rows.pop(order))
+            row = self._rows[request.arrival_order] = self._free_rows.pop()
+        return row
+
+    @staticmethod
+    def completed(entries: Iterable[Entry]) -> None:
+        """The step has run: its states are there. O(entries)."""
+        for entry in entries:
+            lease = entry.request.lease
+            if lease is not None and lease.states is not None:
+                lease.states.step_done(lease, entry.end)
+
+    @staticmethod
+    def failed(entries: Iterable[Entry]) -> None:
+        """The step failed: what it was to write is free. O(entries)."""
+        for entry in entries:
+            lease = entry.request.lease
+            if lease is not None and lease.states is not None:
+                lease.states.step_failed()
+
+    # ------------------------------------------------------------------ admission
+
+    def is_coming(self, request: SequenceState, match: Match) -> bool:
+        """Return True if a running request computes, in this step, the state at which this one could resume.
+
+        That request is asked to leave it. O(1) unless the K/V of a match reaches a grid point beyond its
+        state; then O(tokens) for each prompt in progress.
+        """
+        at = min(match.num_tokens, request.num_tokens - 1) // GRID * GRID
+        if at <= match.resume or request.needs_prompt_logits:
+            return False
+        tokens = request.tokens.view(0, at)
+        for other in self._running.others:
+            lease = other.lease
+            if (
+                lease is None
+                or lease.states is None
+                or not lease.states.base.position < at <= lease.num_committed
+            ):
+                continue
+            if other.num_computed >= at or other.namespace != request.namespace:
+                continue
+            if other.num_tokens >= at and np.array_equal(other.tokens.view(0, at), tokens):
+                lease.states.want((at,))
+                request.producer, request.produced_until = other, at
+                return True
+        return False

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with states through the whole engine: the same answers, whatever is resumed or replayed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from fuzz_states import fuzz
+from paged_language_model import greedy_reference, make_engine, run_all
+from scripted_tier import ScriptedTier
+from stateful_hash_model import StatefulHashModel
+
+from radixkv.engine.engine import Engine
+from radixkv.errors import ConfigError
+from radixkv.sampling.sampling_params import SamplingParams
+
+TEXT = [1 + i * i % 90 for i in range(400)]
+
+
+def engine_with_states(num_slots: int = 16, **options: Any) -> tuple[Engine, StatefulHashModel]:
+    options = {"num_blocks": 128, "block_size": 16, "budget": 96, "max_num_seqs": 4, **options}
+    model = StatefulHashModel(options["num_blocks"], options["block_size"], num_slots)
+    engine, _ = make_engine(model=model, **options)
+    return engine, model
+
+
+def ask(engine: Engine, prompt: list[int], num: int = 4, **options: Any) -> Any:
+    """Run one request alone; its answer is what it must be."""
+    name = engine.add_request(prompt, SamplingParams(max_tokens=num, temperature=0.0), **options)
+    output = run_all(engine)[name]
+    assert output.outputs[0].token_ids == greedy_reference(prompt, num)
+    return output
+
+
+@pytest.mark.parametrize("seed", [2, 3, 1004])
+def test_answers_are_the_same_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="radixkv")
+    counts = fuzz(seed, num_requests=12)
+    assert counts["compared"] >= 4
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129])
+def test_a_prompt_asked_again_computes_at_most_a_grid_step(length: int) -> None:
+    engine, _ = engine_with_states()
+    assert ask(engine, TEXT[:length], 70).num_cached_tokens == 0
+    again = ask(engine, TEXT[:length], 70)
+    assert again.num_cached_tokens >= (length - 1) // 64 * 64 - 64 * (length % 64 == 0)
+    answer = greedy_reference(TEXT[:length], 70)
+    follow_up = TEXT[:length] + answer + [5] * 10
+    assert ask(engine, follow_up).num_cached_tokens >= (length + len(answer) - 1) // 64 * 64 - 64
+
+
+def test_requests_that_come_together_compute_their_common_part_once() -> None:
+    engine, model = engine_with_states()
+    prompts = [TEXT[:200] + [token] * 30 for token in (1, 2, 3)]
+    for prompt in prompts:
+        engine.add_request(prompt, SamplingParams(max_tokens=3, temperature=0.0))
+    for name, output in run_all(engine).items():
+        assert output.outputs[0].token_ids == greedy_reference(output.prompt_token_ids, 3), name
+    assert model.num_computed < 230 + 2 * (230 - 192) + 3 * 4
+
+
+def test_a_declared_breakpoint_is_kept() -> None:
+    engine, _ = engine_with_states()
+    ask(engine, TEXT[:300], checkpoints=[140])
+    assert ask(engine, [*TEXT[:140], *[7] * 50]).num_cached_tokens == 128
+
+
+def test_a_state_that_is_gone_is_reported() -> None:
+    engine, _ = engine_with_states(num_slots=2, max_num_seqs=1)
+    ask(engine, TEXT[:200])
+    ask(engine, [3] * 390)
+    ask(engine, [4] * 390)
+    output = ask(engine, TEXT[:200])
+    assert output.num_cached_tokens == 0
+    assert output.cache_report.reason == "no_state"
+    assert output.cache_report.num_kv_tokens == 192
+
+
+def test_no_more_requests_run_than_have_two_slots() -> None:
+    engine, _ = engine_with_states(num_slots=5, max_num_seqs=4)
+    for i in range(6):
+        engine.add_request(TEXT[: 50 + i], SamplingParams(max_tokens=80, temperature=0.0))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        most = max(most, engine.scheduler.num_running)
+    assert most == 2
+
+
+def test_swapped_states_give_other_tokens() -> None:
+    """The canary: a model whose slots were mixed up must not go unnoticed."""
+    engine, model = engine_with_states()
+    ask(engine, TEXT[:200])
+    ask(engine, [3] * 200)
+    one, other = [checkpoint.slot for checkpoint in engine.cache.states or ()][:2]
+    model.slots[one], model.slots[other] = model.slots[other], model.slots[one]
+    logging.getLogger("radixkv").disabled = True
+    try:
+        engine.add_request(TEXT[:200], SamplingParams(max_tokens=4, temperature=0.0))
+        run_all(engine)
+    finally:
+        logging.getLogger("radixkv").disabled = False
+    assert any("the state of other tokens" in text for text in model.violations)
+    model.violations.clear()
+
+
+def test_a_tier_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--kv-tier"):
+        engine_with_states(tier=ScriptedTier())
