@@ -106,14 +106,14 @@ ROWS = (
         ("<seed:think>", "</seed:think>"),
     ),
     Row(
-        "GLM_TURNS 4.5",
+        "GLM 4.5",
         t.GLM,
         f"\n<think>{THOUGHT}</think>\n{SAID}\n" + tagged("<tool_call>NAME\n", t.GLM_ITEM, "</tool_call>"),
         THOUGHT,
         SAID,
     ),
     Row(
-        "GLM_TURNS 4.7",
+        "GLM 4.7",
         t.GLM,
         f"<think>{THOUGHT}</think>"
         + tagged("<tool_call>NAME", t.GLM_ITEM.replace("\n", ""), "</tool_call>").replace(

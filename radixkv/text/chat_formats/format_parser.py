@@ -161,10 +161,10 @@ class FormatParser:
         cursor, bare = self._cursor, not self._answer.has_spoken
         marks = _marks(self._sets[self._mode, bare])
         end, mark, kind = marks.find(cursor.text, cursor.at, ended=cursor.ended)
-        if cursor.ended and kind in ("", DROPPED) and self._cut and not self._mode:
+        if cursor.ended and self._cut and kind != CALLS:
             size = self._cut_mark()
             begun = len(cursor.text) - size
-            if size and begun <= end:  # a dropped mark may begin a longer one
+            if size and begun <= end:  # a mark may begin a longer one
                 end, mark, kind = begun, "", ""
         if end > cursor.at:
             text, start = cursor.text[cursor.at : end], self._base + cursor.at
@@ -191,10 +191,11 @@ class FormatParser:
 
     def _cut_mark(self) -> int:
         """Return the length of the beginning of a mark that an answer was cut off in."""
+        follows = self._answer.has_called and not self._mode
         closes = tuple((mark, CALLS) for form in self._forms for mark in (*form.closes, *form.tail_marks))
-        marks = _marks((*self._sets["", False], *(closes if self._answer.has_called else ())))
+        marks = _marks((*self._sets[self._mode, False], *(closes if follows else ())))
         size = marks.begun(self._cursor.text, self._cursor.at)
-        return size if size >= (1 if self._answer.has_called else TELLING) else 0
+        return size if size >= (1 if follows else TELLING) else 0
 
     def _take_mark(self, kind: str) -> None:
         if kind == DROPPED:

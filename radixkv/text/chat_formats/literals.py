@@ -165,7 +165,10 @@ class LiteralArguments:
             emit(prefix + value_json(found[0].strip(), schema))
         else:
             found = yield from cursor.match(_WORD)
-            emit(prefix + _word_json(found[0], schema))
+            try:
+                emit(prefix + _word_json(found[0], schema))
+            except NotACall:
+                raise _missing(cursor) from None  # cut off, it may be the beginning of a constant
 
     def _items(
         self, cursor: Cursor, emit: Emit, schema: ArgumentSchema, closes: str, depth: int
@@ -195,10 +198,12 @@ class LiteralArguments:
         if self.mark and (yield from cursor.take((self.mark,))):
             yield from cursor.until(self.mark, lambda text: emit(string_json(text)[1:-1]))
             return
+        if self.mark and cursor.ended and self.mark.startswith(cursor.text[cursor.at :]):
+            raise RanOut
         is_raw = bool((yield from cursor.take(("r", "R"))))
         quote = yield from cursor.take(_QUOTES)
         if not quote:
-            raise NotACall
+            raise _missing(cursor)
         plain = _PLAIN[quote[0]]
         while True:
             char = yield from cursor.char()
@@ -264,6 +269,11 @@ def literal_json(text: str, language: LiteralArguments) -> str | None:
     except NotACall:
         return None
     return "".join(pieces) if not text[cursor.at :].strip() else None
+
+
+def _missing(cursor: Cursor) -> NotACall:
+    """Return the error of a text that does not fit, or that ends before it could."""
+    return RanOut() if cursor.ended and cursor.at >= len(cursor.text) else NotACall()
 
 
 def _escape_json(written: str) -> str:
