@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 import radixkv
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
+from radixkv_server.apis.adapters_api.routes import API as ADAPTERS_API
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
@@ -63,6 +64,7 @@ APIS = (
     SERVICE_API,
     LLAMA_CPP_API,
     OLLAMA_API,
+    ADAPTERS_API,
     CACHE_API,
 )
 

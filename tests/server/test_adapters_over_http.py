@@ -133,3 +133,33 @@ def test_prompts_of_adapters_are_told_with_their_namespace(client: TestClient, s
     card = served.engine.adapters.card("sql")
     assert card is not None
     assert told["namespace"] == ["root", "", card.identity]
+
+
+def test_admins_load_and_unload(client: TestClient, served: Served) -> None:
+    body = {"lora_name": "new", "lora_path": "chat"}
+    assert client.post("/v1/load_lora_adapter", json=body, headers=ADA).status_code == 403
+    loaded = client.post("/v1/load_lora_adapter", json=body).json()
+    assert (loaded["id"], loaded["parent"]) == ("new", "tiny")
+    assert complete(client, "new").json()["choices"][0]["token_ids"] == served.answers["chat"]
+    again = client.post("/v1/load_lora_adapter", json={**body, "lora_path": "sql"})
+    assert again.status_code == 400
+    assert "load_inplace" in again.json()["error"]["message"]
+    replaced = {**body, "lora_path": "sql", "load_inplace": True}
+    assert client.post("/v1/load_lora_adapter", json=replaced).status_code == 200
+    assert complete(client, "new").json()["choices"][0]["token_ids"] == served.answers["sql"]
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).json()["deleted"]
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).status_code == 404
+    assert complete(client, "new").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["..", "../tiny", "/etc", "sql/../../tiny", "nothing", "a\x00b"])
+def test_only_adapters_below_the_folder_are_loaded(path: str, client: TestClient) -> None:
+    refused = client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": path})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "lora_path"
+    assert client.get("/v1/models/x").status_code == 404
+
+
+def test_the_bases_name_is_taken(client: TestClient) -> None:
+    body = {"lora_name": "tiny", "lora_path": "sql", "load_inplace": True}
+    assert client.post("/v1/load_lora_adapter", json=body).status_code == 400

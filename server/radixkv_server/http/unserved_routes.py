@@ -26,8 +26,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"/v1/realtime.*", "the WebSocket here is /v1/responses, and takes text"),
     (r"/api/(pull|push|create|copy|delete|blobs.*)", _ONE_MODEL),
     (
-        r"/v1/(un)?load_lora_adapter|/lora-adapters|/(un)?load_lora_adapter",
-        "adapters are named when it starts",
+        r"/lora-adapters|/(un)?load_lora_adapter",
+        "POST /v1/load_lora_adapter and /v1/unload_lora_adapter do it, GET /v1/models lists them",
     ),
     (r"/(reset_prefix_cache|flush_cache|reset_mm_cache)", _CACHE),
     (r"/(completion|completions|infill|generate|generate_stream|api/v1/generate)", _GENERATE),
