@@ -242,6 +242,45 @@ def chat_formats() -> str:
     return "\n".join([*lines, ""])
 
 
+def architectures() -> str:
+    """Write a table of transformers' causal architectures: served, how tested, or refused and why."""
+    found = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
+    served = sum(each["status"] == "served" for each in found.values())
+    lines = [
+        "# Architectures",
+        "",
+        f"Written by `{COMMAND}` from `docs/architectures.json`, which `python docs/survey_architectures.py`",
+        f"finds out: of {len(found)} causal architectures of transformers, {served} are served.",
+        "",
+        "*tests*: the suite holds greedy tokens or logits to transformers', cold, hot and beside others.",
+        "*checked*: its layers reach paged attention, and its logits are transformers' own on a tiny random",
+        "model; each load checks it again. *not tried*: no tiny model was made by rule; a load says what",
+        "holds.",
+        "",
+    ]
+    tested = tested_architectures()
+    rows = []
+    for name, each in sorted(found.items()):
+        how = "tests" if name in tested else "checked" if each["status"] == "served" else ""
+        status = "served" if name in tested else each["status"]
+        rows.append((code(name), code(each["class"]), status, how, cell("" if how else each["reason"])))
+    lines += table(("`model_type`", "class", "", "held by", "why not"), rows)
+    return "\n".join([*lines, ""])
+
+
+def tested_architectures() -> set[str]:
+    """The model types that the suite computes with, read from the tables of its tiny models."""
+    kinds: set[str] = set()
+    for name, table_name in (("tiny_models", "FAMILIES"), ("attention_shapes", "SHAPES")):
+        tree = ast.parse((ROOT / "tests" / "support" / f"{name}.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            is_table = isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table_name
+            if is_table and isinstance(node.value, ast.Dict):
+                first = (value.elts[0] for value in node.value.values if isinstance(value, ast.Tuple))
+                kinds |= {kind.value for kind in first if isinstance(kind, ast.Constant)}
+    return kinds
+
+
 def first_sentence(path: Path) -> str:
     """Of a module's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -287,6 +326,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "cli.md": command_line(commands),
         FOLDER / "fields.md": body_fields(),
         FOLDER / "chat_formats.md": chat_formats(),
+        FOLDER / "architectures.md": architectures(),
         FOLDER / "files.md": files(),
     }
 

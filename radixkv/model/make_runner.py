@@ -44,6 +44,8 @@ def make_runner(
         backend = "triton" if device.type == "cuda" else "cpu"
     if backend == "triton" and device.type != "cuda":
         raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
+    if backend == "triton":
+        _check_sizes(loaded)
     if config.takes_adapters:
         _check_adapters(config, device)
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
@@ -123,3 +125,17 @@ def _size(
     max_model_len = min(max_model_len, num_blocks * spec.block_size)
     own = loaded.attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
     return own, max_model_len
+
+
+def _check_sizes(loaded: LoadedModel) -> None:
+    """Refuse heads that the GPU's kernels do not read.
+
+    Raises:
+        ConfigError: names the sizes.
+    """
+    for group in loaded.attention.groups:
+        if group.key_size > 256 or group.value_size != group.key_size:
+            raise ConfigError(
+                f"{loaded.name} has keys of {group.key_size} and values of {group.value_size} elements; the "
+                "kernels for GPUs read keys and values of one size up to 256: use --device cpu"
+            )

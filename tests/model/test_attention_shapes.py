@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_shapes import SHAPES, save_shape
-from tiny_models import VOCAB_SIZE
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from attention_shapes import SHAPES, save_shape, tiny_config
+from tiny_models import VOCAB_SIZE, save_random_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError, ModelLoadError
@@ -98,6 +98,23 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> N
     assert llm.engine.cache.stats.evicted_blocks > 0
     assert generate(llm, *prompts) == wanted
     llm.engine.cache.check()
+
+
+def test_text_half_of_a_model_that_sees_images(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma4", text_config=tiny_config("gemma4").to_dict(), vision_config=vision, audio_config=None
+    )
+    folder = save_random_model(tmp_path / "gemma4", config)
+    prompt = some_tokens(30, 1)
+    llm = make_llm(folder)
+    wanted = [expected(reference(folder), prompt)]
+    assert generate(llm, prompt) == wanted
+    assert generate(llm, prompt) == wanted
+    runner = llm.engine.runner
+    assert isinstance(runner, ModelRunner)
+    assert runner.spec.bytes_per_slot == 4 * NUMBERS["gemma4"]
 
 
 def test_narrow_caches_hold_latents(tmp_path: Path) -> None:
