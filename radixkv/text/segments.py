@@ -32,7 +32,7 @@ from radixkv.text.text_owner import Owner, text_owner
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 SegmentKey = tuple[str, bool, bytes]
 
-#: Bytes of token ids that are kept: those of fifteen million tokens.
+#: Bytes of token ids that are kept: the ids of fifteen million tokens.
 BUDGET = 64 << 20
 # What an entry takes beside its ids.
 _ENTRY_BYTES = 200
@@ -185,7 +185,7 @@ class SegmentEncoder:
 
 
 class PendingText:
-    """A text of which some segments are not encoded yet.
+    """A text with segments that are not encoded yet.
 
     Attributes:
         num_unknown: characters to be encoded.
@@ -205,5 +205,5 @@ class PendingText:
         self.num_unknown = sum(len(text) for _, text, _ in unknown)
 
     def finish(self) -> TokenArray:
-        """Encode what is unknown and return the ids of the whole text, int32 [n]."""
+        """Encode the unknown segments and return the ids of the whole text, int32 [n]."""
         return self._encoder.encode_new(self._owner, self._found, self._unknown)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner of texts that are encoded: nobody may find, or time, what was tokenised for another."""
+"""The owner of texts that are encoded: no one else may find, or time, its tokens."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from contextvars import ContextVar
 
 Owner = tuple[str, ...]
 
-#: Who asks for a text to be encoded: tenant and salt. A server sets it for each request.
+#: Owner of a text to be encoded: tenant and salt. A server sets it for each request.
 text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chats: what an assistant's answer consists of, and how model families write it down."""
+"""Chats: the parts of an assistant's answer, and the ways in which model families write them."""

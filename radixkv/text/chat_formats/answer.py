@@ -15,7 +15,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what the assistant says.
+    """Further content of the assistant.
 
     Attributes:
         start: where it stands in the sample's text, in characters.
@@ -27,7 +27,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the assistant thinks before it answers."""
+    """Further reasoning of the assistant, before its answer."""
 
     text: str
 
@@ -43,7 +43,7 @@ class ToolCallBegin:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments: JSON text, whose pieces concatenate to what the model wrote."""
+    """More of a call's arguments: pieces of JSON text, in the model's own writing."""
 
     index: int
     text: str
@@ -61,13 +61,13 @@ AnswerEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments 
 
 
 class AnswerParser(Protocol):
-    """Reads one sample's text as it comes. Never raises: what is malformed comes back as content."""
+    """Reads one sample's text as it comes. Never raises: malformed text comes back as content."""
 
     def push(self, text: str) -> list[AnswerEvent]:
-        """What further text says; text that could still become markup is held back."""
+        """Return the events of further text; text that could still become markup is held back."""
 
     def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
-        """What was held back, once the sample has ended.
+        """Return the events of the text held back, once the sample has ended.
 
         Args:
             cut: it did not end by itself. What there is of a call that has clearly begun is no content: it is
@@ -91,7 +91,7 @@ class PlainParser:
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call of a tool; `arguments` is JSON text as the model wrote it."""
+    """Call of a tool; `arguments` is JSON text in the model's own writing."""
 
     id: str
     name: str
@@ -109,13 +109,13 @@ class Answer:
 
     @classmethod
     def of(cls, events: Iterable[AnswerEvent]) -> Answer:
-        """All that a parser gave."""
+        """Return the answer that a parser's events make."""
         answer = cls()
         answer.add(events)
         return answer
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Add what a parser gave."""
+        """Add a parser's events."""
         for event in events:
             if isinstance(event, ContentDelta):
                 self.content += event.text

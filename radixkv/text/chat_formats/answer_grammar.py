@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Lark grammar of an answer that must call tools, or must be JSON after what the model thinks.
+"""The Lark grammar of an answer that must call tools, or must be JSON after the model's thoughts.
 
 Calls are written as the model's family writes them, each with arguments that its tool's schema accepts, or
 with an input that its tool's own grammar accepts:
@@ -28,11 +28,11 @@ from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.closed_objects import close_objects
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
-#: So many characters more than other marks begin with tell that a call begins, where no special token does.
+#: Characters beyond the start of other marks that tell the beginning of a call without a special token.
 _TELLING = 6
-#: So many characters at most may a mark of calls have in common with other marks to tell a call by itself.
+#: Most characters that a mark of calls may share with other marks and still tell a call by itself.
 _SHARED = 3
-#: What a schema without properties says at most.
+#: Keywords of a schema without properties.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
 
@@ -46,7 +46,7 @@ class MarkToken:
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """What an answer in a format may be.
+    """Grammars of the answers in a format.
 
     Args:
         tools: in OpenAI's form; those with `strict` true are held to their schema in full, the others as far
@@ -194,7 +194,7 @@ class AnswerGrammar:
         """A call of any tool, or of one; the first one with something before it.
 
         Args:
-            begun: the beginning of all that which is there.
+            begun: the beginning of all that, as far as the prompt has it.
         """
         form = self.format.form
         assert form is not None
@@ -235,7 +235,7 @@ class AnswerGrammar:
         return found
 
     def _trigger(self) -> str | None:
-        """What of a call's writing tells that it is one; None: not known without a look at what is around."""
+        """Return the mark that tells a call; None: only the text around one tells it."""
         form = self.format.form
         if form is None:
             return None
@@ -250,7 +250,7 @@ class AnswerGrammar:
         return found
 
     def inputs_in(self, written: str) -> Iterator[tuple[str, range]]:
-        """Where the inputs' grammars are in one that this has written: a tool's name, and the lines."""
+        """Yield the places of the inputs' grammars in a written one: a tool's name, and the lines."""
         for i, tool in enumerate(self.tools):
             given = self.inputs.get(_name(tool))
             at = written.find(_embedded(i, given)) if given is not None else -1
@@ -278,7 +278,7 @@ class AnswerGrammar:
         return f"(thinking | {lead})" if lead else "thinking?"
 
     def _thinking_rules(self) -> list[str]:
-        """Where the prompt has opened the thinking, or the model has tokens for it."""
+        """Return the rules of thinking; none where neither prompt nor vocabulary opens it."""
         section = self.format.reasoning
         if section is None:
             return []
@@ -305,7 +305,7 @@ class AnswerGrammar:
         return token is not None and token.is_special
 
     def _is_known(self, mark: str) -> bool:
-        """Whether the model has tokens for a mark."""
+        """Return whether the model has tokens for a mark."""
         return self.token_of(mark.strip()) is not None or any(
             text in mark and self._is_special(text) for text in self.format.special_tokens
         )
@@ -335,7 +335,7 @@ _INPUT_BEGIN, _INPUT_END = (json.dumps(text) for text in ('{"input": "', '"}'))
 
 
 def _num_shared(text: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return the number of characters that two texts begin with in common."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))))
 
 

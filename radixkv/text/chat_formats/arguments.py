@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notations of a call's arguments: how each is read into JSON as it comes, and how it is written.
+"""Notations of a call's arguments: the reading of each into JSON as it comes, and its writing.
 
     JsonArguments      {"city": "Paris", "days": 2}
     TaggedArguments    <parameter=city>Paris</parameter><parameter=days>2</parameter>
@@ -95,7 +95,7 @@ class ObjectScanner:
 
 @dataclass(frozen=True)
 class JsonArguments:
-    """A JSON object, kept as it was written."""
+    """A JSON object, kept in the model's own writing."""
 
     def read(
         self, cursor: Cursor, emit: Emit, schema: ArgumentSchema, tail: regex.Pattern[str]

@@ -46,7 +46,7 @@ class CallRegion:
 
     @property
     def has_whole(self) -> bool:
-        """Whether a whole call waits to be told."""
+        """True if a whole call waits to be told."""
         return self._size > 0
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of tool calls: how a family of models writes them, declared so that the same words read and write.
+"""Forms of tool calls in a family of models, declared so that the same words read and write.
 
 A call is a head with the function's name, its arguments in some notation, and a tail (`CallForm`), or a JSON
 object with members for both (`json_calls.py`). Readers take more than what is written: any white space where
@@ -20,7 +20,7 @@ from radixkv.text.chat_formats.argument_types import ArgumentSchema
 from radixkv.text.chat_formats.arguments import Arguments, pattern_of
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, Parts, RanOut, Steps
 
-#: In what is declared: the function's name, a call's id, and its number among the calls of an answer.
+#: In declarations: the function's name, a call's id, and its number among the calls of an answer.
 NAME, ID, INDEX = "NAME", "IDENT", "INDEX"
 _GROUPS = {
     NAME: r"(?P<name>[\w.\-]{1,200})",
@@ -227,7 +227,7 @@ def _parts(declared: str, names: tuple[str, ...] = ()) -> Parts:
     """Compile texts with blanks between them; one that ends in `?` may be missing.
 
     Args:
-        names: those that `NAME` stands for; none: any.
+        names: the names for `NAME`; none: any.
     """
     groups = dict(_GROUPS)
     if names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients write about themselves into prompts, and what is kept of it: a rule for each such client.
+"""Rules for texts that clients write about themselves into prompts: the kept part of each.
 
 Such text is no part of the conversation: the provider that it is meant for takes it out. To any other server
 it is a prompt whose first line changes with every request, so that nothing after it is found in the cache. A
@@ -21,7 +21,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientRule:
-    """What one client writes at the head of the system prompt.
+    """Text of one client at the head of the system prompt.
 
     Args:
         client: its name.

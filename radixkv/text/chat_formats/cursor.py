@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import regex
 
 T = TypeVar("T")
-#: A reader: yields where it needs more text, returns what it has read.
+#: A reader: yields where it needs more text, returns a value.
 Steps = Generator[None, None, T]
 
 #: Patterns of texts that follow each other, each with whether it may be missing.
@@ -27,7 +27,7 @@ _BLANKS = regex.compile(r"\s*")
 
 
 class NotACall(Exception):
-    """The text is not what a reader expects."""
+    """The text does not fit a reader."""
 
 
 class RanOut(NotACall):
@@ -38,7 +38,7 @@ class Cursor:
     """A place in a growing text.
 
     Attributes:
-        text: what is kept of the text.
+        text: the part of it that is kept.
         at: the place in it.
         ended: no more text comes.
     """

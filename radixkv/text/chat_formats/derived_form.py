@@ -91,7 +91,7 @@ def _region(
     num_calls: int,
     tools: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Return the part of a rendered text that a model would write: the calls with what is around them."""
+    """Return the part of a rendered text that a model would write: the calls with their marks."""
     messages = call_history(chat_format, traits, num_calls)
     said = [messages[0], {"role": "assistant", "content": _SAID}]
     plain, alone = shown_text(render, said, tools), shown_text(render, messages, tools)

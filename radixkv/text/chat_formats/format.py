@@ -37,7 +37,7 @@ class ChatFormat:
             each of texts that must all be there.
         tokens: texts that are one token in the family's vocabulary, by which it is known where its template
             shows no sign.
-        reasoning: marks around what the model thinks.
+        reasoning: marks around the model's thoughts.
         spoken: marks around content, for families that frame that, too.
         forms: of calls, all of which are read; the first is the one that is written.
         dropped: marks of an answer that say nothing.
@@ -90,7 +90,7 @@ class ChatFormat:
         return tuple(dict.fromkeys(mark for form in self.forms for mark in (*form.opens, *form.bare)))
 
     def marks(self) -> tuple[str, ...]:
-        """Return all texts of which marks consist, with placeholders for names in them."""
+        """Return all texts in marks, with placeholders for names in them."""
         sections = [part for part in (self.reasoning, self.spoken) if part is not None]
         found = [mark for part in sections for mark in (*part.opens, *part.closes)]
         for form in self.forms:
@@ -191,7 +191,7 @@ class ChatFormat:
         return self.form.write(calls, schemas_of(tools))
 
     def write_preamble(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Write what a system message says of tools in OpenAI's form."""
+        """Write a system message's words on tools in OpenAI's form."""
         example = self.write_calls([("function-name", '{"argument": "value"}')])
         shown = json.dumps(list(tools), ensure_ascii=False)
         return self.preamble.replace("EXAMPLE", example).replace("TOOLS", shown)

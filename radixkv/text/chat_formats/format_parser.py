@@ -24,8 +24,8 @@ from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut
 
 #: Characters of a call that are held back until it is certain to be one.
 HELD = 256
-#: So many characters of a mark tell, where an answer is cut off inside of it, that it had begun; after a
-#: call, where others follow, one does.
+#: Characters of a mark that tell its beginning where an answer is cut off inside of it; after a call, where
+#: others follow, one is enough.
 TELLING = 3
 #: Characters looked at in one go.
 _PIECE = 512
@@ -37,8 +37,8 @@ class Section:
     """A part of an answer between marks.
 
     Args:
-        opens: texts of which each begins it.
-        closes: texts of which each ends it; none: it goes on to the end of the answer.
+        opens: texts that begin it, each by itself.
+        closes: texts that end it; none: it goes on to the end of the answer.
     """
 
     opens: tuple[str, ...]
@@ -78,7 +78,7 @@ class FormatParser:
     """An AnswerParser for one answer of a format.
 
     Args:
-        reasoning, spoken: sections of what the model thinks, and of content inside of marks.
+        reasoning, spoken: sections of thoughts, and of content inside of marks.
         forms: of calls, in the order in which they are tried.
         dropped: marks that say nothing.
         calls_end_reasoning: a call may begin inside of reasoning, which it ends.
@@ -251,7 +251,7 @@ class FormatParser:
         return True
 
     def _give_up(self, region: CallRegion, *, is_cut: bool) -> None:
-        """Take what has been read for the text that it is, or for a call that is cut off."""
+        """Take the text read so far for text, or for a call that is cut off."""
         cursor = self._cursor
         keeps = is_cut or (region.has_whole and not self._answer.speaks)
         if not region.is_told and not keeps and region.try_next():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a conversation parts from what its own earlier turns have left in the cache."""
+"""Reasons why a conversation parts from the cached text of its own earlier turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def divergence_hint(
     reasoning_sent: bool = False,
     content_dropped: bool = False,
 ) -> str | None:
-    """What a chat's template or client did to an earlier turn, judged by a few tokens; None: nothing known.
+    """Return the cause of a changed earlier turn, judged by a few tokens; None: nothing known.
 
     Args:
         cached: the text that the cache holds after the place where the prompt parts from it.

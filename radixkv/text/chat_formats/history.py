@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"functions\.[\w.\-]+:\d+")
 def template_tools(
     tools: Sequence[Mapping[str, Any]], chat_format: ChatFormat, traits: TemplateTraits
 ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-    """The tools that the template is given as such, and further arguments for it."""
+    """Return the tools that the template is given as such, and further arguments for it."""
     if not tools or (chat_format.forms and not traits.tools):
         return (), {}
     return (tools, {}) if traits.tools_option is None else ((), {traits.tools_option: list(tools)})
@@ -34,10 +34,10 @@ def template_messages(
     chat_format: ChatFormat,
     traits: TemplateTraits,
 ) -> list[Message]:
-    """Messages in OpenAI's form, with the arguments of calls as objects, as the template must get them.
+    """Return messages in OpenAI's form, arguments of calls as objects, as the template must get them.
 
     Args:
-        tools: those that are offered.
+        tools: the tools on offer.
     """
     if not traits.late_system:
         messages = _with_one_system(messages)
@@ -150,7 +150,7 @@ def _with_one_system(messages: Iterable[Message]) -> list[Message]:
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
-    """What an assistant's message says it has thought, by any of the names in use."""
+    """Return an assistant message's reasoning, by any of the names in use."""
     found = (message.get(name) for name in REASONING_FIELDS)
     return next((text for text in found if isinstance(text, str) and text), "")
 

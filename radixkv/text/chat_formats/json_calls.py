@@ -88,7 +88,7 @@ class JsonCalls:
         yield from self._close(cursor, opened)
 
     def _goes_on(self, cursor: Cursor) -> Steps[bool]:
-        """Read what is between two objects; return whether there is a second."""
+        """Read the separator of two objects; return whether there is a second."""
         with cursor.hold() as back:
             yield from cursor.blanks()
             yield from cursor.take((",", ";"))

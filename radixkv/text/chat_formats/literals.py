@@ -194,7 +194,7 @@ class LiteralArguments:
         emit(prefix + value_json(str(json.loads(f'"{"".join(pieces)}"')), schema))
 
     def _quoted(self, cursor: Cursor, emit: Emit) -> Steps[None]:
-        """Read a string with what is around it, and emit the inside of its JSON."""
+        """Read a string with its quotes or marks, and emit the inside of its JSON."""
         if self.mark and (yield from cursor.take((self.mark,))):
             yield from cursor.until(self.mark, lambda text: emit(string_json(text)[1:-1]))
             return

@@ -2,7 +2,7 @@
 """Answers by a tokenizer's own response template, transformers' declaration of an answer's regions.
 
 A response template names fields of a message (`content`, `reasoning_content`, `tool_calls`), each with the
-marks around its text and a parser for it. It is used where no declared family reads what it describes: a
+marks around its text and a parser for it. It is used where no declared family reads the same: a
 family's reader gives arguments as they come, while these regions give a call when it ends.
 
     text:     <musing>Hm.</musing>One moment.<use>{"name": ...}</use>
@@ -82,7 +82,7 @@ class ResponseTemplateParser:
     """An AnswerParser for one answer by a response template.
 
     Args:
-        answer: takes what is read.
+        answer: takes the events.
         calls: False: calls are content.
         thinks: False: reasoning is content, with its marks.
         prefix: the part of the answer that the prompt has begun.

@@ -17,7 +17,7 @@ from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of, patt
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 from radixkv.text.chat_formats.literals import PYTHON, literal_json
 
-#: Stands for an argument's name, and for the type that some notations tell, in what is declared.
+#: Stands for an argument's name, and for the type that some notations tell, in declarations.
 KEY, KIND = "KEY", "KIND"
 
 
@@ -185,7 +185,7 @@ def _any_json(text: str, schema: ArgumentSchema) -> str:
 
 @dataclass(frozen=True)
 class ElementArguments:
-    """A tag for each member, and tags within it for members of members; `item` for those of lists.
+    """A tag for each member, and tags within it for members of members; `item` for members of lists.
 
     Args:
         mark: stands before each tag.
@@ -203,7 +203,7 @@ class ElementArguments:
         yield from self._members(cursor, emit, schema, 0)
 
     def _members(self, cursor: Cursor, emit: Emit, schema: ArgumentSchema, depth: int) -> Steps[None]:
-        """Read tags up to one that closes what they are in."""
+        """Read tags up to the closing one of their parent."""
         if depth > MAX_DEPTH:
             raise NotACall
         types = schema.types()

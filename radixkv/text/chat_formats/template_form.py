@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of calls as a chat template writes it: read off what it renders, to the last line break.
+"""The form of calls as a chat template renders it, to the last line break.
 
 Forced calls are written in this form, so that the prompt of the next turn continues what was generated. A
 family's templates differ in white space, in ids and in quotes; all else is the family's declaration, which
@@ -132,7 +132,7 @@ def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
 
 
 def _bare_start(written: str, text: str, start: int, name: int) -> int:
-    """Where calls begin that no mark opens."""
+    """Return the place where calls begin that no mark opens."""
     found = text.rfind(_first_chunk(written), start, name + 1)
     if found < 0:
         raise _Unlike
@@ -140,7 +140,7 @@ def _bare_start(written: str, text: str, start: int, name: int) -> int:
 
 
 def _declared(form: CallForm | JsonCalls, text: str) -> str:
-    """A text with placeholders for what the probes have in their places."""
+    """Return a text with placeholders for the names and ids of the probes."""
     for name in NAMES:
         text = text.replace(name, NAME)
     for call_id in IDS:
@@ -160,7 +160,7 @@ def _last_chunk(text: str) -> str:
 
 
 def _end_of(chunk: str, text: str, *, first: bool = False) -> int:
-    """Where a chunk ends in a text, its last or first place; 0: there is none to look for."""
+    """Return the end of a chunk's last or first place in a text; 0: the chunk is empty."""
     if not chunk:
         return 0
     at = text.find(chunk) if first else text.rfind(chunk)
@@ -175,7 +175,7 @@ def _end_of(chunk: str, text: str, *, first: bool = False) -> int:
 def _arguments(
     form: CallForm | JsonCalls, text: str, at: int, given: Mapping[str, str]
 ) -> tuple[int, int, Any]:
-    """Where the arguments of a call begin and end, and their notation as the template writes it."""
+    """Return the place of a call's arguments, and their notation as the template writes it."""
     notation = form.arguments
     if isinstance(notation, JsonArguments):
         begin = text.find("{", at)
@@ -238,7 +238,7 @@ def _with_lead(
     prompt: str,
     tools: list[Mapping[str, Any]],
 ) -> ChatFormat:
-    """The format with what the template writes between the prompt's end and a call, thinking and not."""
+    """Return the format with the text between the prompt's end and a call, thinking and not."""
     form, section = chat_format.form, chat_format.reasoning
     assert form is not None
     plain = shown_calls(render, call_history(chat_format, traits, 1), tools)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of a chat template: turns with calls that its form is read off, and what it renders of them."""
+"""Probes of a chat template: turns with calls that its form is read off, and their rendering."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def call_history(
 
 
 def shown_calls(render: RenderText, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a template renders when results follow, as they will; else without them."""
+    """Return the rendering of calls with results after them, or without, where it then shows them."""
     results = [
         {
             "role": "tool",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a chat template does with tools, calls, results and reasoning, found by rendering probes once."""
+"""Traits of a chat template: its ways with tools, calls, results and reasoning, found by probes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError
 
-#: Names under which templates look for what an assistant has thought.
+#: Names under which templates look for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 Message = dict[str, Any]
@@ -51,7 +51,7 @@ _LATE_SYSTEM: Sequence[Sequence[Message]] = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template shows to the model.
+    """Parts of a conversation that a template shows to the model.
 
     Attributes:
         tools: it shows tools. `tools_option` is the argument that they must be given by; None: `tools`.
@@ -123,7 +123,7 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
 
 
 def render_probe(render: RenderText) -> str:
-    """Return what a template makes of a conversation with a tool and a call; empty: it refuses them."""
+    """Return the rendering of a conversation with a tool and a call; empty: the template refuses it."""
     texts = (
         shown_text(render, _history(arguments), [_TOOL])
         for arguments in ({"probe_key": _VALUE}, '{"probe_key": "probe_value"}')
@@ -137,7 +137,7 @@ def shown_text(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> str:
-    """Return what a template renders; empty: it refuses that."""
+    """Return a rendering; empty: the template refuses the messages."""
     try:
         return render(messages, tools, options)
     except InvalidRequestError:

@@ -214,6 +214,6 @@ def check(said: tuple[list[Said], list[Said]], row: Row, *, whole: bool) -> None
             assert (thought, content, read) == (row.thought, row.said, [*row.calls])
         # Cut off in a mark, up to two characters of it may still be text.
         for read_text, written in ((thought, row.thought), (content, row.said)):
-            assert written.startswith(read_text.strip()[: max(0, len(read_text) - 2)])
+            assert written.startswith(read_text.strip()[: max(0, len(read_text.strip()) - 2)].strip())
             assert len(read_text.strip()) <= len(written) + 2
         assert [name for name, _ in calls] == [name for name, _ in row.calls][: len(calls)]
