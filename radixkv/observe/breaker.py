@@ -62,6 +62,10 @@ KINDS = {
         "what was cached had to make room for requests of other tenants",
         "pin what must stay, or ask for a quota with a floor",
     ),
+    "pool_too_small": (
+        "contexts that need more than the pool",
+        "add a tier (--kv-tier), memory or replicas, and let the last request of a session say session_done",
+    ),
     "ttl_passed": ("a pin that ran out before its next use", "pin it for longer, or use it in between"),
     "reset": ("a reset of the cache", "nothing: the next request brings it back"),
     "concurrent": (

@@ -15,6 +15,7 @@ from radixkv_server.apis.cache_api.events import event_frames
 from radixkv_server.apis.cache_api.explain import compare, explain
 from radixkv_server.apis.cache_api.overview import overview
 from radixkv_server.apis.cache_api.pins import list_pins, prompt_of_node, set_pin
+from radixkv_server.apis.cache_api.pool_advice import pool_advice
 from radixkv_server.apis.cache_api.prompt_ids import prompt_ids, prompt_of
 from radixkv_server.apis.cache_api.queries import caller_of, number_in, query_of
 from radixkv_server.apis.cache_api.requests import request_frames, request_json, requests_json
@@ -251,7 +252,8 @@ async def get_advice(request: Request) -> Response:
     limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     data = [await advice_json(context, point, caller) for point in points]
-    return json_response({"object": "list", "data": data})
+    pool = await pool_advice(context) if caller.is_admin else None
+    return json_response({"object": "list", "data": data, "pool": pool})
 
 
 API = Api(

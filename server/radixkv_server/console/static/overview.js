@@ -76,7 +76,10 @@ export function mount(root, { api }) {
     for (let turn = 0; !stop.signal.aborted; turn++) {
       try {
         const [cache, metrics] = await Promise.all([api.get("v1/cache", stop), api.text("metrics", stop)]);
-        if (turn % ADVICE_EVERY === 0) advice = (await api.get(`v1/cache/advice?limit=${MISSED_TOP}`, stop)).data;
+        if (turn % ADVICE_EVERY === 0) {
+          const { pool, data } = await api.get(`v1/cache/advice?limit=${MISSED_TOP}`, stop);
+          advice = pool ? [pool, ...data] : data;
+        }
         history.add(cache, metrics);
         trouble.replaceChildren();
         show(all, history, advice);

@@ -75,3 +75,37 @@ def test_a_session_is_ended_by_its_conversation_for_its_own_tenant_alone(
     assert cached(talk) > 100
     assert cached(other) < before
     server.engine.prefix_cache.check()
+
+
+def test_contexts_that_need_more_than_the_pool_are_told_to_admins_alone() -> None:
+    engine = ScriptedEngine(caches=True)
+    with (
+        live_server(engine, api_keys=("ada=a", "bob=b"), admin_keys=("operator=root",)) as running,
+        running.http() as http,
+    ):
+
+        def advice(key: str) -> Any:
+            return http.get("/v1/cache/advice", headers={"authorization": f"Bearer {key}"}).json()["pool"]
+
+        def ask(number: int, turns: int) -> None:
+            headers = {"authorization": f"Bearer {'ab'[number % 2]}"}
+            texts = [f"turn {turn} of agent {number}, " * 6 for turn in range(turns)]
+            messages = [{"role": "user", "content": text} for text in texts]
+            sent = {"messages": messages, "max_tokens": 1}
+            assert http.post("/v1/chat/completions", json=sent, headers=headers).status_code == 200
+
+        for turns in (1, 2):
+            ask(0, turns)
+        assert advice("root") is None, "two turns of one agent fit: what they share counts once"
+        for number in range(1, 14):
+            ask(number, 2)
+        told = advice("root")
+        assert told["kind"] == "pool_too_small"
+        assert told["pool_tokens"] == 100 * 16
+        longest = [len(asked.prompt) for asked in engine.requests][1:]
+        assert 0.5 * sum(longest) < told["needed_tokens"] <= sum(longest)
+        assert told["times"] > 1.5
+        said = f"The contexts of your agents need {told['times']:.1f} times the pool"
+        assert told["advice"].startswith(said)
+        assert "--kv-tier" in told["advice"]
+        assert advice("a") is None
