@@ -9,13 +9,14 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from gguf_files import write_llama_gguf
-from transformers import AutoModelForCausalLM
+from gguf_files import ARCHITECTURES, write_family_gguf, write_llama_gguf
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
+from radixkv.model.loading.gguf_blocks import load_blocks
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.step_context import call_model
 
@@ -96,6 +97,19 @@ def test_mixed_formats_compute_what_the_dequantised_model_does(
     assert deviation(fused, expected) < 1e-2
     assert deviation(fused, apart) < 1e-2
     assert torch.equal(logits_of(load(mixed)), apart)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_families_compute_what_their_dequantised_model_does(architecture: str, tmp_path: Path) -> None:
+    path = write_family_gguf(tmp_path / f"{architecture}.gguf", architecture, MIXED)
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = load_blocks(path, config, register_attention_hook(), show_progress=False)
+    assert any(isinstance(module, BlockLinear) for module in model.modules())
+    expected = dequantised_logits(path, rounded=True)
+    positions = torch.arange(len(TOKENS))
+    with torch.inference_mode():
+        found = call_model(model, torch.tensor(TOKENS), positions, None, PlainCausalStep(positions))
+    assert deviation(found, expected) < 1e-2
 
 
 def test_a_format_without_a_kernel_becomes_bfloat16(

@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from tiny_models import byte_level_tokenizer
 
 from radixkv_kernels.cpu.linear.block_formats import FORMATS
@@ -109,3 +110,62 @@ def tensor_writer(writer: Any, kinds: Mapping[str, str]) -> Callable[..., None]:
         writer.add_tensor(name + suffix, stored, raw_dtype=kind)
 
     return add
+
+
+#: Architectures -> metadata beside the common ones, as (method of the writer, value).
+ARCHITECTURES: dict[str, tuple[tuple[str, Any], ...]] = {
+    "llama": (),
+    "qwen2": (),
+    "qwen3": (("add_key_length", 64), ("add_value_length", 64)),
+    "gemma2": (("add_key_length", 64), ("add_value_length", 64), ("add_sliding_window", 8)),
+    "gemma3": (("add_key_length", 64), ("add_value_length", 64), ("add_sliding_window", 8)),
+    "phi3": (("add_rope_dimension_count", 64),),
+    "starcoder2": (),
+}
+
+
+def write_family_gguf(path: Path, architecture: str, kinds: Mapping[str, str]) -> Path:
+    """A random model of an architecture without a tokenizer, its tensors named by the gguf package."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    def metadata() -> Any:
+        writer = gguf.GGUFWriter(str(path), architecture)
+        writer.add_context_length(256)
+        writer.add_embedding_length(256)
+        writer.add_block_count(2)
+        writer.add_feed_forward_length(512)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_vocab_size(320)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_pad_token_id(2)
+        for method, value in ARCHITECTURES[architecture]:
+            getattr(writer, method)(value)
+        return writer
+
+    def close(writer: Any) -> None:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    close(metadata())
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
+    names = reading.get_gguf_hf_weights_map(model, kind(config=config.to_dict()))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    writer = metadata()
+    add = tensor_writer(writer, kinds)
+    for name, parameter in sorted(names.items()):
+        if parameter in shapes:
+            stem, _, suffix = name.rpartition(".")
+            add(stem, *shapes[parameter], suffix=f".{suffix}")
+    close(writer)
+    return path

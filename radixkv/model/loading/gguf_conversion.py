@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_header import check_header
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.load_progress import counted_tensors, progress_bar
 
@@ -23,10 +25,10 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a file that is not GGUF or is cut off within its header.
+    """Refuse a file that is not GGUF, is cut off, or whose header contradicts itself.
 
     Raises:
-        ModelLoadError: not readable, or not GGUF.
+        ModelLoadError: not readable, not GGUF, or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -38,6 +40,8 @@ def check_gguf(path: Path) -> None:
             f"{path} is not a GGUF file (it does not start with the letters GGUF); it may be damaged or a "
             "failed download. Fetch it again, or give the folder of a model in safetensors format."
         )
+    with contextlib.suppress(ImportError):  # without the gguf package, transformers says what is missing
+        check_header(path)
 
 
 def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> None:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged GGUF files: a sentence or a model, quickly, never a crash."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_files import write_llama_gguf
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_header import check_header
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "whole.gguf"
+    return write_llama_gguf(path, {"rest": "Q8_0"}, hidden=64, layers=1).read_bytes()
+
+
+def refusal(data: bytes, path: Path) -> str:
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError) as caught:
+        check_header(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def damaged(data: bytes, after: bytes, offset: int, form: str, value: int) -> bytes:
+    """The file with a number replaced, `offset` bytes after the end of a name."""
+    place = data.index(after) + len(after) + offset
+    return data[:place] + struct.pack(form, value) + data[place + struct.calcsize(form) :]
+
+
+def test_what_the_gguf_package_writes_is_accepted(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(whole)
+    check_header(path)
+
+
+@pytest.mark.parametrize(
+    ("after", "offset", "form", "value", "expected"),
+    [
+        (b"GGUF", 0, "<I", 7, "of version 7"),
+        (b"GGUF", 0, ">I", 3, "big-endian"),
+        (b"GGUF", 4, "<Q", 2**60, "claims to have"),
+        (b"GGUF", 12, "<Q", 2**60, "claims to have"),
+        (b"tokenizer.ggml.tokens", 0, "<I", 99, "unknown type 99"),
+        (b"tokenizer.ggml.tokens", 8, "<Q", 2**40, "elements"),
+        (b"tokenizer.ggml.tokens", 8, "<Q", 2**20, "more than the rest of the file"),
+        (b"llama.embedding_length", 4, "<I", 2**31, "its llama.embedding_length is"),
+        (b"llama.block_count", 4, "<I", 4000, "tensors of 1 layers"),
+        (b"blk.0.attn_q.weight", 0, "<I", 9, "has 9 dimensions"),
+        (b"blk.0.attn_q.weight", 4, "<Q", 2**62, "after the file"),
+        (b"blk.0.attn_q.weight", 4, "<Q", 0, "has the shape"),
+        (b"blk.0.attn_q.weight", 20, "<I", 4, "unknown format 4"),
+        (b"blk.0.attn_q.weight", 24, "<Q", 2**61, "after the file"),
+        (b"blk.0.attn_q.weight", 24, "<Q", 1, "not a multiple of 32"),
+    ],
+)
+def test_each_damage_is_named(
+    whole: bytes, tmp_path: Path, after: bytes, offset: int, form: str, value: int, expected: str
+) -> None:
+    assert expected in refusal(damaged(whole, after, offset, form, value), tmp_path / "damaged.gguf")
+
+
+def test_a_tensor_twice(whole: bytes, tmp_path: Path) -> None:
+    twice = whole.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight")
+    assert "is in it twice" in refusal(twice, tmp_path / "twice.gguf")
+
+
+@pytest.mark.parametrize("keep", [5, 23, 24, 300, 5000, -1])
+def test_cut_off(whole: bytes, tmp_path: Path, keep: int) -> None:
+    refusal(whole[:keep], tmp_path / "cut.gguf")
+
+
+def test_random_damages_are_refused_or_read(whole: bytes, tmp_path: Path) -> None:
+    """Whatever passes the check, the gguf package reads, with each tensor within the file."""
+    chance, path = random.Random(0), tmp_path / "damaged.gguf"
+    end = whole.index(b"blk.0.ffn_up.weight") + 64
+    refused, began = 0, time.process_time()
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            data[chance.randrange(4, end)] = chance.choice((0, 1, 255, chance.randrange(256)))
+        path.write_bytes(data)
+        try:
+            check_header(path)
+        except ModelLoadError:
+            refused += 1
+            continue
+        reader: np.ndarray | None = None
+        try:
+            reader = gguf.GGUFReader(str(path)).data
+        except (ValueError, KeyError, UnicodeDecodeError):
+            continue
+        assert reader is not None
+    assert refused > 50
+    assert time.process_time() - began < 60
