@@ -39,7 +39,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import radixkv.engine.model_step
+import radixkv.engine.step_pipeline
 from benchmarks.figures import write_figures
 from radixkv import PrefixCache
 from radixkv.engine.config import EngineConfig
@@ -109,16 +109,16 @@ class _Patched(AbstractContextManager[None]):
     """The sampler of a step, timed."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        self._original = radixkv.engine.model_step.Sampling
+        self._original = radixkv.engine.step_pipeline.Sampling
         self._timed = watch.wrap("sampling", self._original)
 
     def __enter__(self) -> None:
-        radixkv.engine.model_step.Sampling = self._timed  # type: ignore[assignment,misc]
+        radixkv.engine.step_pipeline.Sampling = self._timed  # type: ignore[assignment,misc]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        radixkv.engine.model_step.Sampling = self._original  # type: ignore[misc]
+        radixkv.engine.step_pipeline.Sampling = self._original  # type: ignore[misc]
 
 
 def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 from benchmarks.agents_served import model_folder
 from benchmarks.figures import write_figures
 from radixkv.cli.bench.server_process import words
-from radixkv.engine.prompt_limits import PromptLimits
+from radixkv.engine.input_processor import PromptLimits
 from radixkv.text.tokenizer import Tokenizer
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.http.body import Ignored, parse_json

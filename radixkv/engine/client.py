@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from radixkv.engine.adapters import Adapters
     from radixkv.engine.cache_client import CacheClient
     from radixkv.engine.config import EngineConfig
-    from radixkv.engine.counters import EngineStats
+    from radixkv.engine.counts import EngineStats
+    from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.outputs import OutputDelta, RequestOutput
-    from radixkv.engine.prompt_limits import PromptLimits
     from radixkv.scheduling.request import Request
     from radixkv.text.text_tokenizer import TextTokenizer
 

@@ -32,13 +32,12 @@ from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.adapters import Adapters
-from radixkv.engine.counters import Counters, EngineStats
+from radixkv.engine.counts import Counters, EngineStats
 from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
 from radixkv.engine.fault_recovery import FaultRecovery
-from radixkv.engine.input_processor import InputProcessor
+from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import LiveRequests
 from radixkv.engine.output_processor import StepResult
-from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.engine.runner import Runner
 from radixkv.engine.sample import Sample, sample_of
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on

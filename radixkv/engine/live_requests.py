@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.engine.counters import Counters
+from radixkv.engine.counts import Counters
 from radixkv.engine.extensions import BlockTiers, Drafts
 from radixkv.engine.fault_recovery import FaultRecovery
-from radixkv.engine.model_step import StepOutcome
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.sample import Sample, TextSource, sample_of
+from radixkv.engine.step_pipeline import StepOutcome
 from radixkv.errors import InvalidRequestError
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Failure, FinishReason, Request

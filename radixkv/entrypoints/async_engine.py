@@ -18,16 +18,16 @@ import contextlib
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
+from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
-from radixkv.entrypoints.streams import Event, Stream, Streams
 from radixkv.errors import EngineStoppedError, RequestFailedError
 from radixkv.scheduling.request import Request
 from radixkv.tenancy.tenant_cache import TenantCache
@@ -38,11 +38,90 @@ if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.reporting.explain import MissReport
     from radixkv.engine.adapters import Adapters
-    from radixkv.engine.prompt_limits import PromptLimits
+    from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.model.loading.loader import LoadedModel
     from radixkv.text.tokenizer import Tokenizer
     from radixkv.tiers.tier import Tier
+
+
+Event = OutputDelta | RequestOutput | BaseException
+
+
+class Stream:
+    """Destination of one request's results."""
+
+    __slots__ = ("events", "loop", "request_id")
+
+    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.request_id = request_id
+        self.loop = loop
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def put(self, event: Event) -> None:
+        """Put an event into it, from any thread; nothing happens if the loop is closed."""
+        send(self.loop, [(self, event)])
+
+
+class Streams:
+    """The streams of the requests that the engine has; used on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Stream] = {}
+
+    def open(self, stream: Stream) -> None:
+        self._by_id[stream.request_id] = stream
+
+    def close(self, engine: Engine, stream: Stream) -> None:
+        """Its reader has left: end its request, if that has not ended yet."""
+        if self._by_id.get(stream.request_id) is stream:
+            del self._by_id[stream.request_id]
+            engine.abort(stream.request_id)
+            self.deliver(engine, engine.take_result())
+
+    def deliver(self, engine: Engine, result: StepResult) -> None:
+        """Send a step's results; requests whose event loop is closed are ended."""
+        while result.deltas or result.finished:
+            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
+            events: list[OutputDelta | RequestOutput] = [*result.deltas, *result.finished]
+            for event in events:
+                stream = self._by_id.get(event.request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append((stream, event))
+            for loop, sent in by_loop.items():
+                if not send(loop, sent):
+                    self._forget_loop(engine, loop)
+            for event in events:  # from here on it is not this thread's to tell of its own end
+                if isinstance(event, RequestOutput) or event.is_last:
+                    self._by_id.pop(event.request_id, None)
+            result = engine.take_result()
+
+    def _forget_loop(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        orphans = [request_id for request_id, stream in self._by_id.items() if stream.loop is loop]
+        for request_id in orphans:
+            del self._by_id[request_id]
+            engine.abort(request_id)
+
+    def fail_all(self, error: EngineStoppedError) -> None:
+        """The engine has ended."""
+        for stream in self._by_id.values():
+            stream.put(error)
+        self._by_id.clear()
+
+
+def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[Stream, Event]]) -> bool:
+    """Put events into streams of one loop, from any thread; False: the loop is closed."""
+
+    def put() -> None:
+        for stream, event in events:
+            stream.events.put_nowait(event)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        return False
+    return True
+
 
 T = TypeVar("T")
 

@@ -20,11 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.input_processor import InputProcessor
+from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.output_processor import StepResult
-from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import EngineStoppedError
 
 if TYPE_CHECKING:

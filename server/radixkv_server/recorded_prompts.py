@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from radixkv.cache.keys import EncodedTokens, encode_tokens
 from radixkv.engine.client import EngineClient
-from radixkv.engine.prompt_limits import PromptLimits
+from radixkv.engine.input_processor import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
 from radixkv.observe.audit.prompt_units import PromptUnits, TextCoding, prompt_text
 from radixkv.observe.audit.record import Block, Json, Record

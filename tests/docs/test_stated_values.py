@@ -71,7 +71,7 @@ from radixkv_server.app import APIS
 from radixkv_server.chats import call_memory
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS
 from radixkv_server.context import BODY_BYTES_PER_TOKEN, OTHER_BODY_BYTES
-from radixkv_server.diagnostics import store as fingerprints
+from radixkv_server.diagnostics import fingerprint as fingerprints
 from radixkv_server.http.protocol import MAX_UNSENT_BYTES
 from radixkv_server.proxy.routed_relay import MAX_BODY_BYTES
 from radixkv_server.proxy.serve import MAX_CONNECTIONS

@@ -19,7 +19,7 @@ from radixkv.cache.pins import PinInfo
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta
 from radixkv.errors import (
     ContextLengthExceededError,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from paged_language_model import LetterTokenizer, PagedHashModel, greedy_reference, make_engine
 
-import radixkv.entrypoints.streams as streams
+import radixkv.entrypoints.async_engine as streams
 from radixkv import PrefixCache
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.capacity import Capacity

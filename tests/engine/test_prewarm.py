@@ -57,7 +57,7 @@ def test_what_follows_the_prompt_hits_all_of_it() -> None:
 
 def test_the_sampler_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled: list[int] = []
-    from radixkv.engine import model_step
+    from radixkv.engine import step_pipeline as model_step
 
     real = model_step.Sampling
     monkeypatch.setattr(

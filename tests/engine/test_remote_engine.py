@@ -22,7 +22,7 @@ from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.errors import (
     ConfigError,
     ContextLengthExceededError,

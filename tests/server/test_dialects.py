@@ -21,9 +21,8 @@ from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.generation import Renderer
+from radixkv_server.generation.generation import Renderer, respond
 from radixkv_server.generation.request import Asking, PromptFacts, new_id
-from radixkv_server.generation.serve_generation import respond
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.body import StrictModel
 from radixkv_server.tenants.rate_limits import LimitState

@@ -27,11 +27,9 @@ from radixkv import PrefixCache
 from radixkv.cache.keys import TokenIds
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.counters import EngineStats
-from radixkv.engine.counts import TierCounts
-from radixkv.engine.input_processor import InputProcessor
+from radixkv.engine.counts import EngineStats, TierCounts
+from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
-from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.grammar.compiler import GrammarCompiler

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.counters import EngineStats
-from radixkv.engine.prompt_limits import PromptLimits
+from radixkv.engine.counts import EngineStats
+from radixkv.engine.input_processor import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
 from radixkv.text.text_tokenizer import TextTokenizer
 

@@ -38,7 +38,7 @@ from radixkv.cluster.remote.channel import (
 )
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.cache_client import CacheClient
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineStoppedError, InvalidRequestError
 from radixkv.scheduling.request import Request

@@ -30,9 +30,9 @@ from radixkv.cluster.replicas.members import Members
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
+from radixkv.engine.input_processor import PromptLimits
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
 from radixkv.scheduling.request import Request
 from radixkv.text.encoding import encode_prompt

@@ -15,7 +15,7 @@ from radixkv.cluster.replicas.member import Member
 from radixkv.cluster.replicas.totals import left_by, total
 from radixkv.cluster.routing.router import Route, Router
 from radixkv.engine.client import EngineClient
-from radixkv.engine.counters import EngineStats
+from radixkv.engine.counts import EngineStats
 from radixkv.errors import ConfigError, EngineStoppedError
 
 # Prefill rates that differ by less are taken for the same.

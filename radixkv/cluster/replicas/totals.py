@@ -10,8 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from radixkv.engine.counters import EngineStats
-from radixkv.engine.counts import TierCounts
+from radixkv.engine.counts import EngineStats, TierCounts
 
 #: Gauges, not counts since the start: gone with the engine.
 _NOW = {

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radixkv_server.diagnostics.fingerprint import Fingerprint, FirstDifference
-from radixkv_server.diagnostics.store import KeptRequest
 
 #: With some templates the end of a prompt, where the assistant's turn begins, differs in the next turn.
 MAX_TAIL_TOKENS = 16
@@ -73,7 +72,7 @@ class Comparison:
 
     own: Fingerprint
     earlier_id: str | None
-    earlier: KeptRequest | None
+    earlier: Fingerprint | None
 
     def finding(self, cached_tokens: int) -> Finding:
         """Return the present finding. O(tokens): 0.1 ms for 100,000.
@@ -87,7 +86,7 @@ class Comparison:
             return Finding("not_found")
         if self.earlier.is_running:
             return Finding("running")
-        earlier = self.earlier.fingerprint
+        earlier = self.earlier
         shared = earlier.num_shared_tokens(self.own)
         # The last token of a prompt that is cached whole is computed again.
         is_whole = cached_tokens >= len(self.own.tokens) - 1
@@ -96,6 +95,6 @@ class Comparison:
             earlier.first_difference(self.own),
             len(earlier.tokens),
             shared,
-            self.earlier.reusable_tokens,
+            earlier.reusable_tokens,
             shared if is_whole else min(shared, cached_tokens),
         )

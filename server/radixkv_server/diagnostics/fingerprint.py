@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprint: the parts of a request as hashes and counts, for comparisons with later requests.
+"""Fingerprints of requests, for comparisons with later ones, and a bounded store of the latest ones.
 
     model | each tool | each block of the system prompt | each message | each parameter     one hash each
     each token of the prompt, at its position                                                one hash each
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,14 @@ class FirstDifference:
     compacted: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Fingerprint:
-    """Hashes of a request's parts and tokens; made by `fingerprint_of`."""
+    """Hashes of a request's parts and tokens; made by `fingerprint_of`.
+
+    Attributes:
+        reusable_tokens: tokens of its prompt that the cache held after its computation.
+        is_running: its answer has not ended.
+    """
 
     api: str
     model: bytes
@@ -77,6 +83,8 @@ class Fingerprint:
     parameters: Mapping[str, bytes]
     summaries: frozenset[bytes]
     tokens: TokenHashes
+    reusable_tokens: int = 0
+    is_running: bool = True
 
     @property
     def num_bytes(self) -> int:
@@ -147,3 +155,46 @@ def _token_hashes(token_ids: npt.NDArray[np.int32]) -> TokenHashes:
         mixed *= factor
     mixed ^= mixed >> np.uint64(31)
     return (mixed >> np.uint64(32)).astype(np.uint32)
+
+
+#: Most requests of a tenant, and most bytes of them: prompts of four million tokens.
+MAX_REQUESTS = 1000
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class FingerprintStore:
+    """Keeps requests of each tenant; its oldest make room for its new ones, never another tenant's.
+
+    All methods are O(1), amortised.
+
+    Args:
+        max_requests, max_bytes: bounds of one tenant.
+    """
+
+    def __init__(self, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._tenants: dict[str, OrderedDict[str, Fingerprint]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def put(self, tenant: str, request_id: str, kept: Fingerprint) -> None:
+        """Keep a request, the tenant's latest; its id is new."""
+        requests = self._tenants.setdefault(tenant, OrderedDict())
+        requests[request_id] = kept
+        size = self._bytes.get(tenant, 0) + kept.num_bytes
+        while len(requests) > self._max_requests or size > self._max_bytes:
+            size -= requests.popitem(last=False)[1].num_bytes
+        self._bytes[tenant] = size
+
+    def get(self, tenant: str, request_id: str, api: str) -> Fingerprint | None:
+        """Return a tenant's request of one API and count it as used; None: there is none, or no longer."""
+        requests = self._tenants.get(tenant, OrderedDict())
+        kept = requests.get(request_id)
+        if kept is None or kept.api != api:
+            return None
+        requests.move_to_end(request_id)
+        return kept
+
+    def num_bytes(self, tenant: str) -> int:
+        """Return the size of a tenant's fingerprints."""
+        return self._bytes.get(tenant, 0)

@@ -10,11 +10,10 @@ from types import TracebackType
 
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv_server.activity.activity import Activity, State
-from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
+from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.errors import to_api_error
-from radixkv_server.generation.progress import PromptProgress, SampleProgress
 from radixkv_server.generation.request import Asking
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.usage import PromptProgress, SampleProgress, Usage
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
 
@@ -43,7 +42,6 @@ class Meter:
         self._record = record
         self._activity = activity
         self._fingerprints = fingerprints
-        self._kept: KeptRequest | None = None
         self._exchange = exchange
 
     def __enter__(self) -> Meter:
@@ -104,13 +102,13 @@ class Meter:
             reusable = min(reusable, max(keep, outcome.num_cached_tokens))
         if not outcome.num_cached_tokens + outcome.num_cache_write_tokens:
             reusable = 0  # nothing is cached
-        self._kept = KeptRequest(fingerprint, reusable)
-        self._fingerprints.put(self._record.tenant, self._exchange.id, self._kept)
+        fingerprint.reusable_tokens = reusable
+        self._fingerprints.put(self._record.tenant, self._exchange.id, fingerprint)
 
     def _answered(self) -> None:
         """The answer is complete; its client may not have seen its end."""
-        if self._kept is not None:
-            self._kept.is_running = False
+        if self._exchange.fingerprint is not None:
+            self._exchange.fingerprint.is_running = False
 
     def _first_token_came(self) -> None:
         """Count the time to the request's first token, if there is one."""

@@ -1,20 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EventStream: a response of server-sent events, with pings and errors in the dialect of the request."""
+"""Responses of server-sent events, and work that ends when its client leaves.
+
+A stream has pings, and errors in the dialect of the request. A request without a client must not hold blocks:
+its work runs in a task of its own beside a watcher of the connection, and is cancelled when the connection
+closes. Cancelling the task closes the engine's iterator, which aborts the request there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from radixkv_server.dialect import Dialect
 from radixkv_server.errors import is_expected, shutting_down, to_api_error
-from radixkv_server.http.disconnect import run_until_disconnect
 from radixkv_server.http.request_record import RequestRecord
+
+T = TypeVar("T")
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, cancelling it when the client leaves first.
+
+    Raises:
+        ClientDisconnect: the client left; `work` has ended by then.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_until_disconnect(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            if not each.done():
+                each.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
 
 logger = logging.getLogger("radixkv.server")
 

@@ -16,16 +16,16 @@ from scripted_engine import ScriptedEngine
 from radixkv import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
+from radixkv.engine.input_processor import PromptLimits
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
-from radixkv.engine.prompt_limits import PromptLimits
 from radixkv.errors import RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request, RequestTimes
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts
-from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import Asking, PromptFacts
+from radixkv_server.generation.usage import PromptProgress
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 

@@ -13,11 +13,11 @@ import pytest
 
 from radixkv_server.diagnostics.fingerprint import (
     Fingerprint,
+    FingerprintStore,
     FirstDifference,
     RequestParts,
     fingerprint_of,
 )
-from radixkv_server.diagnostics.store import FingerprintStore, KeptRequest
 
 NOTHING = RequestParts("chat", "m", (), (), (), {})
 
@@ -102,9 +102,9 @@ def one_of(size: int) -> Fingerprint:
 def test_a_tenant_has_so_many_and_its_oldest_go_first() -> None:
     store = FingerprintStore(max_requests=3, max_bytes=10**9)
     for number in range(3):
-        store.put("ada", f"r{number}", KeptRequest(one_of(1), 1))
+        store.put("ada", f"r{number}", one_of(1))
     assert store.get("ada", "r0", "chat") is not None, "which is used now"
-    store.put("ada", "r3", KeptRequest(one_of(1), 1))
+    store.put("ada", "r3", one_of(1))
     assert [store.get("ada", f"r{number}", "chat") is not None for number in range(4)] == [
         True,
         False,
@@ -119,8 +119,8 @@ def test_a_tenant_has_so_many_bytes() -> None:
     each = one_of(1000).num_bytes
     store = FingerprintStore(max_requests=100, max_bytes=5 * each)
     for number in range(20):
-        store.put("ada", f"a{number}", KeptRequest(one_of(1000), 1))
-    store.put("bob", "b", KeptRequest(one_of(1000), 1))
+        store.put("ada", f"a{number}", one_of(1000))
+    store.put("bob", "b", one_of(1000))
     assert store.num_bytes("ada") == 5 * each
     assert [number for number in range(20) if store.get("ada", f"a{number}", "chat")] == [*range(15, 20)]
     assert store.get("bob", "b", "chat") is not None

@@ -18,13 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.engine.outputs import PromptOutcome
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.progress import PromptProgress
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.usage import PromptProgress, Usage
+from radixkv_server.http.access import HostOriginMiddleware, split_host
 from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
-from radixkv_server.http.disconnect import run_until_disconnect
-from radixkv_server.http.hosts import HostOriginMiddleware, split_host
-from radixkv_server.http.observation import access_line
+from radixkv_server.http.boundary import access_line
 from radixkv_server.http.request_record import RequestRecord, attach_record
+from radixkv_server.http.streaming import run_until_disconnect
 from radixkv_server.tenants.tenant import Tenant
 
 

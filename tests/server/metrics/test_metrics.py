@@ -10,7 +10,7 @@ import httpx
 from live_server import LiveServer, chat, live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv_server.metrics.tenant_labels import MAX_TENANTS, OTHERS, TenantLabels
+from radixkv_server.metrics.request_metrics import MAX_TENANTS, OTHERS, TenantLabels
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

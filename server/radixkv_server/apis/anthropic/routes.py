@@ -10,7 +10,7 @@ from radixkv_server.apis.anthropic.parse import count_tokens, parse_messages
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
+from radixkv_server.generation.generation import json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

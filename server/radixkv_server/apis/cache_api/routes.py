@@ -33,8 +33,8 @@ from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.generation.serve_generation import json_response
-from radixkv_server.http.auth import require_admin
+from radixkv_server.generation.generation import json_response
+from radixkv_server.http.access import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 from radixkv_server.off_loop import off_loop

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from radixkv.cache.keys import EncodedTokens
 from radixkv.scheduling.request import Request
-from radixkv_server.apis.common.content import TextPart
+from radixkv_server.apis.common.chat_messages import TextPart
 from radixkv_server.apis.common.fields import CacheFields
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, Breakpoint, prefix_pins
 from radixkv_server.chats.chat import Chat

@@ -13,7 +13,7 @@ from radixkv_server.apis.common.chats import completion_chat
 from radixkv_server.chats.chat import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
-from radixkv_server.generation.serve_generation import json_response
+from radixkv_server.generation.generation import json_response
 
 router = APIRouter()
 

@@ -15,7 +15,7 @@ from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerate
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.serve_generation import answer, begin, json_response
+from radixkv_server.generation.generation import answer, begin, json_response
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 

@@ -17,7 +17,7 @@ from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, Co
 from radixkv_server.apis.common.chats import completion_request
 from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual
 from radixkv_server.apis.common.grammars import GrammarFields
-from radixkv_server.apis.common.logprobs import LogprobsFormat
+from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.chats.structured import with_default

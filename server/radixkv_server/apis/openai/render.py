@@ -28,8 +28,7 @@ from radixkv.text.chat_formats.answer import (
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatCustomTool, CommonFields
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.custom_tools import CustomInput, input_of
-from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets
-from radixkv_server.apis.common.token_details import TokenDetails
+from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat, TextOffsets, TokenDetails
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.chats.call_memory import Remember

@@ -14,7 +14,7 @@ from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.serve_generation import json_response, respond, tell_prompt
+from radixkv_server.generation.generation import json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

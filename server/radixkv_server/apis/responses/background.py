@@ -15,8 +15,7 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.background import KEPT_S, BackgroundAnswer
-from radixkv_server.generation.generation import Generation
-from radixkv_server.generation.serve_generation import Admitted, json_response
+from radixkv_server.generation.generation import Admitted, Generation, json_response
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
 

@@ -17,8 +17,8 @@ from radixkv_server.apis.responses.stored_conversations import (
 )
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
+from radixkv_server.generation.generation import json_response
 from radixkv_server.generation.request import new_id
-from radixkv_server.generation.serve_generation import json_response
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

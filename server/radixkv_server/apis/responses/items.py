@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.common.content import Media, TextPart, joined
+from radixkv_server.apis.common.chat_messages import Media, TextPart, joined
 from radixkv_server.apis.common.fields import Asynchronous, Caller
 from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.compared_requests import diagnosed, text_block, unusual
-from radixkv_server.apis.common.logprobs import LogprobsFormat
+from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.errors import ErrorForm, error_json
 from radixkv_server.apis.responses.items import comparable_item, summaries_in

@@ -21,7 +21,7 @@ from radixkv_server.apis.responses.schemas import CompactRequest, InputTokensReq
 from radixkv_server.apis.responses.socket import ResponsesSocket
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.serve_generation import answer, begin, json_response, respond, tell_prompt
+from radixkv_server.generation.generation import answer, begin, json_response, respond, tell_prompt
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()

@@ -12,7 +12,7 @@ from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeReque
 from radixkv_server.chats.chat import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
-from radixkv_server.generation.serve_generation import json_response, long_json_response
+from radixkv_server.generation.generation import json_response, long_json_response
 from radixkv_server.http.request_record import record_of
 from radixkv_server.metrics.request_metrics import CONTENT_TYPE
 
