@@ -87,6 +87,8 @@ def test_where_prompts_part_is_kept_at_second_sight() -> None:
     other = TEXT[0][:200] + TEXT[1][:100]
     assert model.run(other) == 0
     assert model.at() == {256, 192}  # 192 for both: the other prompt's end is at 256, too
+    end = next(c for c in model.cache.states or () if c.end == 256 and c.base)
+    assert end.base == 192  # without this prompt's end, only what follows the other point is computed again
     assert model.run(TEXT[0][:200] + [99] * 50) == 192
 
 
@@ -120,6 +122,19 @@ def test_the_cheapest_goes_first_and_never_one_that_a_request_holds() -> None:
     assert sorted(c.end for c in model.cache.states or ()) == [448] * 4
     assert model.cache.states is not None
     assert model.cache.states.num_evicted == 2
+
+
+def test_slots_for_the_next_step_are_freed_while_the_last_one_counts() -> None:
+    model = Model(32, num_blocks=2000)
+    for i in range(40):
+        model.run([i] * 450)
+    assert len(model.cache.states or ()) == 30
+    assert model.run([39] * 450) == 448
+    lease = model.begin([39] * 449 + [7] * 200)
+    model.compute(lease)
+    lease.release()
+    model.check()
+    assert len(model.cache.states or ()) == 30
 
 
 def test_pinned_checkpoints_go_last() -> None:

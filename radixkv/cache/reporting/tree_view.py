@@ -95,5 +95,7 @@ def _line(node: Node, level: int) -> str:
     tokens = decode_tokens(node.key[: _SHOWN_TOKENS * TOKEN_BYTES])
     more = " .." if len(node.key) > _SHOWN_TOKENS * TOKEN_BYTES else ""
     marks = (f", {node.refs} refs" if node.refs else "") + (", pinned" if node.pins else "")
+    if node.states is not None:
+        marks += ", states at " + " ".join(str(state.end) for state in node.states.values())
     shown = " ".join(map(str, tokens)) + more
     return f"{'  ' * level}{node.start}..{node.end} [{shown}] {len(node.blocks)} blocks{marks}"

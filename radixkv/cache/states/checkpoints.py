@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from radixkv.cache.node import Node
 
 SUPERSEDED_WORTH = 0.25
+MAX_SPARE = 2  # slots that are kept free where there are many: what a prompt's step takes
 _HEIR_TOKENS = 8 * GRID  # of a hit's continuation, to see whether the next one goes the same way
 
 
@@ -61,6 +62,7 @@ class Checkpoints:
         self.pool = StatePool(num_slots)
         self.version = 0
         self.num_evicted = 0
+        self._spare = min(MAX_SPARE, num_slots // 16)
         self._block_size, self._num_blocks = block_size, num_blocks
         self._all: dict[Checkpoint, None] = {}
         self._heap: list[tuple[tuple[float, int], int, Checkpoint]] = []  # lazily: old entries are skipped
@@ -166,15 +168,31 @@ class Checkpoints:
         only when nothing else does. None: requests hold all slots. O(log checkpoints), amortised.
         """
         if not self.pool.num_free:
-            victim = self._victim()
+            victim = self._victim(spare_some=False)
             if victim is None:
                 return None
-            self._clock = max(self._clock, victim.priority[0])
-            self.forget(victim)
-            self.num_evicted += 1
+            self._evict(victim)
         return self.pool.take()
 
-    def _victim(self) -> Checkpoint | None:
+    def settle(self) -> None:
+        """Free the slots for the next step while the newest states count, and what they supersede.
+
+        A request holds the state at which it resumed while its step takes slots: evicting only then would
+        spare just what the step has superseded, and take something better. O(log checkpoints), amortised.
+        """
+        while self.pool.num_free < self._spare:
+            victim = self._victim(spare_some=True)
+            if victim is None:
+                return
+            self._evict(victim)
+
+    def _evict(self, victim: Checkpoint) -> None:
+        self._clock = max(self._clock, victim.priority[0])
+        self.forget(victim)
+        self.num_evicted += 1
+
+    def _victim(self, *, spare_some: bool) -> Checkpoint | None:
+        """Return the checkpoint to evict; None: requests hold all, or those left are to be spared."""
         aside: list[tuple[tuple[float, int], int, Checkpoint]] = []
         spared: Checkpoint | None = None
         found: Checkpoint | None = None
@@ -192,7 +210,7 @@ class Checkpoints:
                 found = checkpoint
         for entry in aside:
             heapq.heappush(self._heap, entry)
-        return found or spared
+        return found or (None if spare_some else spared)
 
     def _slots_of(self, num_blocks: int) -> int:
         return num_blocks * self.pool.num_slots // self._num_blocks
