@@ -105,8 +105,9 @@ def _names_in_registry(found: re.Match[str]) -> str:
     return f"{names}."
 
 
+_SIZES = ("kv_cache_memory", "state_memory")
 #: Settings that are written in another form than they have.
-_WRITTEN_AS = {"kv_cache_memory": str | None, "namespace_weights": list[str] | None}
+_WRITTEN_AS = {**dict.fromkeys(_SIZES, str | None), "namespace_weights": list[str] | None}
 
 
 def _type_of(name: str, annotation: str) -> Any:
@@ -208,8 +209,9 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
 
 
 def _make_config(*, help_all: bool, **settings: Any) -> EngineConfig:
-    if settings["kv_cache_memory"] is not None:
-        settings["kv_cache_memory"] = parse_size(settings["kv_cache_memory"])
+    for name in _SIZES:
+        if settings[name] is not None:
+            settings[name] = parse_size(settings[name])
     if settings["namespace_weights"] is not None:
         settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
     for name in ("kv_tier", "lora"):

@@ -50,6 +50,8 @@ class EngineConfig:
         block_size: tokens per KV block, a power of two from 8 to 256.
         num_blocks: KV blocks; None: sized from memory.
         kv_cache_memory: bytes for KV; None: sized from free memory.
+        state_memory: bytes for the states of layers that keep some, apart from `kv_cache_memory`; None: a
+            part of the memory for KV. See the page on hybrid models.
         gpu_memory_utilization: share of the GPU's memory the engine may use, in (0, 1].
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).
         max_num_batched_tokens: token budget of a step; None: 512 on CPU, 8192 on GPU.
@@ -118,6 +120,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
+    state_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
@@ -193,9 +196,11 @@ class EngineConfig:
             "block_size",
             "a power of two from 8 to 256",
         )
-        for name in ("num_blocks", "kv_cache_memory", "max_model_len", "max_num_batched_tokens"):
+        for name in ("num_blocks", "kv_cache_memory", "state_memory", "max_model_len"):
             at_least(name, 1)
-        for name in ("max_num_seqs", "max_tokens_per_request", "max_queue", "threads", "max_draft_tokens"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_tokens_per_request"):
+            at_least(name, 1)
+        for name in ("max_queue", "threads", "max_draft_tokens"):
             at_least(name, 1)
         adapters = (self.lora,) if isinstance(self.lora, str) else tuple(self.lora)
         object.__setattr__(self, "lora", adapters)

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from radixkv.model.attention_shape import AttentionCall
 from radixkv.model.latent_attention import Latents
+from radixkv.model.state_layers.steps import PlainStates, StateMixing
 from radixkv.model.step_context import current_step
 from radixkv_kernels import (
     AttentionBackend,
@@ -46,6 +47,7 @@ class AttentionStep:
         out: [most rows, Hq, V] that every layer's result overwrites; None: new memory for each.
         windows: all that layers have asked for so far.
         adapters: a `StepAdapters` of the step's rows; None: no row has an adapter.
+        states: of layers that keep some; None: the model has none.
     """
 
     backend: AttentionBackend
@@ -56,6 +58,7 @@ class AttentionStep:
     out: Tensor | None = None
     windows: set[int | None] = field(default_factory=set)
     adapters: Any = None
+    states: StateMixing | None = None
 
     def attend(
         self,
@@ -180,12 +183,14 @@ class PlainCausalStep:
     Attributes:
         calls: one per call.
         windows: layer -> window.
+        states: what state layers call.
     """
 
     def __init__(self, positions: Tensor) -> None:
         self._order = positions.argsort()
         self.calls: list[AttentionCall] = []
         self.windows: dict[int, int | None] = {}
+        self.states = PlainStates(self._order)
         self._keys: dict[int, Tensor] = {}
 
     def attend(

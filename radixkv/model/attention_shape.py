@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from radixkv_kernels import KVGroup, KVLayout
+from radixkv_kernels.states import StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,12 @@ class AttentionShape:
     Attributes:
         groups: of layers that have keys and values of their own, in the order of their first layers.
         aliases: layer -> the layer whose keys and values it reads.
+        states: what layers keep instead of, or besides, keys and values.
     """
 
     groups: tuple[KVGroup, ...]
     aliases: Mapping[int, int]
+    states: tuple[StateShape, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -67,7 +70,7 @@ class AttentionShape:
             )
             for group, count in zip(self.groups, counts, strict=True)
         )
-        return AttentionShape(groups, self.aliases)
+        return AttentionShape(groups, self.aliases, self.states)
 
 
 def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_size: int) -> AttentionShape:
@@ -76,13 +79,20 @@ def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_s
     return AttentionShape((KVGroup(layers, num_query_heads, num_kv_heads, head_size, head_size),), {})
 
 
+#: Stands for attention in a model without any: the cache counts tokens by blocks all the same.
+_PLACEHOLDER = KVGroup((0,), 1, 1, 8, 8)
+
+
 def shape_of_calls(
-    calls: Sequence[AttentionCall], chunks: Mapping[int, int | None] | None = None
+    calls: Sequence[AttentionCall],
+    chunks: Mapping[int, int | None] | None = None,
+    states: Sequence[StateShape] = (),
 ) -> AttentionShape:
     """Group the layers of a dry run, one call each.
 
     Args:
         chunks: layer -> positions of its attention's chunks; None, or absent: all.
+        states: of the layers that keep some.
     """
     chunks = chunks or {}
     layers: dict[tuple[int, int, int, int, bool, int | None], list[int]] = {}
@@ -91,4 +101,5 @@ def shape_of_calls(
         if call.layer not in aliases:
             shape = (*call.heads, *call.sizes[1:], call.value_in_key, chunks.get(call.layer))
             layers.setdefault(shape, []).append(call.layer)
-    return AttentionShape(tuple(KVGroup(tuple(own), *shape) for shape, own in layers.items()), aliases)
+    groups = tuple(KVGroup(tuple(own), *shape) for shape, own in layers.items())
+    return AttentionShape(groups or (_PLACEHOLDER,), aliases, tuple(states))

@@ -12,7 +12,9 @@ import torch
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.state_memory import size_states
 from radixkv_kernels import KVLayout
+from radixkv_kernels.states import StateSpec
 
 # Share of the available RAM that the KV cache takes on a CPU when nothing is said. Pages of it that no
 # request has used yet cost nothing: the operating system hands them out at the first write.
@@ -66,14 +68,16 @@ def _memory_for_kv(config: EngineConfig, device: torch.device, step_memory: int)
     return int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} of {available / _GIB:.1f} GiB free RAM"
 
 
-def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0) -> tuple[KVLayout, int]:
-    """Decide the number of KV blocks and the longest request.
+def size_kv_cache(
+    config: EngineConfig, shape: ModelShape, step_memory: int = 0
+) -> tuple[KVLayout, int, StateSpec | None]:
+    """Decide the number of KV blocks and of states, and the longest request.
 
     Args:
         step_memory: bytes that the largest step takes besides weights and K/V, where `is_sized_by_gpu`.
 
     Returns:
-        The layout of the paged storage, and `max_model_len` in tokens.
+        The layout of the paged storage, `max_model_len` in tokens, and the size of the states' memory.
 
     Raises:
         ConfigError: it does not fit; the message gives the numbers and the flags to change.
@@ -86,6 +90,10 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0)
         raise ConfigError(f"{error}; change --block-size") from error
     block_bytes = layout.bytes_per_block
     memory, source = _memory_for_kv(config, shape.device, step_memory)
+    states = size_states(config, shape.attention, memory, block_bytes)
+    if states is not None and config.state_memory is None:
+        memory -= states.num_slots * states.bytes_per_slot
+        source += " less states"
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
     tokens = num_blocks * config.block_size
     wanted = config.max_model_len
@@ -109,7 +117,7 @@ def size_kv_cache(config: EngineConfig, shape: ModelShape, step_memory: int = 0)
         )
     if config.num_blocks is not None:
         _check_explicit_size(num_blocks * block_bytes, num_blocks, shape.device)
-    return layout.with_blocks(num_blocks), min(wanted or shape.max_model_len, tokens)
+    return layout.with_blocks(num_blocks), min(wanted or shape.max_model_len, tokens), states
 
 
 def _check_explicit_size(num_bytes: int, num_blocks: int, device: torch.device) -> None:

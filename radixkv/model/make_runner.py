@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -16,8 +17,12 @@ from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner
+from radixkv.model.state_memory import check_states_supported
 from radixkv.model.step_memory import measure_step_memory
 from radixkv_kernels import KVLayout
+from radixkv_kernels.states import GRID, StateSpec
+
+logger = logging.getLogger("radixkv")
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
@@ -53,7 +58,17 @@ def make_runner(
     adapts = (
         device.type == "cpu" and config.threads is None and not config.deterministic and communicator is None
     )
-    spec, max_model_len = _size(config, loaded, communicator)
+    check_states_supported(config, loaded.attention, device)
+    spec, max_model_len, states = _size(config, loaded, communicator)
+    if states is not None:
+        logger.info(
+            "%.2f GiB for K/V of %d tokens, %.2f GiB for %d states (one for %d tokens, at most)",
+            spec.num_blocks * spec.bytes_per_block / 2**30,
+            spec.num_blocks * spec.block_size,
+            states.num_slots * states.bytes_per_slot / 2**30,
+            states.num_slots,
+            GRID,
+        )
     runner = ModelRunner(
         loaded,
         spec,
@@ -67,6 +82,7 @@ def make_runner(
         before_step=make_thread_control() if adapts else None,
         records_graphs=communicator is None,
         takes_adapters=config.takes_adapters,
+        states=states,
     )
     if communicator is not None:
         # Tensors that are added up have one shape; what holds for a multiple holds for a larger one.
@@ -94,8 +110,8 @@ def _check_adapters(config: EngineConfig, device: torch.device) -> None:
 
 def _size(
     config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None
-) -> tuple[KVLayout, int]:
-    """The K/V memory of this runner, and the longest context."""
+) -> tuple[KVLayout, int, StateSpec | None]:
+    """The K/V memory of this runner, the longest context, and the memory of states."""
     device = loaded.device
     shape = ModelShape(
         attention=loaded.attention,
@@ -118,13 +134,13 @@ def _size(
         )
         # The step's memory in torch's allocator counts once, as the memory of a step.
         torch.cuda.empty_cache()
-    spec, max_model_len = size_kv_cache(config, shape, step_memory)
+    spec, max_model_len, states = size_kv_cache(config, shape, step_memory)
     if communicator is None:
-        return spec, max_model_len
+        return spec, max_model_len, states
     num_blocks = communicator.smallest(spec.num_blocks)
     max_model_len = min(max_model_len, num_blocks * spec.block_size)
     own = loaded.attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
-    return own, max_model_len
+    return own, max_model_len, None
 
 
 def _check_sizes(loaded: LoadedModel) -> None:

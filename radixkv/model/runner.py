@@ -23,6 +23,7 @@ from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.latent_attention import fix_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.runner_states import RunnerStates
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
 from radixkv.model.without_states import WithoutStates
@@ -30,6 +31,7 @@ from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv_kernels import Bytes, KVLayout, KVSpec, make_backend, make_kv
+from radixkv_kernels.states import StateSpec
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -56,6 +58,7 @@ class ModelRunner(WithoutStates):
         before_step: called before each step; it may change the number of threads.
         records_graphs: whether a GPU's steps may be recorded as CUDA graphs.
         takes_adapters: rows may have LoRA adapters; needs a CPU.
+        states: size of the memory of states; None: the model keeps none.
 
     Attributes:
         adapters: reads and finds adapters; None: rows have none.
@@ -76,6 +79,7 @@ class ModelRunner(WithoutStates):
         before_step: Callable[[], None] | None = None,
         records_graphs: bool = True,
         takes_adapters: bool = False,
+        states: StateSpec | None = None,
     ) -> None:
         self._before_step = before_step
         self.model = loaded.model
@@ -113,6 +117,7 @@ class ModelRunner(WithoutStates):
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
+        self._states = None if states is None else RunnerStates(states)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
@@ -141,6 +146,14 @@ class ModelRunner(WithoutStates):
         scaled = "" if spec.quantization is None else " scaled"
         groups = spec.specs if isinstance(spec, KVLayout) else (spec,)
         return f"{dtype}{scaled} {' + '.join(map(_block_shape, groups))}"
+
+    @property
+    def num_state_slots(self) -> int:
+        return 0 if self._states is None else self._states.spec.num_slots
+
+    @property
+    def bytes_per_state(self) -> int:
+        return 0 if self._states is None else self._states.spec.bytes_per_slot
 
     @property
     def dtype_name(self) -> str:
@@ -203,6 +216,17 @@ class ModelRunner(WithoutStates):
         """See `radixkv.engine.runner.Runner`."""
         self.kv.load_blocks(blocks, data)
 
+    def save_states(self, slots: Sequence[int]) -> BlockCopy:
+        """See `radixkv.engine.runner.Runner`."""
+        return super().save_states(slots) if self._states is None else self._states.save(slots)
+
+    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `radixkv.engine.runner.Runner`."""
+        if self._states is None:
+            super().load_states(slots, data)
+        else:
+            self._states.load(slots, data)
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step.
@@ -224,6 +248,8 @@ class ModelRunner(WithoutStates):
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
         step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
         step.adapters = arranged.adapters
+        if self._states is not None:
+            step.states = self._states.step(batch)
         token_ids, positions, logit_rows = (
             to_device(self._pad(column), self.device)
             for column in (batch.token_ids, batch.positions, batch.logit_rows)

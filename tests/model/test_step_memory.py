@@ -69,7 +69,7 @@ def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> Non
     shape = ModelShape(plain_shape(32, 32, 8, 128), torch.bfloat16, torch.device("cuda"), 8192)
     config = EngineConfig(model="m", gpu_memory_utilization=0.9)
     assert is_sized_by_gpu(config, shape.device)
-    spec, _ = size_kv_cache(config, shape, 7 * GIB)
+    spec, _, _ = size_kv_cache(config, shape, 7 * GIB)
     # 72 GiB may be used, 20 are, 7 are for a step.
     assert spec.num_blocks == int(45 * GIB) // spec.bytes_per_block
     assert not is_sized_by_gpu(EngineConfig(model="m", num_blocks=5), shape.device)

@@ -35,7 +35,7 @@ class QuantizedLinear(nn.Module):
         rows: an `Int8Rows` of radixkv_kernels, where there are int8 products; None: torch's operators.
     """
 
-    weight: torch.Tensor  # int8 [out, in], without `rows`
+    elements: torch.Tensor  # int8 [out, in], without `rows`
     scales: torch.Tensor  # float32 [out], without `rows`
 
     def __init__(self, linear: nn.Linear, rows: Any = None) -> None:
@@ -51,8 +51,13 @@ class QuantizedLinear(nn.Module):
             self.product = PackedInt8(weight, scales, bias)
         else:
             self.bias = linear.bias
-            self.register_buffer("weight", weight, persistent=False)
+            self.register_buffer("elements", weight, persistent=False)
             self.register_buffer("scales", scales, persistent=False)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Nothing, in the dtype that inputs have: some models convert them to that of the weight."""
+        return torch.empty(0)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, self.in_features).contiguous()
@@ -66,7 +71,7 @@ class QuantizedLinear(nn.Module):
     def _with_torch(self, rows: torch.Tensor) -> torch.Tensor:
         own = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp(min=_TINY)
         quantized = (rows / own).round().to(torch.int8)
-        out = torch._int_mm(quantized, self.weight.t()).to(torch.float32)
+        out = torch._int_mm(quantized, self.elements.t()).to(torch.float32)
         out.mul_(own).mul_(self.scales)
         return out if self.bias is None else out.add_(self.bias)
 

@@ -19,6 +19,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
 from radixkv.model.attention_shape import AttentionShape, shape_of_calls
 from radixkv.model.own_attention import select_attention
+from radixkv.model.state_layers.registry import install_mixers, keeps_states, own_forward
 from radixkv.model.step_context import call_model
 from radixkv_kernels.kv_cache import LARGEST_HEAD
 
@@ -121,7 +122,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             "loaded. Correct it, or fetch the file again."
         )
     kinds = set(getattr(text_config, "layer_types", None) or ()) - set(_ATTENTION_LAYERS)
-    if kinds:
+    if kinds and not keeps_states(text_config):
         raise unsupported(
             name,
             architecture,
@@ -189,6 +190,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
     config = model.config.get_text_config(decoder=True)
     positions = torch.arange(_DRY_RUN_TOKENS, device=model.device)
     ids = (positions + 1) * 31 % int(config.vocab_size)
+    num_mixers = install_mixers(model)
     step = PlainCausalStep(positions)
     try:
         logits = call_model(model, ids, positions, None, step)
@@ -199,7 +201,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             architecture,
             f"a trial run through the paged attention failed ({detail or type(error).__name__})",
         ) from error
-    reason = _wrong_calls(config, step) or _wrong_windows(config, step, max_model_len)
+    reason = _wrong_calls(config, step, num_mixers) or _wrong_windows(config, step, max_model_len)
     if reason is not None:
         raise unsupported(name, architecture, reason)
     if not torch.isfinite(logits).all():
@@ -218,7 +220,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             reason = f"its logits differ from transformers' own by {deviation:.1%} of their spread"
     if reason is not None:
         raise unsupported(name, architecture, reason)
-    return shape_of_calls(step.calls, _chunks(config, max_model_len))
+    return shape_of_calls(step.calls, _chunks(config, max_model_len), step.states.shapes)
 
 
 def _chunks(config: Any, max_model_len: int) -> dict[int, int | None]:
@@ -230,12 +232,17 @@ def _chunks(config: Any, max_model_len: int) -> dict[int, int | None]:
     return {layer: int(chunk) for layer, kind in enumerate(kinds) if kind == "chunked_attention"}
 
 
-def _wrong_calls(config: Any, step: PlainCausalStep) -> str | None:
+def _wrong_calls(config: Any, step: PlainCausalStep, num_mixers: int) -> str | None:
     """Return the first feature requested by the layers that the paged cache lacks; None: it has all."""
     expected = int(config.num_hidden_layers)
-    if not step.calls:
+    layers = sorted(call.layer for call in step.calls)
+    if num_mixers:
+        called = {shape.layer for shape in step.states.shapes}
+        if len(called) != num_mixers or len(set(layers)) != len(layers):
+            return f"{len(called)} of its {num_mixers} state layers were seen, and attention in {layers}"
+    elif not step.calls:
         return "it ignores the attention setting, so its cache can't be paged"
-    if sorted(call.layer for call in step.calls) != list(range(expected)):
+    elif layers != list(range(expected)):
         return f"{len(step.calls)} calls of its attention were seen for {expected} layers"
     for call in step.calls:
         query_heads, kv_heads = call.heads
@@ -254,9 +261,9 @@ def _wrong_windows(config: Any, step: PlainCausalStep, max_model_len: int) -> st
         return None
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kinds = ["full_attention" if window is None else "sliding_attention"] * len(step.calls)
-    for layer, kind in enumerate(kinds[: len(step.calls)]):
-        expected = window if kind == "sliding_attention" else None
+        kinds = ["full_attention" if window is None else "sliding_attention"] * int(config.num_hidden_layers)
+    for layer in sorted(step.windows):
+        expected = window if kinds[layer] == "sliding_attention" else None
         if step.windows[layer] != expected:
             return (
                 f"layer {layer} asks for a window of {step.windows[layer]}, its configuration for {expected}"
@@ -268,9 +275,10 @@ def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> tor
     """[T, V] logits with transformers' own attention and masks."""
     select_attention(model, "eager")
     try:
-        logits: torch.Tensor = model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False
-        ).logits[0]
+        with own_forward(model):
+            logits: torch.Tensor = model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False
+            ).logits[0]
     finally:
         select_attention(model, ATTENTION_NAME)
     return logits

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RunnerStates: the states of a model runner, and what a batch does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixkv.model.block_copy import BlockCopy
+from radixkv.model.state_layers.steps import PagedStep
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import BatchStates
+from radixkv_kernels import Bytes
+from radixkv_kernels.state_interface import plan_states
+from radixkv_kernels.states import PagedStates, StateSpec
+
+
+class RunnerStates:
+    """Memory and kernels of a model's state layers, on a CPU. Not thread-safe.
+
+    Args:
+        spec: sizes of the memory.
+    """
+
+    def __init__(self, spec: StateSpec) -> None:
+        from radixkv_kernels.cpu.state.backend import CpuStates
+
+        self.spec = spec
+        self._memory = PagedStates(spec)
+        self._backend = CpuStates()
+
+    def step(self, batch: Batch) -> PagedStep:
+        """The step that the layers call for a batch; O(tokens / grid + requests).
+
+        A batch without requests, as it is run before the first one, may leave anything in the rings.
+        """
+        states = batch.states
+        starts = batch.positions[batch.query_starts[:-1]]
+        if states is None:
+            assert not batch.entries, f"{batch!r} says nothing of the states of a model that has some"
+            states = BatchStates.empty(len(starts))
+            states.ring_rows[:] = np.arange(len(starts)) % self.spec.num_rings
+            starts = np.zeros_like(starts)
+        plan = plan_states(
+            self.spec,
+            batch.query_starts,
+            starts,
+            states.base_slots,
+            states.base_positions,
+            states.ring_rows,
+            states.target_slots,
+            states.target_positions,
+            states.saves,
+        )
+        return PagedStep(self._backend, self._memory, plan)
+
+    def save(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy slots out; see `radixkv.engine.runner.Runner.save_states`."""
+        rows = np.empty((len(slots), self.spec.bytes_per_slot), np.uint8)
+        copy = BlockCopy(rows, lambda row: self._memory.read(slots[row], rows[row]))
+        copy.run()
+        return copy
+
+    def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill slots; see `radixkv.engine.runner.Runner.load_states`."""
+        self._memory.load(slots, data)

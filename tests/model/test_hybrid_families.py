@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families with state layers: a runner's logits against transformers', in pieces, from a kept state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from transformers import AutoModelForCausalLM
+
+from radixkv.engine.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.model.loading.loader import load_model
+from radixkv.model.make_runner import make_runner
+from radixkv.model.runner import ModelRunner
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import BatchStates, StateSave
+from radixkv_kernels.states import GRID
+from tests.support.hybrid_models import HYBRID_FAMILIES, save_hybrid_model
+
+LENGTH = 2 * GRID + 12
+#: Families whose logits have the same bits in any pieces in deterministic mode.
+SAME_BITS = {"lfm2", "qwen3_5_text", "olmo_hybrid", "bamba", "falcon_h1", "mamba", "mamba2", "falcon_mamba"}
+BLOCK = 16
+
+
+class HandMade:
+    """One sequence's steps over a runner, with the slots that a scheduler would give it."""
+
+    def __init__(self, runner: ModelRunner, tokens: list[int], base: int = 0, slot: int = -1) -> None:
+        self.runner, self.tokens = runner, tokens
+        self.base, self.slot, self.start = base, slot, base
+
+    def run(self, ends: list[int], saves: dict[int, int] | None = None) -> torch.Tensor:
+        """Logits of all rows, in steps that end at `ends`; `saves` says where states at positions go."""
+        return torch.cat([self._step(end, saves or {}) for end in ends]).float()
+
+    def _step(self, end: int, saves: dict[int, int]) -> torch.Tensor:
+        start, count = self.start, end - self.start
+        states = BatchStates.empty(1)
+        states.base_slots[0], states.base_positions[0] = self.slot, self.base
+        target = max(self.base, (end - 1) // GRID * GRID)
+        states.target_positions[0] = target
+        if target > self.base:
+            states.target_slots[0] = int(self.slot == 0)
+        states.saves = [StateSave(0, at, slot) for at, slot in saves.items() if self.base < at <= end]
+        batch = Batch(
+            entries=[],
+            token_ids=np.array(self.tokens[start:end]),
+            positions=np.arange(start, end),
+            query_starts=np.array([0, count], np.int32),
+            context_lengths=np.array([end], np.int32),
+            block_tables=[np.arange(-(-LENGTH // BLOCK), dtype=np.int32)],
+            write_slots=np.arange(start, end),
+            write_rows=None,
+            logit_rows=np.arange(count),
+            copy_groups=[],
+            states=states,
+        )
+        out = self.runner.execute(batch)
+        if target > self.base:
+            self.slot, self.base = int(states.target_slots[0]), target
+        self.start = end
+        return out
+
+
+def config_of(folder: Path, **changes: object) -> EngineConfig:
+    options = {"device": "cpu", "num_blocks": 16, "max_num_seqs": 2, "warm_up": "off", **changes}
+    return EngineConfig.from_options(str(folder), options)
+
+
+@pytest.mark.parametrize("model_type", HYBRID_FAMILIES)
+def test_logits_are_those_of_transformers_in_pieces_and_from_a_kept_state(
+    model_type: str, tmp_path: Path
+) -> None:
+    save_hybrid_model(tmp_path, model_type)
+    tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        positions = torch.arange(LENGTH)[None]
+        expected = reference(
+            input_ids=torch.tensor([tokens]), position_ids=positions, use_cache=False
+        ).logits[0]
+    config = config_of(tmp_path, deterministic=model_type in SAME_BITS)
+    runner, _ = make_runner(config, load_model(config, show_progress=False))
+    whole = HandMade(runner, tokens).run([LENGTH], saves={GRID: 5, 2 * GRID: 6})
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-3)
+    assert torch.equal(whole.argmax(-1), expected.argmax(-1))
+    pieces = HandMade(runner, tokens).run([50, 51, GRID - 1, GRID, GRID + 1, LENGTH])
+    state = runner.save_states([6]).result()
+    runner.load_states([7], list(state))
+    resumed = HandMade(runner, tokens, base=2 * GRID, slot=7).run([LENGTH - 5, LENGTH])
+    if model_type in SAME_BITS:
+        assert torch.equal(pieces, whole)
+        assert torch.equal(resumed, whole[2 * GRID :])
+    else:
+        torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-4)
+        torch.testing.assert_close(resumed, whole[2 * GRID :], rtol=0, atol=2e-4)
+    wrong = HandMade(runner, tokens, base=2 * GRID, slot=5).run([LENGTH])
+    assert (wrong - whole[2 * GRID :]).abs().max() > 1e-2
+
+
+def test_memory_of_states_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    save_hybrid_model(tmp_path, "lfm2")
+    config = config_of(tmp_path, state_memory=1000)
+    with pytest.raises(ConfigError, match=r"one request needs 2 of 0\.0 MiB.*--state-memory"):
+        make_runner(config, load_model(config, show_progress=False))
+    config = config_of(tmp_path, block_size=128)
+    with pytest.raises(ConfigError, match="--block-size 128 is too large for a model with states"):
+        make_runner(config, load_model(config, show_progress=False))
+
+
+def test_quantised_weights_serve_state_layers(tmp_path: Path) -> None:
+    save_hybrid_model(tmp_path, "mamba2")
+    tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
+    config = config_of(tmp_path, quantization="int8")
+    runner, _ = make_runner(config, load_model(config, show_progress=False))
+    whole = HandMade(runner, tokens).run([LENGTH])
+    pieces = HandMade(runner, tokens).run([50, GRID + 1, LENGTH])
+    assert torch.isfinite(whole).all()
+    torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-4)
