@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixkv.errors import ConfigError
+from radixkv.model.state_layers.registry import has_fixed_bits
 
 # Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
 ROW_MULTIPLES = (16, 32, 64)
@@ -33,9 +34,16 @@ def check_supported(hf_config: Any) -> None:
     """Refuse models whose products mix rows in an order that depends on the batch.
 
     Raises:
-        ConfigError: a mixture-of-experts model.
+        ConfigError: a mixture-of-experts model, or a family with states whose other layers do so.
     """
+    if not has_fixed_bits(hf_config):
+        raise ConfigError(
+            f"--deterministic does not hold for the family {hf_config.model_type}: its activations depend on "
+            "the number of rows in their last bits; leave the flag out for this model"
+        )
     experts = getattr(hf_config, "num_local_experts", None) or getattr(hf_config, "num_experts", None)
+    if hf_config.model_type == "nemotron_h" and "moe" not in hf_config.layers_block_type:
+        experts = None  # a default of its configuration
     if experts and experts > 1:
         raise ConfigError(
             f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows "

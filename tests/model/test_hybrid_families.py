@@ -25,7 +25,11 @@ from tests.support.hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 
 LENGTH = 2 * GRID + 12
 #: Families whose logits have the same bits in any pieces in deterministic mode.
-SAME_BITS = {"lfm2", "qwen3_5_text", "olmo_hybrid", "bamba", "falcon_h1", "mamba", "mamba2", "falcon_mamba"}
+SAME_BITS = {"lfm2", "qwen3_5_text", "olmo_hybrid", "nemotron_h", "bamba", "falcon_h1"} | {
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+}
 BLOCK = 16
 
 
@@ -112,6 +116,13 @@ def test_memory_of_states_that_is_too_small_is_refused_with_the_numbers(tmp_path
         make_runner(config, load_model(config, show_progress=False))
     config = config_of(tmp_path, block_size=128)
     with pytest.raises(ConfigError, match="--block-size 128 is too large for a model with states"):
+        make_runner(config, load_model(config, show_progress=False))
+
+
+def test_deterministic_mode_is_refused_where_it_does_not_hold(tmp_path: Path) -> None:
+    save_hybrid_model(tmp_path, "zamba2")
+    config = config_of(tmp_path, deterministic=True)
+    with pytest.raises(ConfigError, match="--deterministic does not hold for the family zamba2"):
         make_runner(config, load_model(config, show_progress=False))
 
 

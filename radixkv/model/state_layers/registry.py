@@ -38,6 +38,8 @@ _FAMILIES: dict[str, tuple[str, type[Mixer]]] = {
     "minimax": ("MiniMaxLightningAttention", Lightning),
     "recurrent_gemma": ("RecurrentGemmaRecurrentBlock", RecurrentUnit),
 }
+#: Families with activations or norms of torch's own, whose bits depend on the number of rows.
+_VARYING_BITS = {"lfm3", "zamba", "zamba2", "recurrent_gemma"}
 _MIXERS = {
     (f"transformers.models.{name}.modeling_{name}", class_name): mixer
     for name, (class_name, mixer) in _FAMILIES.items()
@@ -54,6 +56,11 @@ _SHARED_ATTENTION = {
 def keeps_states(config: Any) -> bool:
     """Return True if models of this transformers configuration have state layers that can be served."""
     return str(getattr(config, "model_type", "")).removesuffix("_text") in _FAMILIES
+
+
+def has_fixed_bits(config: Any) -> bool:
+    """Return False if a row's bits in a model with states depend on the rows beside it."""
+    return str(getattr(config, "model_type", "")) not in _VARYING_BITS
 
 
 def install_mixers(model: Any) -> int:
