@@ -8,8 +8,8 @@ checkpoints) over a runner that computes nothing; there is K/V memory for all. B
 prompt tokens not computed stands that of a simulation of the same policy over the trace's blocks alone,
 without a tree, and that of a model without states (any prefix is found).
 
-Two slots more are for the request that runs. Default: the agent traces in
-$RADIXKV_TRACES or in ../shared/traces.
+Two slots more are for the request that runs. Default: the agent traces in the
+folder that RADIXKV_TRACES names.
 """
 
 from __future__ import annotations

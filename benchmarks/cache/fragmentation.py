@@ -16,7 +16,7 @@ side.
 (The engine may hold more sequences than the simulation: it lets short ones pass a long one without room.)
 
 WORKLOAD is a trace, or one of the length distributions of `radixkv simulate`. Default: the conversation trace
-if it is in $RADIXKV_TRACES or in ../shared/traces, and `sharegpt`. The lengths (and blocks) of traces are
+if the folder that RADIXKV_TRACES names has it, and `sharegpt`. The lengths (and blocks) of traces are
 divided by --scale, so that a CPU gets through; shorter sequences waste more, so this is the harder case. The
 default model is a random Llama with one layer; what it says does not matter here.
 """
