@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows the folders `cpu` and `gpu`, which rewrite models for a device.
+"""The rewriting of models for a device by the folders `cpu_layers` and `gpu_layers`.
 
-Without the folder `cpu`, models run on a CPU as transformers wrote them.
+Nothing else imports these folders, but for the loader of GGUF files whose weights stay blocks. Without
+`cpu_layers`, models run on a CPU as transformers wrote them.
 """
 
 from __future__ import annotations

@@ -271,26 +271,19 @@ class TestUnsupported:
         folder = self.made(tmp_path, "gptj", n_embd=64, n_layer=2, n_head=4, rotary_dim=8)
         self.refused(folder, "GPTJForCausalLM")
 
-    def test_layers_with_a_state(self, tmp_path: Path) -> None:
+    def test_layers_with_a_state_of_a_family_without_kernels(self, tmp_path: Path) -> None:
         folder = self.made(
             tmp_path,
-            "qwen3_next",
+            "qwen3",
             hidden_size=64,
             intermediate_size=64,
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=16,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=32,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=16,
-            linear_value_head_dim=16,
+            layer_types=["full_attention", "linear_attention"],
         )
-        assert "linear_attention" in self.refused(folder, "Qwen3NextForCausalLM")
+        assert "linear_attention" in self.refused(folder, "Qwen3ForCausalLM")
 
     def test_mask_of_its_own(self, tmp_path: Path) -> None:
         """Doge adds a learned mask, which the hook does not see: only the comparison with eager finds out."""
