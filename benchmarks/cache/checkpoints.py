@@ -196,7 +196,9 @@ def simulate(requests: list[TraceRequest], most: int) -> float:
 
 def main() -> None:
     """Measure the traces, and print the shares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", nargs="*", metavar="TRACE", help=f"of {', '.join(TRACES)}")
     parser.add_argument("--checkpoints", type=int, default=32, help="checkpoints that may stay in the tree")
     parser.add_argument("--requests", type=int, help="of each trace, the first so many")
