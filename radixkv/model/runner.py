@@ -236,7 +236,7 @@ class ModelRunner(WithoutStates):
         """
         if self._before_step is not None:
             self._before_step()
-        arranged = ArrangedStep(batch) if self.adapters is None else arrange(batch, self.adapters.held)
+        arranged = ArrangedStep(batch) if self.adapters is None else arrange(batch)
         batch = arranged.batch
         for group in batch.copy_groups:
             self.copy_blocks(group)

@@ -108,7 +108,7 @@ class Scheduler:
         self._tier_waits = tier_waits = tier_waits or TierWaits()
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
-        self._states = None if cache.states is None else StateSteps(cache, self._running, max_num_seqs)
+        self._states = None if cache.states is None else StateSteps(self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._long_prompts = LongPrompts(

@@ -27,17 +27,14 @@ class StateSteps:
     """Plans the states of one scheduler's steps.
 
     Args:
-        cache: one with states.
         max_num_seqs: most running requests; also the number of ring rows.
     """
 
-    def __init__(self, cache: PrefixCache, running: RunningRequests, max_num_seqs: int) -> None:
+    def __init__(self, running: RunningRequests, max_num_seqs: int) -> None:
         self._running = running
-        assert cache.states is not None
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._rows: dict[
-            int, int
-        ] = {}  # by arrival order; those of requests that have left are taken back late
+        # By arrival order; rows of requests that have left are taken back when none is free.
+        self._rows: dict[int, int] = {}
 
     @staticmethod
     def most_requests(cache: PrefixCache, max_num_seqs: int) -> int:

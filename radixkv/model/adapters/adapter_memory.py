@@ -42,9 +42,3 @@ class AdapterMemory:
         """Return an adapter that somebody holds; None: nobody does."""
         with self._lock:
             return self._adapters.get(identity)
-
-    def held(self, identity: str) -> PackedAdapter:
-        """Return an adapter that a request of the step holds."""
-        adapter = self.get(identity)
-        assert adapter is not None, f"no request holds the adapter {identity!r}"
-        return adapter

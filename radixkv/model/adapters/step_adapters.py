@@ -10,7 +10,7 @@ with its entries moved, and moves the logits back: nothing above the runner sees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,11 +19,6 @@ import torch
 
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.scheduling.batch import Batch, Entry
-
-_ADAPTER_PART = 2  # of a namespace's key: (tenant, salt, adapter, model)
-
-#: Finds an adapter in memory by its identity.
-Find = Callable[[str], PackedAdapter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +74,35 @@ class ArrangedStep:
     logit_order: torch.Tensor | None = None
 
 
-def adapter_of(entry: Entry) -> str:
-    """The identity of an entry's adapter; empty: it has none."""
-    namespace = entry.request.namespace
-    is_whole = isinstance(namespace, tuple) and len(namespace) > _ADAPTER_PART
-    return namespace[_ADAPTER_PART] if is_whole else ""
+def adapter_of(entry: Entry) -> PackedAdapter | None:
+    """The adapter that an entry's request holds; None: it has none."""
+    adapter: PackedAdapter | None = entry.request.request.adapter
+    return adapter
 
 
-def arrange(batch: Batch, find: Find) -> ArrangedStep:
+def arrange(batch: Batch) -> ArrangedStep:
     """Bring the rows of each adapter together. O(entries) where no entry has an adapter, else O(tokens)."""
-    names = [adapter_of(entry) for entry in batch.entries]
-    if not any(names):
+    adapters = [adapter_of(entry) for entry in batch.entries]
+    if not any(adapters):
         return ArrangedStep(batch)
+    names = ["" if adapter is None else adapter.identity for adapter in adapters]
     order = sorted(range(len(names)), key=names.__getitem__)  # stable; no adapter comes first
     logit_order = None
     if order != list(range(len(order))):
         batch, logit_order = _moved(batch, order)
-        names = [names[r] for r in order]
-    return ArrangedStep(batch, StepAdapters(_segments(names, batch.query_starts, find)), logit_order)
+        adapters = [adapters[r] for r in order]
+    return ArrangedStep(batch, StepAdapters(_segments(adapters, batch.query_starts)), logit_order)
 
 
-def _segments(names: Sequence[str], starts: npt.NDArray[np.int32], find: Find) -> list[AdapterRows]:
+def _segments(adapters: Sequence[PackedAdapter | None], starts: npt.NDArray[np.int32]) -> list[AdapterRows]:
+    """Segments of rows with one adapter; equal weights are one object."""
     segments: list[AdapterRows] = []
     begin = 0
-    for r in range(1, len(names) + 1):
-        if r == len(names) or names[r] != names[begin]:
-            if names[begin]:
-                segments.append(AdapterRows(int(starts[begin]), int(starts[r]), find(names[begin])))
+    for r in range(1, len(adapters) + 1):
+        if r == len(adapters) or adapters[r] is not adapters[begin]:
+            adapter = adapters[begin]
+            if adapter is not None:
+                segments.append(AdapterRows(int(starts[begin]), int(starts[r]), adapter))
             begin = r
     return segments
 
