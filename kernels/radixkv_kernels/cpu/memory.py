@@ -11,11 +11,17 @@ launch costs no boxing of arrays and runs on threads that Python does not know.
 from __future__ import annotations
 
 import gc
+import getpass
+import os
+import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
@@ -104,12 +110,35 @@ def compile_kernel(function: Any, *, fast: bool = False) -> Any:
     `fast` lets the compiler reorder sums.
     """
     options: dict[str, Any] = {"fastmath": FAST} if fast else {}
-    with _without_garbage_collection():
+    with _one_process_at_a_time(function), _without_garbage_collection():
         try:
             return cfunc("void(voidptr)", cache=True, **options)(function)
         except RuntimeError:
             # No folder to cache in: every process compiles again.
             return cfunc("void(voidptr)", **options)(function)
+
+
+@contextmanager
+def _one_process_at_a_time(function: Any) -> Iterator[None]:
+    """Let one process compile a function, and the others load it from the cache: ranks and workers that start
+    together would each take the seconds.
+
+    A process that holds the lock for longer than compiling takes keeps nobody waiting.
+    """
+    cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    name = f"{function.__module__}.{function.__qualname__}({', '.join(cells)})"
+    user = getpass.getuser() if os.name == "nt" else os.getuid()
+    path = Path(tempfile.gettempdir(), f"radixkv-{user}-{zlib.crc32(name.encode()):08x}.lock")
+    lock = FileLock(path, timeout=60)
+    try:
+        lock.acquire()
+    except (Timeout, OSError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
