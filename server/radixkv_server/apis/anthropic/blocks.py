@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content blocks: what the messages of this API are made of, as clients may send them."""
+"""Content blocks of messages in this API, in the forms that clients may send."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class DocumentBlock(StrictModel):
 
     @property
     def text(self) -> str:
-        """What the model sees of it: title, context and text, one below the other."""
+        """Text for the model: title, context and text, each on lines of its own."""
         source = self.source
         body = source.data if isinstance(source, PlainTextSource) else text_of(source.content)
         return "\n".join(part for part in (self.title, self.context, body) if part)
@@ -158,7 +158,7 @@ class SearchResultBlock(StrictModel):
 
     @property
     def text(self) -> str:
-        """What the model sees of it: title, source and texts, one below the other."""
+        """Text for the model: title, source and texts, each on lines of its own."""
         return "\n".join((self.title, self.source, text_of(self.content)))
 
 
@@ -214,7 +214,7 @@ _OTHER_MODEL = WithoutEffect("only says which model spoke")
 
 
 class FallbackBlock(StrictModel):
-    """Where another model took over; the prompt says nothing of it."""
+    """Mark of the place where another model took over; the prompt leaves it out."""
 
     type: Literal["fallback"]
     origin: Annotated[Any, _OTHER_MODEL, Field(alias="from")] = None
@@ -253,7 +253,7 @@ Block = Annotated[
 
 
 def is_cacheable(block: Any) -> bool:
-    """Whether a breakpoint may stand after a block: not after thinking, or an empty text."""
+    """Tell whether a breakpoint may stand after a block: not after thinking or empty text."""
     if isinstance(block, TextBlock | CompactionBlock):
         return bool(block.text if isinstance(block, TextBlock) else block.content)
     return "cache_control" in type(block).model_fields
@@ -277,17 +277,17 @@ _OF_ROLE = {
 
 
 class MessageOutputConfig(StrictModel):
-    """What a message of the system says of the turns after it."""
+    """Output settings that a system message gives for the turns after it."""
 
     effort: Effort | None = None
 
 
 class InputMessage(StrictModel):
-    """One message; a string is short for one text block.
+    """Message of a conversation; a string is short for a single text block.
 
     Args:
-        clear_at: `next_user_message`: a message of the system that is left out once the user has said more.
-        output_config: of a message of the system.
+        clear_at: `next_user_message` drops a system message after the next message of the user.
+        output_config: settings for the turns after a system message.
     """
 
     role: Literal["user", "assistant", "system"]

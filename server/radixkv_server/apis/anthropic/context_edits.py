@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context management: edits that shorten a conversation before it becomes a prompt, as the client asks.
+"""Context management: edits, requested by the client, that shorten a conversation before it is rendered.
 
-clear_thinking_20251015     thinking of all but the last turns that have any is left out
-clear_tool_uses_20250919    old results of tools become a placeholder, and inputs `{}` where that is wanted
+clear_thinking_20251015     leave out thinking of all but the last turns that have any
+clear_tool_uses_20250919    replace old tool results by a placeholder and, on request, inputs by `{}`
 
-The client goes on sending the whole conversation, so that each request is edited anew. Nothing here renders
-or counts: `ContextEdits` asks a function of its caller's how many tokens a conversation makes, and only where
-an edit depends on it or changes something.
+The client goes on sending the whole conversation, so that the edits apply to every request. Nothing here
+renders or counts: `ContextEdits` calls a function of its caller for a conversation's token count, and only
+where an edit depends on the count or changes something.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from radixkv_server.apis.common.kinds import ByType
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
-#: What a result that was cleared says.
+#: Content of a cleared tool result.
 PLACEHOLDER = "[cleared]"
 
 MAX_EDITS = 16
@@ -88,7 +88,7 @@ class ClearThinking(StrictModel):
 
     @property
     def kept_turns(self) -> int | None:
-        """How many turns keep their thinking, None: all."""
+        """Number of turns that keep their thinking; None: all."""
         if self.keep is None:
             return KEPT_THINKING_TURNS
         return self.keep.value if isinstance(self.keep, _ThinkingTurns) else None
@@ -131,14 +131,14 @@ _TRIGGER = ByType("trigger", lambda kind, known: f"trigger: there is no type {ki
 
 
 class ClearToolUses(StrictModel):
-    """Clear what older calls of tools gave.
+    """Clear the results of older tool calls.
 
     Args:
-        trigger: what must be exceeded before anything is cleared.
-        keep: so many of the latest results stay.
-        clear_at_least: if fewer tokens would go, nothing does.
-        exclude_tools: results of these stay.
-        clear_tool_inputs: clear what tools were called with, too; or only these tools'.
+        trigger: limit beyond which the edit applies.
+        keep: number of latest results that stay.
+        clear_at_least: fewest tokens to clear; the edit is skipped if it would clear fewer.
+        exclude_tools: tools whose results stay.
+        clear_tool_inputs: also clear the inputs of calls, of all tools or of these.
     """
 
     type: Literal["clear_tool_uses_20250919"]
@@ -205,7 +205,7 @@ class ClearToolUses(StrictModel):
 
     @property
     def _trigger_tokens(self) -> int:
-        """A prompt of at most so many tokens stays as it is."""
+        """Largest prompt, in tokens, that the edit leaves unchanged."""
         if self.trigger is None:
             return TRIGGER_TOKENS
         return self.trigger.value if isinstance(self.trigger, _InputTokens) else 0
@@ -244,10 +244,10 @@ class ContextEdits(StrictModel):
     async def apply(
         self, messages: Sequence[InputMessage], count: Count
     ) -> tuple[Sequence[InputMessage], list[Json]]:
-        """The messages after all edits, and what to tell of those that changed something.
+        """Return the messages after all edits, and reports of the edits that changed something.
 
         Args:
-            count: called at most twice an edit.
+            count: counts a conversation's tokens; called at most twice per edit.
         """
         applied = []
         for edit in self.edits or ():

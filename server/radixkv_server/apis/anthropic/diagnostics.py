@@ -35,7 +35,7 @@ _PARAMETERS = (
 
 
 def parts_of(body: MessagesRequest, model: str) -> RequestParts:
-    """What a request is compared by. O(its text)."""
+    """Return the parts by which requests are compared. O(text)."""
     system = body.system or ()
     return RequestParts(
         api="messages",

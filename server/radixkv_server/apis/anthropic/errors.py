@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def event(name: str, **fields: object) -> bytes:
-    """One event of a stream: its name, and data that begins with it."""
+    """Frame an event of a stream: its name, and data whose first field repeats the name."""
     return b"event: " + name.encode("ascii") + b"\ndata: " + dump({"type": name, **fields}) + b"\n\n"
 
 

@@ -51,7 +51,7 @@ _REMOVED = "From now on this function can't be called:"
 
 
 def _shown(messages: Sequence[InputMessage]) -> list[InputMessage]:
-    """The messages that the prompt has: from the latest summary on, without what was for an earlier turn."""
+    """Return the messages to render: from the latest summary on, without those for an earlier turn."""
     shown = list(messages)
     for index, message in enumerate(messages):
         for at, block in enumerate(message.blocks):
@@ -65,7 +65,7 @@ def _shown(messages: Sequence[InputMessage]) -> list[InputMessage]:
 
 
 def signature_of(thinking: str, *, hidden: bool) -> str:
-    """What comes with a thinking block: a digest, or where its text is hidden, the text for the next turn."""
+    """Return a thinking block's signature: a digest, or the encoded text where the block hides it."""
     if hidden:
         return hide(thinking, _HIDDEN)
     return "radixkv." + hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()[:32]
@@ -82,7 +82,7 @@ class Conversation:
     _tools: dict[str, AnthropicTool | KnownTool] = field(default_factory=dict)
 
     def convert(self, body: CountTokensRequest, recall: Recall) -> list[Message]:
-        """Take a body in, anew. O(its text)."""
+        """Convert a body's messages, replacing all earlier state. O(text)."""
         self.messages, self.breakpoints, self._names = [], [], {}
         self._last = None
         for index, tool in enumerate(body.listed_tools):
@@ -182,7 +182,7 @@ class Conversation:
         self._keep(block.cache_control)
 
     def _text_of(self, part: Any) -> str:
-        """What the model sees of a part of a result."""
+        """Return the model's text for a part of a tool result."""
         return self._loaded(part.tool_name) if isinstance(part, ToolReferenceBlock) else str(part.text)
 
     def _loaded(self, name: str) -> str:
@@ -201,7 +201,7 @@ class Conversation:
         )
 
     def _keep(self, control: CacheControl | None, *, in_call: bool = False) -> None:
-        """A breakpoint, if one is wanted, after what was added last, which can have one."""
+        """Add a breakpoint, if requested, after the last added block, which must be cacheable."""
         at = len(self.messages) - 1
         message = self.messages[at]
         if in_call:

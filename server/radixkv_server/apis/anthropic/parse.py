@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bodies of the Messages routes to what the engine shall do, and how its answer will be said."""
+"""Parser of the Messages routes: turns a body into engine requests and a renderer of the answer."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def _edited(context: ServerContext, body: Body, caller: Tenant) -> tuple[B
 
 
 def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> tuple[Chat, Conversation]:
-    """The conversation of a body, and what it holds once the chat has been rendered."""
+    """Return a body's chat, and the conversation that is complete once the chat has been rendered."""
     conversation = Conversation()
     last = next((message for message in reversed(body.messages) if message.blocks), None)
     goes_on = last is not None and last.role == "assistant"

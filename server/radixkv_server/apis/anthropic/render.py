@@ -49,7 +49,7 @@ _HOUR = 3600.0
 
 
 def usage_json(usage: Usage, pins: Sequence[PrefixPin]) -> Json:
-    """Anthropic's `usage`: what was read, what was written up to the last breakpoint, and the rest.
+    """Return Anthropic's `usage`: tokens read, tokens written up to the last breakpoint, and the rest.
 
     |  read  |  cache_creation, by the breakpoint that ends it  |  input  |
     0      cached                                     last breakpoint   prompt
@@ -86,12 +86,12 @@ def stop_json(finish_reason: str | None, stop_reason: int | str | None, has_call
 
 @dataclass(eq=False)
 class MessageRenderer(Renderer):
-    """One answer.
+    """Renderer of a single answer.
 
     Args:
-        remember: called with the id and the arguments of every tool call.
-        keep_thread: called with the blocks of the answer, once it is whole.
-        hides_thinking: thinking blocks have no text, but a signature that brings it back.
+        remember: called with the id and the arguments of each tool call.
+        keep_thread: called with the blocks of the complete answer.
+        hides_thinking: give thinking blocks no text, only a signature that restores it.
         more: further fields of the answer.
     """
 
@@ -170,7 +170,7 @@ class MessageRenderer(Renderer):
 
 
 def parsed_input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; of those that were cut off, what there is."""
+    """Return a call's arguments as an object; truncated arguments keep their complete fields."""
     try:
         value = from_json(arguments, allow_partial=True)
     except ValueError:

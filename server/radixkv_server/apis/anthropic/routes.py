@@ -26,7 +26,7 @@ async def create_message(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_message_tokens(request: Request) -> Response:
-    """How many tokens /v1/messages would send to the model."""
+    """Count the tokens that /v1/messages would send to the model."""
     context = context_of(request)
     body = await context.bodies.read(request, CountTokensRequest, context.max_body_bytes())
     return json_response(await count_tokens(context, body, record_of(request.scope).caller))

@@ -50,7 +50,7 @@ class AnthropicToolChoice(StrictModel):
 
 
 class ThinkingConfig(StrictModel):
-    """How to think; `between_tools` is to think after results of tools alone."""
+    """Settings of thinking; `between_tools` allows it only after tool results."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -84,7 +84,7 @@ def _check_format(wanted: Mapping[str, Any] | None, param: str) -> None:
 
 
 class Diagnostics(StrictModel):
-    """What the answer shall tell of the cache, compared with an earlier request."""
+    """Request for a cache diagnosis, with the id of an earlier request to compare with."""
 
     previous_message_id: str | None = None
 
@@ -128,12 +128,12 @@ class CountTokensRequest(StrictModel):
 
     @property
     def continues(self) -> bool:
-        """Whether the conversation begins with one that the server keeps."""
+        """True if the body continues a conversation that the server stores."""
         return False
 
     @property
     def answer_format(self) -> Mapping[str, Any] | None:
-        """What the answer must look like; `output_format` is the former name of `output_config.format`."""
+        """Required format of the answer; `output_format` is the former name of `output_config.format`."""
         wanted = None if self.output_config is None else self.output_config.format
         return self.output_format if wanted is None else wanted
 
@@ -195,18 +195,18 @@ class CountTokensRequest(StrictModel):
         return self
 
     def _check_automatic_breakpoint(self, automatic: CacheControl, given: Sequence[CacheControl]) -> None:
-        """Refuse it where the last block's own has another time, or no more are allowed.
+        """Refuse an automatic breakpoint if the last block has another TTL, or the limit is reached.
 
         Args:
-            given: those of blocks.
+            given: the breakpoints of blocks.
         """
         last = next((block for block in self._blocks_from_the_end() if is_cacheable(block)), None)
         own = getattr(last, "cache_control", None)
         if own is None:
             if len(given) == MAX_BREAKPOINTS:
                 raise ParamError(
-                    f"cache_control: at most {MAX_BREAKPOINTS} breakpoints are allowed; so many blocks have "
-                    "one already; remove that beside messages, or one of theirs.",
+                    f"cache_control: at most {MAX_BREAKPOINTS} breakpoints are allowed, and blocks have all "
+                    "of them; remove the one beside messages, or one of a block.",
                     "cache_control",
                 )
             if last is not None:
@@ -279,7 +279,7 @@ class MessagesRequest(CountTokensRequest, RequestFields):
 
     @property
     def prewarms(self) -> bool:
-        """Whether the prompt is only to be put into the cache."""
+        """True if the request only fills the cache and generates nothing."""
         return self.max_tokens == 0
 
     def _check_prewarm(self) -> None:

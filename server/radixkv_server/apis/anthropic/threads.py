@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads: conversations that the server holds, so that a client sends only what is new.
+"""Threads: conversations stored by the server, so that clients send only new messages.
 
-create      the body is a whole conversation; it is kept, with its answer, under the answer's id
-continue    the body holds what comes after an answer that was kept; the rest is taken from there
+create      the body is a whole conversation; it is stored with its answer under the answer's id
+continue    the body holds the messages after a stored answer; the rest comes from the store
 
-What is kept is the conversation as it was sent, among the tenant's stored responses and within their bounds:
-never token ids or K/V. Each answer of a thread is kept by itself, so that one may be continued twice, and a
-request that is sent again finds what it found before.
+The store holds the conversation as it was sent, among the tenant's stored responses and within their bounds:
+never token ids or K/V. Each answer of a thread is stored separately, so that clients may continue one twice,
+and a repeated request finds the same conversation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Threads:
             logger.error("the thread of %s is not kept: %s", message_id, error)
 
     async def _get(self, message_id: str) -> Json:
-        """Its `system` and `tools`, as it was created, and all `messages` so far, without breakpoints."""
+        """Return the thread's first `system` and `tools`, and all its `messages`, without breakpoints."""
         data = await self._store.get(self._tenant, _KEY + message_id)
         if data is None:
             raise ApiError(

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools as clients of this API offer them, and which of them the prompt lists.
+"""Tools that clients of this API offer, and the choice of tools that the prompt lists.
 
-custom (or no type)                   the client's own, with their schema
-bash_, text_editor_, memory_          run by the client, too; their schemas are Anthropic's, and are below
-web_search_, code_execution_, ...     run on a server: not here, so they are left out
+custom (or no type)                   defined by the client, with a schema
+bash_, text_editor_, memory_          also run by the client; their schemas, given below, are Anthropic's
+web_search_, code_execution_, ...     run by Anthropic's servers: left out here
 
 A tool with `defer_loading` is not listed, but shown where a `tool_reference` names it, so that the prompt
-before stays what it was. If a server was to search among such tools, there is nobody to find them, and all
-are listed.
+before it does not change. If a server tool was to search among them, none can be found, and all are listed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NOT_HERE = (
 
 
 class _ClientTool(StrictModel):
-    """What all tools that the client runs have in common."""
+    """Base of the tools that the client runs."""
 
     cache_control: CacheControl | None = None
     strict: bool | None = None
@@ -151,12 +150,12 @@ AnyTool = Annotated[
 
 
 def client_tools(tools: Sequence[Any]) -> list[AnthropicTool | KnownTool]:
-    """Those that can be called here."""
+    """Select the tools that can be called here."""
     return [tool for tool in tools if not isinstance(tool, ServerTool)]
 
 
 def is_deferred(tool: AnthropicTool | KnownTool, tools: Sequence[Any]) -> bool:
-    """Whether the prompt does not list a tool of `tools`."""
+    """True if the prompt does not list this tool of `tools`."""
     searched = any(isinstance(other, ServerTool) and other.type.startswith(_SEARCH) for other in tools)
     return bool(tool.defer_loading) and not searched
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix cache over HTTP: what is in it, why prompts miss, pins, public prefixes, events."""
+"""The prefix cache over HTTP: contents, reasons for misses, pins, public prefixes, events."""

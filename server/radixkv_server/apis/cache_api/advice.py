@@ -30,10 +30,10 @@ def recoverable_each(point: BreakPoint) -> int:
 async def point_at(
     context: ServerContext, owner: tuple[str, str], beginning: Sequence[int], position: int
 ) -> BreakPoint | None:
-    """What the advisor knows of the place where a prompt parts from what is cached; None: nothing.
+    """Return the advisor's record of the place where a prompt leaves the cached text, or None.
 
     Args:
-        beginning: the prompt's first tokens, some at least.
+        beginning: first tokens of the prompt, at least one.
     """
     points = await context.engine.cache.advice(MAX_POINTS, tenant=owner[0], salt=owner[1])
     size = context.engine.config.block_size
@@ -61,12 +61,12 @@ def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
 
 
 def prompt_group_json(point: BreakPoint | None) -> Json | None:
-    """How often its prompts break there, and anywhere."""
+    """Return counts of the group's prompts that break there, and anywhere."""
     return None if point is None else {"here": point.count, "anywhere": point.group_count}
 
 
 async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller) -> Json:
-    """One place; with text if the prompts are the caller's own."""
+    """Describe a place where prompts break; with text if the prompts are the caller's own."""
     tenant, salt = owner_of(point)
     size = context.engine.config.block_size
     latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]

@@ -35,7 +35,7 @@ _WORD_AFTER = re.compile(r"[^\s<>|\"“”]*")
 
 
 def what_is_at(before: str, after: str) -> str | None:
-    """What stands where a text is cut, such as `a timestamp`; None: nothing special."""
+    """Name the kind of text at a cut, such as `a timestamp`; None: nothing special."""
     head = before[-_CONTEXT:]
     text = head + after[:_CONTEXT]
     for pattern, name in _KINDS:
@@ -46,23 +46,23 @@ def what_is_at(before: str, after: str) -> str | None:
 
 
 def what_differs(before: str, one: str, other: str) -> str:
-    """What makes two texts part after `before`."""
+    """Name the difference between two texts after `before`."""
     return what_is_at(before, one) or what_is_at(before, other) or "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt parts from another one.
+    """Place where a prompt departs from another one.
 
     Args:
         position: of the first token that differs.
-        kind: what stands there, such as `a timestamp`; `text` is nothing special, None is not to be told.
-        missed: tokens that are computed for it.
-        recoverable: of them, those that are the same further on.
-        words: what is there in the prompt, and in the other one; "" is not known, or not to be told.
-        place: whose text it is in, such as `the system prompt`; None: not known.
-        other: what the other one is called.
-        group: what is known of prompts that begin alike and part there; None: nothing.
+        kind: kind of the text there, such as `a timestamp`; `text`: nothing special; None: not to be shown.
+        missed: tokens computed because of it.
+        recoverable: number of them that are equal again further on.
+        words: texts there in the prompt and in the other one; "": not known, or not to be shown.
+        place: part that contains it, such as `the system prompt`; None: not known.
+        other: name of the other prompt.
+        group: record of prompts with the same beginning that depart there; None: there is none.
     """
 
     position: int
@@ -95,7 +95,7 @@ def word_at(before: str, after: str) -> str:
 
 
 def divergence_advice(found: Divergence) -> str:
-    """What breaks a prompt, where, what that costs, and what to do about it."""
+    """Describe a break: its cause, place and cost, and the remedy."""
     missed = _tokens(found.missed)
     if found.recoverable:
         return (
@@ -103,7 +103,7 @@ def divergence_advice(found: Divergence) -> str:
             f"the {missed} from there on would be found."
         )
     if found.kind in ("text", None):
-        # Prompts differ in what they ask: that breaks nothing.
+        # Prompts differ in their questions, which breaks nothing.
         text = _what_breaks(replace(found, group=None))
         return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
     return (
@@ -151,11 +151,11 @@ def _tokens(count: int) -> str:
 
 
 def miss_advice(report: MissReport, found: Divergence, cause: str | None = None) -> str | None:
-    """What to do about a miss, or None: nothing.
+    """Return advice on a miss, or None without any.
 
     Args:
-        found: where the prompt left what is cached.
-        cause: why, where more is known of it than the place.
+        found: place where the prompt left the cached text.
+        cause: the cause, if more than the place is known.
     """
     if report.reason == Reason.DIVERGED:
         return divergence_advice(found) if cause is None else cause_advice(found, cause)

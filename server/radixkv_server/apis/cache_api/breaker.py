@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What breaks a prompt: compared with the earlier one that it shares most with, or told by the cache."""
+"""Causes of breaks: from comparing a prompt with the most similar earlier one, or from the cache."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Broken:
 
     Args:
         owner: its tenant and salt.
-        ids: its tokens.
-        parts: makes of it what is compared; None: only its text is known.
-        cause: what else is known of the miss.
-        request: the request that it came with; None: it was not sent.
-        cached: text around the place, and how the cache goes on there, where no earlier prompt is known.
+        ids: tokens of the prompt.
+        parts: makes the parts to compare; None: only the text is known.
+        cause: further knowledge of the miss.
+        request: request with the prompt; None: it was not sent.
+        cached: text around the place, and the cache's text after it, where no earlier prompt is known.
     """
 
     owner: tuple[str, str]
@@ -71,14 +71,14 @@ def breaker_json(found: Breaker | None) -> Json | None:
 
 
 def with_breaker(advice: str | None, found: Breaker | None) -> str | None:
-    """Advice on a miss, and what is known of what breaks the prompt."""
+    """Join advice on a miss with the known cause of the break."""
     if found is None or found.kind == "unknown":
         return advice
     return f"{advice} {found.detail}" if advice else found.detail
 
 
 async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
-    """What breaks a prompt; None: nothing does that is known to break prompts."""
+    """Find the cause of a prompt's break; None: no known kind of cause."""
     reason = broken.report.reason
     if reason in ("hit", "skipped", "partial_block", "no_state", "namespace", "load_too_slow", "checksum"):
         return None
@@ -140,10 +140,11 @@ def breaker_between(
     new: tuple[MakeParts | None, Sequence[int]],
     place: str | None,
 ) -> Breaker | None:
-    """What makes a prompt part from an earlier one; each as its parts, if it is a chat, and its tokens.
+    """Find the cause of the break between an earlier prompt and a new one.
 
     Args:
-        place: whose text they part in, if that is known.
+        old, new: parts of the prompt, if it is a chat, and its tokens.
+        place: part of the prompt in which they differ, if known.
     """
     in_tools = None if place is None else place == "the tools"
     one, other = _parts_of(context, old, new)
@@ -164,7 +165,7 @@ def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequ
 
 
 def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:
-    """The prompt goes on after an earlier one, and parts from what the model had answered to that."""
+    """Describe a prompt that continues an earlier one but departs from the model's answer to it."""
     assert broken.cause is not None
     kind = _OF_HINTS.get(broken.cause, "unknown")
     found = make_breaker(kind, broken.cause if kind == "unknown" else "")
@@ -188,7 +189,7 @@ def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
 
 
 def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker:
-    """What was cached is gone: whose requests took its room."""
+    """Describe a prefix that was evicted, and the requests that took its room."""
     kind = _REMOVED[broken.report.reason]
     found, shared = _most_alike(broken.ids, earlier)
     if kind != "evicted" or found is None or shared < broken.report.num_hit_tokens:

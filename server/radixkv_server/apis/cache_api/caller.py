@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caller: whose part of the cache a request is about, and what it may be told of it.
+"""Caller: the part of the cache that a request concerns, and the caller's rights to its contents.
 
-Counts of others' entries are for admins. Text is for nobody but its own tenant, admins included: an operator
-who has to know what a tenant caches can ask the tenant.
+Counts of others' entries are for admins. Text is shown to its own tenant alone, not to admins: an operator
+who has to know a tenant's cached text can ask the tenant.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """Client of a route, with its rights.
 
     Attributes:
-        tenant: by the API key.
-        salt: the part of the tenant's space that is asked about; "" is the undivided one.
-        is_admin: may see all tenants' counts.
+        tenant: tenant of the API key.
+        salt: salt of the requested part of the tenant's space; "": the unsalted part.
+        is_admin: True if counts of all tenants may be shown.
     """
 
     tenant: str
@@ -30,12 +30,12 @@ class Caller:
         return None if self.is_admin else self.tenant
 
     def may_read(self, tenant: str | None, salt: str | None) -> bool:
-        """Whether text cached there may be shown; admins read all salts of their own tenant."""
+        """Tell whether text cached there may be shown; admins read all salts of their own tenant."""
         return tenant == self.tenant and (self.is_admin or salt == self.salt)
 
 
 class Onlooker(Caller):
-    """Who runs a proxy, or has a log: may read all that is in it."""
+    """Operator of a proxy, or owner of a log: may read all its contents."""
 
     def __init__(self) -> None:
         super().__init__("", "", is_admin=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /v1/cache/events: what comes into the cache and what leaves it, as server-sent events.
+"""GET /v1/cache/events: additions to the cache and removals, as server-sent events.
 
-A stream begins with a snapshot, the tree as GET /v1/cache/tree has it; changes follow. Each event has an id,
-from which a client that was cut off goes on (Last-Event-ID), as long as the server remembers.
+A stream begins with a snapshot, in the form of GET /v1/cache/tree; changes follow. Each event has an id,
+from which a disconnected client resumes (Last-Event-ID) as long as the server remembers it.
 """
 
 from __future__ import annotations

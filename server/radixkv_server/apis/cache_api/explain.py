@@ -33,7 +33,7 @@ _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_se
 
 
 async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
-    """What the cache would say to a prompt now; nothing is sent to the model."""
+    """Explain a prompt's match in the cache as it is now, without running the model."""
     cache, ids = context.engine.cache, prompt.ids
     report = await cache.explain(ids, tenant=caller.tenant, salt=caller.salt, admin=caller.is_admin)
     cached: list[int] = []
@@ -80,7 +80,7 @@ def report_json(report: MissReport) -> Json:
 
 
 def normalized_json(rule: ClientRule | None) -> Json | None:
-    """What of a prompt its client wrote about itself, and was held constant; None: nothing."""
+    """Describe the client's text about itself that was held constant in a prompt, or None."""
     return None if rule is None else {"client": rule.client, "what": rule.what, "detail": in_words(rule)}
 
 
@@ -151,7 +151,7 @@ def _around(context: ServerContext, ids: Sequence[int], position: int, cached: S
 
 
 async def compare(context: ServerContext, prompt: Prompt, other: Prompt) -> Json:
-    """Where two prompts part, and what that costs the one that comes second."""
+    """Describe the place where two prompts differ, and its cost for the second one."""
     return await off_loop(lambda: _comparison(context, prompt, other))
 
 

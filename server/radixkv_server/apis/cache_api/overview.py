@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /v1/cache: how much is found, what is missed and why, and who has how much of the pool."""
+"""GET /v1/cache: hits, misses with their reasons, and the pool's use by tenants."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _quota(quotas: list[QuotaUsage], tenant: str) -> Json | None:
 
 
 def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
-    """What only admins see."""
+    """Return the fields that only admins see."""
     stats, activity = context.engine.stats(), context.activity
     cache = stats.cache
     shown: Json = {
@@ -106,7 +106,7 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
 
 
 async def _own_blocks(context: ServerContext, caller: Caller) -> Json:
-    """What of the pool is the caller's, by state; nothing of how full it is with others'."""
+    """Return the caller's own blocks by state, without revealing how full the pool is."""
     snapshot = await context.engine.cache.nodes(
         tenant=caller.tenant, salt=caller.salt, max_nodes=MAX_SEEN_NODES
     )

@@ -19,10 +19,10 @@ SHOWN_TOKENS = 64
 
 
 async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: float) -> Json:
-    """Pin what is cached of a prompt.
+    """Pin the cached prefix of a prompt.
 
     Raises:
-        ApiError: 409, nothing of it is cached; 507, the pins' budget is spent, or the tenant has too many.
+        ApiError: 409 if none of it is cached; 507 if the budget of pins is spent, or the tenant has too many.
     """
     cache = context.engine.cache
     cached = await cache.match(ids, tenant=caller.tenant, salt=caller.salt)

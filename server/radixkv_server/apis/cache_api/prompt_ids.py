@@ -15,7 +15,7 @@ from radixkv_server.generation.usage import Hint, PlaceName
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and what a chat can say of it; see `PromptFacts`."""
+    """Prompt with the facts of its chat; see `PromptFacts`."""
 
     ids: list[int]
     hint: Hint | None = None
@@ -34,13 +34,13 @@ async def prompt_ids(
 async def prompt_of(
     context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
 ) -> Prompt:
-    """A body's prompt, through the very path of chats and completions.
+    """Return a body's prompt, made by the same code as for chats and completions.
 
     Args:
-        add_generation_prompt: end a chat where the assistant begins to speak, if the body says nothing.
+        add_generation_prompt: end a chat with the assistant's header; the body's own field has precedence.
 
     Raises:
-        ApiError, InvalidRequestError: what a generation request would be refused for.
+        ApiError, InvalidRequestError: a generation request would be refused for the same reason.
     """
     context.resolve_model(body.model)
     if isinstance(body.prompt, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request of the cache's routes asks about: its caller, and the parameters of its query."""
+"""Caller and query parameters of requests to the cache's routes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def caller_of(request: Request, cache_salt: str | None = None) -> Caller:
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
-    """The parameters after the `?`, each at most once.
+    """Return the parameters after the `?`, each given at most once.
 
     Args:
-        known: those that the route takes (their values are not looked at).
+        known: names that the route takes; values are not checked.
 
     Raises:
-        ApiError: 400; another one is given, or one twice.
+        ApiError: 400 for an unknown parameter, or one given twice.
     """
     items = request.query_params.multi_items()
     values = dict(items)

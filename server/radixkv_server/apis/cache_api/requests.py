@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The latest requests as JSON, and as a stream of those that change."""
+"""The latest requests as JSON, and a stream of their changes."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _summary(context: ServerContext, one: SeenRequest, caller: Caller) -> Json:
 
 
 async def request_json(context: ServerContext, caller: Caller, name: str) -> Json:
-    """One request with the explanation of its miss, and where in the tree its prompt is now.
+    """Return a request with the explanation of its miss, and the place of its prompt in the tree now.
 
     Raises:
-        ApiError: 404; it is not among the caller's latest.
+        ApiError: 404 if it is not among the caller's latest.
     """
     one = context.activity.find(caller.scope, name)
     if one is None:
@@ -73,7 +73,7 @@ async def request_json(context: ServerContext, caller: Caller, name: str) -> Jso
 
 
 async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
-    """Of what is cached of its prompt, from the top down; empty once the prompt is not remembered."""
+    """Return ids of the nodes with its cached prefix, from the root down; empty once it is forgotten."""
     if not one.prompt:
         return []
     path = await context.engine.cache.path(one.prompt.tolist(), tenant=one.tenant, salt=one.salt)
@@ -112,9 +112,9 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
 
 
 async def request_frames(context: ServerContext, caller: Caller, limit: int) -> AsyncGenerator[bytes, None]:
-    """Server-sent events: the latest requests, then those that changed, newest first.
+    """Yield server-sent events: the latest requests, then changed ones, newest first.
 
-    They have no ids: a client that was cut off gets the few latest again.
+    They have no ids: a client that reconnects gets the latest few again.
     """
     activity = context.activity
     version = activity.version

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache's routes: what is in it, why prompts miss, pins, public prefixes, reset."""
+"""The cache's routes: contents, reasons for misses, pins, public prefixes, reset."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ async def get_requests(request: Request) -> Response:
 
 @router.get("/v1/cache/requests/{name}")
 async def get_request(request: Request, name: str) -> Response:
-    """One of the latest requests, with the explanation of its miss."""
+    """Return one of the latest requests, with the explanation of its miss."""
     context, caller, _ = _asked(request)
     return json_response(await request_json(context, caller, name))
 
 
 @router.get("/v1/cache/events")
 async def get_events(request: Request) -> Response:
-    """The tree, then what comes and goes, for as long as the client listens."""
+    """Stream the tree, then its changes, until the client disconnects."""
     context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
 
@@ -113,7 +113,7 @@ def _stream(request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
 
 @router.get("/v1/cache/tree")
 async def get_tree(request: Request) -> Response:
-    """The heaviest nodes; with `search`, those that hold a text."""
+    """Return the heaviest nodes; with `search`, the nodes that contain a text."""
     context, caller, query = _asked(request, "depth", "limit", "search")
     depth = number_in(query, "depth", MAX_DEPTH, 1, MAX_DEPTH)
     limit = number_in(query, "limit", DEFAULT_NODES, 1, MAX_NODES)
@@ -138,7 +138,7 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
     if not 1 <= len(text) <= MAX_SEARCH_CHARS:
         message = f"search must have 1 to {MAX_SEARCH_CHARS} characters, not {len(text)}."
         raise bad_request(message, param="search")
-    # Only what the caller's own space is looked through, an admin's, too.
+    # Even for admins, only the caller's own space is searched.
     snapshot = await context.engine.cache.nodes(
         tenant=caller.tenant,
         salt=caller.salt,
@@ -153,7 +153,7 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
 
 @router.post("/v1/cache/explain")
 async def explain_prompt(request: Request) -> Response:
-    """How much of a prompt would be found, and why not the rest; the model gets nothing of it."""
+    """Report how much of a prompt would be found, and why not the rest, without running the model."""
     context, body, caller = await _sent(request, ExplainBody, 2)
     if body.compare is not None:
         one, other = body.compared()
@@ -171,7 +171,7 @@ async def get_pins(request: Request) -> Response:
 
 @router.post("/v1/cache/pins")
 async def create_pin(request: Request) -> Response:
-    """Keep what is cached of a prompt for a time."""
+    """Keep the cached prefix of a prompt for some time."""
     context, body, caller = await _sent(request, PinBody)
     if body.node is not None:
         ids = await prompt_of_node(context, caller, body.node)
@@ -200,7 +200,7 @@ async def delete_pin(request: Request) -> Response:
 
 @router.delete("/v1/cache/sessions")
 async def end_session(request: Request) -> Response:
-    """Have the end of a conversation evicted first, as nobody comes back for it."""
+    """Have the end of a finished conversation evicted first."""
     context, body, caller = await _sent(request, SessionBody)
     ids = await prompt_ids(context, body, add_generation_prompt=False)
     tokens = await context.engine.cache.put_first(ids, tenant=caller.tenant, salt=caller.salt)
@@ -247,7 +247,7 @@ async def reset(request: Request) -> Response:
 
 @router.get("/v1/cache/advice")
 async def get_advice(request: Request) -> Response:
-    """Where prompts break, and what to move."""
+    """Report where prompts break, and what to move."""
     context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", DEFAULT_ADVICE, 1, MAX_ADVICE)
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of the cache routes: what a chat or completion request says of its prompt, and a little more.
+"""Bodies of the cache routes: the prompt fields of chats and completions, and a few more.
 
-A prompt is `messages`, with all that a chat completion may say beside them, or `prompt`: text or token ids.
-So the body of a request whose misses are not understood can be sent as it is.
+A prompt is `messages`, with all other fields of a chat completion, or `prompt`: text or token ids.
+The body of a request whose misses need explaining can thus be sent unchanged.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ SNIPPET_CHARS = 60  # on each side of a text that was found
 
 
 class TreeJson:
-    """What one caller may see of a snapshot.
+    """View of a snapshot with the caller's rights.
 
-    Subtrees are what the snapshot has of them. Of public nodes users see only those that something of theirs
-    hangs below, and only their size.
+    Subtrees are as complete as the snapshot. Users see public nodes only above nodes of their own, and only
+    their size.
     """
 
     def __init__(

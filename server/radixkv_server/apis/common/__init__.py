@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several APIs share: fields, messages and tools of chats, logprobs, usage, OpenAI's errors."""
+"""Parts shared by several APIs: fields, chat messages and tools, logprobs, usage, OpenAI's errors."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's controls of the prompt cache: which breakpoints a request writes, and what of it stays cached.
+"""OpenAI's controls of the prompt cache: the breakpoints that a request writes, and the tokens that stay.
 
-The cache finds every prefix, wherever it ends. A breakpoint therefore decides nothing about what is found
-while there is room, but what stays: the prompt up to there is pinned for at least the breakpoint's time.
+The cache finds every prefix, wherever it ends. A breakpoint therefore changes no match while there is room;
+it protects the prompt up to there from eviction for at least the breakpoint's TTL.
 
-    mode        breakpoints that are written             what else of the request stays cached
-    implicit    the end of the prompt, the latest 3      all of it, until its turn to be evicted comes
+    mode        breakpoints that are written             the rest of the request
+    implicit    the end of the prompt, the latest 3      stays cached until evicted
                 on parts
-    explicit    the latest 4 on parts; there may be      nothing: what lies beyond the last breakpoint is
-                none                                     forgotten with the answer, unless others used it
+    explicit    the latest 4 on parts, perhaps none      is dropped with the answer, unless other
+                                                         requests used it
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ async def with_cache_controls(
     marked: Sequence[tuple[int, MarkedPart]],
     others: Sequence[Breakpoint] = (),
 ) -> None:
-    """Give a request the pins of its breakpoints, and say how much of it may stay cached.
+    """Set a request's pins from its breakpoints, and the number of its tokens that may stay cached.
 
     Args:
-        chat: what the request's prompt was rendered from.
+        chat: the chat from which the request's prompt was rendered.
         marked: parts with breakpoints, each with the index of its message in the chat, in their order.
-        others: breakpoints that are not OpenAI's.
+        others: breakpoints in other forms than OpenAI's.
     """
     breakpoints = [
         *others,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CacheDiagnosis: what an answer says of its prompt beside an earlier one's, in OpenAI's words and our own.
+"""CacheDiagnosis: an answer's report on its prompt, compared with an earlier one.
 
-OpenAI's words name a part of the request. Our own, `cache_diagnosis`, add its index, exact counts of tokens,
-why the cache did not have the rest, whose text is at the break, and how it goes.
+OpenAI's fields name a part of the request. Ours, `cache_diagnosis`, add its index, exact token counts, the
+reason for the miss, the kind of text at the break, and the text itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _REASONS = {
 
 
 class CacheDiagnosis:
-    """Of one request.
+    """Diagnosis of a single request.
 
     Args:
-        request, facts: its prompt.
-        comparison: what it is compared with.
+        request, facts: the prompt and the facts of its chat.
+        comparison: the comparison with an earlier request.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CacheDiagnosis:
         return {"cache_diagnosis": found}
 
     def _break(self, finding: Finding, usage: Usage) -> Json:
-        """Why the cache had no more, and the text where the prompts part, or where what was cached ends."""
+        """Describe why the match ended, with the text where the prompts differ or the match ends."""
         facts, ids = self._facts, token_ids(self._request)
         report, hint = usage.misses[0] if usage.misses else (None, None)
         at = len(ids)  # nothing broke
@@ -91,7 +91,7 @@ class CacheDiagnosis:
 
 
 def finding_json(earlier_id: str | None, finding: Finding) -> Json:
-    """What was found out about a request and the one that it was compared with."""
+    """Return the findings of a comparison with an earlier request."""
     found: Json = {"compared_with": earlier_id, "state": finding.state}
     if finding.state != "compared":
         return found
@@ -122,6 +122,6 @@ def openai_words(finding: Finding) -> Json:
             "cache_missed_tokens": finding.missed_tokens,
             "comparison_reusable_tokens": finding.reusable_tokens,
         }
-    # What nobody changed and was not found all the same, has been evicted: there is no word for it.
+    # An unchanged prefix that was not found has been evicted: OpenAI has no word for this case.
     is_hit = finding.state == "compared" and not finding.prompts_part and not finding.is_lost
     return {"type": "cache_hit" if is_hit else "unavailable"}

@@ -48,7 +48,7 @@ class ChatStreamOptions(StrictModel):
 
 
 class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
-    """What chat and text completions share."""
+    """Fields shared by chat and text completions."""
 
     stream_options: ChatStreamOptions | None = None
     max_tokens: int | None = None
@@ -93,13 +93,13 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
 
     @property
     def grammar_param(self) -> str:
-        """The field that says what the answer must look like."""
+        """Name of the field that constrains the answer's format."""
         found = self.wanted_grammar
         return "structured_outputs" if found is None else found[1]
 
 
 class ChatFunction(StrictModel):
-    """A function; what is not declared here but passed on is printed by templates as it came."""
+    """Function definition; templates print undeclared fields unchanged."""
 
     model_config = ConfigDict(extra="allow")
     PASSED_ON: ClassVar = frozenset({"description", "parameters", "strict", "return"})
@@ -202,7 +202,7 @@ AnyChatTool = Annotated[
 
 
 class ChatFields(ChatTemplateFields):
-    """What decides how messages become a prompt."""
+    """Fields that determine how messages are rendered."""
 
     tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     add_generation_prompt: bool | None = None
@@ -224,7 +224,7 @@ class MessageFields(ChatFields):
 
     @property
     def breakpoints(self) -> list[tuple[CacheControl, Breakpoint]]:
-        """What has `cache_control`, and where it stands, in the order of tools and messages."""
+        """All `cache_control` marks and their places, in the order of tools and messages."""
         placed = []
         for index, tool in enumerate(self.tools or ()):
             function = tool.function if isinstance(tool, ChatTool) else tool
@@ -246,7 +246,7 @@ class PredictionPart(StrictModel):
 
 
 class Prediction(StrictModel):
-    """What the answer may repeat: where it does, it comes faster; it changes nothing else."""
+    """Text that the answer may repeat; it affects speed alone."""
 
     type: Literal["content"]
     content: str | list[PredictionPart]

@@ -31,7 +31,7 @@ class PromptCacheBreakpoint(StrictModel):
 
 
 class TextPart(StrictModel):
-    """One part; the field of its text is `refusal` in those of that type, and `text` in all others."""
+    """Text part; the text is in `refusal` for the type `refusal`, else in `text`."""
 
     KINDS: ClassVar[Sequence[str]]
 
@@ -60,7 +60,7 @@ class TextPart(StrictModel):
 
     @property
     def words(self) -> str:
-        """What it says."""
+        """Text of the part."""
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
@@ -133,7 +133,7 @@ class ChatToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One message. Fields that are not listed (`reasoning_content`, ...) reach the template as they are."""
+    """Message of a chat. Undeclared fields (`reasoning_content`, ...) reach the template unchanged."""
 
     model_config = ConfigDict(extra="allow")
     FOR_TEMPLATES: ClassVar = frozenset(

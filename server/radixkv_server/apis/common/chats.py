@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of a chat completion, or of a prompt like one, to a chat and to what the engine shall do."""
+"""Conversion of chat completion bodies, and similar ones, into chats and engine requests."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _with_functions(choice: Any) -> Any:
 async def completion_request(
     context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY
 ) -> tuple[Request, PromptFacts, AnswerReaders]:
-    """What a chat completion asks of the engine, and what reads its answers."""
+    """Return the engine request of a chat completion, and the readers of its answers."""
     options, renamed = _sampling(body)
     if body.prediction is not None and body.prediction.text:
         options["prediction"] = await context.prompts.tokenize(
@@ -109,7 +109,7 @@ async def completion_request(
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arguments of SamplingParams, and what the body calls those that differ."""
+    """Return arguments of SamplingParams, and the body's names for arguments named otherwise."""
     options = body.sampling_options()
     options["max_tokens"] = body.max_output_tokens
     if body.logprobs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From bodies to what requests are compared by: fingerprints, and the earlier request that a client named."""
+"""Comparison of requests: fingerprints of bodies, and the earlier request that a client named."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.off_loop import off_loop
 from radixkv_server.tenants.tenant import Tenant
 
-# They say what is to be kept, and are no part of any prompt.
+# Cache controls, which are no part of any prompt.
 _FOR_THE_CACHE = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
-#: What an answer says of its prompt beside an earlier one's, as fields; none where nobody wants to know.
+#: Makes the answer's fields with the diagnosis; no fields if the client asked for none.
 Diagnosed = Callable[[Usage], Json]
 
 
@@ -39,13 +39,13 @@ async def diagnosed(
     asked: bool | None = None,
     words: Callable[[CacheDiagnosis, Usage], Json] = CacheDiagnosis.openai,
 ) -> tuple[Asking, Diagnosed]:
-    """A request to which later ones can be compared, and what it is compared with itself.
+    """Return a request that later ones can be compared with, and its own diagnosis.
 
     Args:
-        parts: what it is made of; called off the event loop where it is long.
-        earlier_id: of the request that it is to be compared with; None: it is the first one.
-        asked: whether the client wants to know; None: if it names an earlier one.
-        words: the dialect's, of what was found.
+        parts: makes the request's parts; called off the event loop if the request is long.
+        earlier_id: id of the request to compare with; None: there is none.
+        asked: report the diagnosis; None: only if the client names an earlier request.
+        words: renders the findings in the fields of the API.
     """
     request, facts = exchange.requests[0], exchange.facts[0]
 
@@ -86,9 +86,9 @@ def text_block(text: str) -> Json:
 
 
 def for_prompt(value: object) -> object:
-    """A part of a body as JSON-like data, without what has no effect on a prompt. O(its fields).
+    """Return a part of a body as JSON-like data, without fields that do not affect the prompt. O(fields).
 
-    A text and a list of one text are the same.
+    A text and a list of a single text give the same result.
     """
     if isinstance(value, BaseModel):
         rules = rules_of(type(value))
@@ -109,5 +109,5 @@ def _is_idle(rule: Rule | None) -> bool:
 
 
 def unusual(value: object, *usual: str) -> object:
-    """A parameter's value; None, as if it had not been given, where it asks for what happens anyway."""
+    """Return a parameter's value, or None where it only names the default behaviour."""
     return None if value in usual else value

@@ -67,7 +67,7 @@ def custom_function(description: str | None, wanted: CustomFormat | None) -> Jso
 class CustomInput:
     """Input of one call, read while the model writes its arguments.
 
-    It comes as it is written where it is the first of the arguments, and else at the end.
+    It is streamed while the model writes it if it is the first argument, else given at the end.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ _KEPT_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
 DEFAULT_TTL = "30m"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-# Told apart from other answers' by nobody here.
+# Accepted without effect: the server does not use it to tell clients apart.
 ForOpenAI = Annotated[Any, WithoutEffect("only says who asks")]
 ServiceTier = Annotated[Any, WithoutEffect("there is one tier", usual=("auto", "default"))]
 Verbosity = Annotated[Any, WithoutEffect("a hint that no model served here knows", usual=("medium",))]
@@ -72,7 +72,7 @@ class EngineOptions(StrictModel):
 
 
 class RequestFields(StrictModel):
-    """What every route that generates takes, in any dialect."""
+    """Fields common to all generation routes."""
 
     model: str | None = None
     stream: bool | None = None
@@ -90,12 +90,12 @@ class RequestFields(StrictModel):
 
     @property
     def ends_session(self) -> bool:
-        """Whether no later request goes on from this one."""
+        """True if no later request continues this one."""
         return bool(self.radixkv and self.radixkv.session_done)
 
     @property
     def cache_key_hint(self) -> str:
-        """What requests share that come back together; empty: nothing."""
+        """Key shared by related requests; empty: none."""
         return ""
 
     def exchange(
@@ -107,7 +107,7 @@ class RequestFields(StrictModel):
         *,
         operation: str = "chat",
     ) -> Asking:
-        """What the engine shall do: these prompts, which the body calls `param`."""
+        """Return the engine's work for these prompts; `param` names their field in the body."""
         for request in requests:
             request.salt = "" if self.cache_salt is None else check_salt(self.cache_salt)
             request.cache_key_hint = self.cache_key_hint
@@ -124,7 +124,7 @@ class RequestFields(StrictModel):
 
 
 class SamplingFields(RequestFields):
-    """How tokens are chosen."""
+    """Fields of sampling."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -245,7 +245,7 @@ class _Choosables(StrictModel):
 
 
 class ToolChoice(_Choosable, _Choosables):
-    """Which tools an answer calls, as chats or responses have it; `chat.structured` says what may be."""
+    """Choice of the tools that an answer may call, in the form of chats or responses."""
 
     allowed_tools: _Choosables | None = None
 
@@ -266,7 +266,7 @@ def plain_choice(given: str | ToolChoice | None) -> str | dict[str, Any] | None:
 
 
 class PromptCacheOptions(StrictModel):
-    """Which breakpoints a request writes, and for how long; see `apis.common.cache_controls`.
+    """Breakpoints that a request writes, and their TTL; see `apis.common.cache_controls`.
 
     Args:
         prewarm: compute the prompt, for the cache, and generate nothing.
@@ -292,7 +292,7 @@ def kept_s(name: str | None) -> float | None:
 
 
 class CacheFields(StrictModel):
-    """How long a prompt is to stay in the prefix cache, and which prompts belong together."""
+    """Fields of the prefix cache: retention of the prompt, and the key of related prompts."""
 
     prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -314,7 +314,7 @@ class CacheFields(StrictModel):
 
     @property
     def is_explicit(self) -> bool:
-        """Whether nothing is to stay cached but what breakpoints on parts say."""
+        """True if only the parts up to breakpoints stay cached."""
         return self.prompt_cache_options is not None and self.prompt_cache_options.mode == "explicit"
 
     @property
@@ -348,7 +348,7 @@ class PrewarmFields(CacheFields):
 
     @property
     def prewarms(self) -> bool:
-        """Whether the prompt is only to be computed, for the cache."""
+        """True if the request only fills the cache and generates nothing."""
         options = self.prompt_cache_options
         return self.generate is False or bool(options is not None and options.prewarm)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields by which clients of chat and text completions say what an answer must look like.
+"""Fields by which clients of chat and text completions constrain an answer's format.
 
 `response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older names;
 `regex`, `ebnf` and `json_schema` are SGLang's, `json_schema` and `grammar` llama.cpp's.
@@ -28,7 +28,7 @@ _PLAIN = {"regex": "regex", "json_schema": "json", "ebnf": "ebnf", "grammar": "e
 
 
 class SchemaFields(StrictModel):
-    """What a JSON Schema comes with; checked where the grammar is made."""
+    """JSON Schema with its name and options; the schema is checked when its grammar is compiled."""
 
     name: Any = None
     description: Any = None
@@ -70,7 +70,7 @@ class GrammarFields(StrictModel):
 
     @functools.cached_property
     def wanted_grammar(self) -> tuple[StructuredOutputs, str] | None:
-        """What the answer must look like, and the name of the field that says so; None: anything.
+        """Return the constraint on the answer and the name of its field, or None without one.
 
         Raises:
             ApiError: a bad grammar, or several.

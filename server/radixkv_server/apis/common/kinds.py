@@ -19,13 +19,13 @@ from radixkv_server.http.body import ParamError
 
 @dataclass(frozen=True, slots=True)
 class ByType:
-    """Marks a union of models, or one alone: each has a `type` that is a literal, or several.
+    """Marker of a model or a union of models, each with one or more literal values of `type`.
 
     Args:
-        what: the object is, in the message about one without a type.
-        refusal: the message about another type, given it and those that are known.
-        code: of the error about another type.
-        untyped: finds the type of an object that says none; None: it needs one.
+        what: noun for the object in the message about a missing type.
+        refusal: makes the message about an unknown type from it and the known types.
+        code: error code for an unknown type.
+        untyped: finds the type of an object without one; None: the type is required.
     """
 
     what: str

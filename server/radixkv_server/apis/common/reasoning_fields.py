@@ -38,7 +38,7 @@ class ReasoningSetting(StrictModel):
 
 
 class ReasoningFields(StrictModel):
-    """How to think, and where its text goes."""
+    """Fields of reasoning: effort, budget, and the place of its text."""
 
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
@@ -107,7 +107,7 @@ class ReasoningFields(StrictModel):
 
     @property
     def reasoning_place(self) -> ReasoningPlace:
-        """Where the answer has its reasoning."""
+        """Place of the reasoning in the answer."""
         if self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude):
             return "hidden"
         return "in_content" if self.separate_reasoning is False else "apart"

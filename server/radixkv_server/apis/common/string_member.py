@@ -28,7 +28,7 @@ class StringMember:
         self._is_over = False
 
     def push(self, text: str) -> str:
-        """What a further piece of the object adds to the value. O(len(text)), once the value has begun."""
+        """Return the text that a further piece adds to the value. O(len(text)), once the value has begun."""
         if self._is_over:
             return ""
         self._held += text

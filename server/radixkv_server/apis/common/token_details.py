@@ -21,7 +21,7 @@ from radixkv_server.http.body import StrictModel
 
 
 class TextOffsets:
-    """Where each token begins in the text of its choice, in characters.
+    """Offsets at which tokens begin in the text of their choice, in characters.
 
     A token inside a character begins where the character does: its text appears with its last token.
 
@@ -41,10 +41,10 @@ class TextOffsets:
 
 
 class ContentTokens:
-    """The tokens that the content of one answer is made of, found by where they stand in its text.
+    """Tokens of an answer's content, found by their offsets in its text.
 
-    Tokens of reasoning, of tool calls and of marks are none of them, nor is what ended the answer or adds
-    nothing to its text. A stream may tell a token's text later than it has the token.
+    Left out are tokens of reasoning, tool calls and marks, and tokens that end the answer or add no text. A
+    stream may have a token before it has the token's text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
@@ -71,7 +71,7 @@ class ContentTokens:
                 self._waiting.append((start, start + 1, entry))  # the character comes with a later token
 
     def take(self, event: ContentDelta) -> list[TokenLogprobs]:
-        """Those of a piece of content that no piece before has had. O(tokens up to there)."""
+        """Return the logprobs of a piece of content, without any returned before. O(tokens up to there)."""
         end = event.start + len(event.text)
         taken = []
         while self._waiting and self._waiting[0][0] < end:
@@ -215,7 +215,7 @@ class TokenDetails:
         return details
 
     def of_answer(self, ids: Sequence[int]) -> Json:
-        """`token_ids`, those that end the answer included."""
+        """Return `token_ids`, including the tokens that end the answer."""
         return {"token_ids": ids} if self._with_ids else {}
 
 

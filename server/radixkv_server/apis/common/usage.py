@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the usage several APIs say alike: what the cache did for the prompts."""
+"""Details of the usage that several APIs share: the cache's work for the prompts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def usage_details(usage: Usage) -> Json:
-    """What the cache did for the prompts: tokens found, written and pinned, and why others were not found.
+    """Return the cache's work for the prompts: tokens found, written and pinned, and reasons for misses.
 
-    `cache_miss` is one object per prompt, in order (a single one not in a list). It says nothing of what
-    other requests' prompts contain.
+    `cache_miss` is an object per prompt, in order (a single one not in a list). It reveals nothing of the
+    contents of other requests' prompts.
     """
     misses = [miss_json(*miss) for miss in usage.misses]
     details: Json = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
@@ -41,7 +41,7 @@ def tier_details(usage: Usage) -> Json:
 
 
 def miss_json(report: MissReport, hint: str | None) -> Json:
-    """The reason, the position of the first token that was not found, and what is known of its cause."""
+    """Return the reason for a miss, the position of the first missing token, and the known cause."""
     miss: Json = {"reason": report.reason}
     if report.tier is not None:
         miss["tier"], miss["tier_tokens"] = report.tier, report.num_tier_tokens

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What llama.cpp's clients ask of a server beside OpenAI's routes."""
+"""Routes that llama.cpp's clients need beside OpenAI's."""

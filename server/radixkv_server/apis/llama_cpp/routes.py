@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp's small routes: what the server is, a chat as text, and names of other routes."""
+"""llama.cpp's small routes: properties of the server, a rendered chat, and aliases of other routes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ router = APIRouter()
 
 @router.get("/props")
 async def props(request: Request) -> Response:
-    """What the server is: defaults of its sampling, its context, its slots, the chat template.
+    """Return the server's properties: sampling defaults, context length, slots, chat template.
 
-    Of what runs it tells nothing.
+    Running requests are not shown.
     """
     context = context_of(request)
     engine, facts = context.engine, context.engine.tokenizer.facts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bodies of Ollama's routes to what the engine shall do, over the path of chat completions."""
+"""Parser of Ollama's routes: turns bodies into engine requests by way of chat completions."""
 
 from __future__ import annotations
 

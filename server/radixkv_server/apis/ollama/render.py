@@ -59,11 +59,11 @@ def timestamp() -> str:
 
 @dataclass(eq=False)
 class OllamaRenderer(Renderer):
-    """One answer.
+    """Renderer of a single answer.
 
     Args:
-        is_chat: of /api/chat; False: of /api/generate.
-        remember: called with the key and the arguments of every call.
+        is_chat: True for /api/chat, False for /api/generate.
+        remember: called with the key and the arguments of each call.
     """
 
     model: str

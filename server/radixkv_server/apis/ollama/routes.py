@@ -58,7 +58,7 @@ async def _respond(request: Request, kind: type[OllamaChatRequest | OllamaGenera
 
 @router.post("/api/show")
 async def ollama_show(request: Request) -> Response:
-    """Tell what is known of a model: its template, its context, and what it can do."""
+    """Return a model's template, context length and capabilities."""
     context = context_of(request)
     body = await context.bodies.read(request, OllamaModelRequest, context.max_body_bytes())
     name = body.model or body.name
@@ -108,7 +108,7 @@ async def ollama_ps(request: Request) -> Response:
 
 @router.head("/")
 async def ollama_alive() -> Response:
-    """Tell Ollama's clients that a server is there: what they ask first."""
+    """Answer the first request of Ollama's clients: whether a server runs."""
     return Response()
 
 

@@ -30,7 +30,7 @@ _SAMPLING = {
 
 
 class OllamaOptions(StrictModel):
-    """How tokens are chosen; what concerns the loading of a model changes nothing."""
+    """Options of sampling; options of model loading have no effect."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bodies of the OpenAI routes to what the engine shall do, and how its answer will be said."""
+"""Parser of the OpenAI routes: turns a body into engine requests and a renderer of the answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def parse_chat(
 
 
 def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
-    """What a chat is compared by. O(its text)."""
+    """Return the parts by which chats are compared. O(text)."""
     names = [name for name in GrammarFields.model_fields if name != "response_format"]
     answer = body.response_format
     return RequestParts(
@@ -130,7 +130,7 @@ async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> li
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:
-    """How many alternatives of each prompt token are to be told; None: not even its own logprob."""
+    """Return the number of alternatives per prompt token; None: no logprobs of the prompt."""
     wanted = (body.prompt_logprobs, body.logprobs if body.echo else None)
     return max((number for number in wanted if number is not None), default=None)
 

@@ -45,7 +45,7 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all chunks of an answer have in common."""
+    """Fields common to all chunks of an answer."""
 
     id: str
     object: str
@@ -87,7 +87,7 @@ class _ChunkWriter:
         self._with_chunks = body.wants_usage_with_chunks
 
     def event(self, choice: Json, usage: Usage, **more: Any) -> bytes:
-        """A choice, what has been used so far, all choices together, and what else is to be said."""
+        """Frame a chunk with a choice, the usage of all choices so far, and further fields."""
         if self._with_chunks:
             more["usage"] = usage_json(usage)
         elif self._at_the_end:
@@ -107,10 +107,10 @@ class _ChunkWriter:
 
 @dataclass(eq=False)
 class ChatRenderer(Renderer):
-    """Answers of POST /v1/chat/completions: per choice a role, what it says and a finish reason.
+    """Renderer of POST /v1/chat/completions: per choice a role, its content and a finish reason.
 
     Args:
-        remember: called with the id and the arguments of every call of a custom tool.
+        remember: called with the id and the arguments of each call of a custom tool.
     """
 
     body: ChatCompletionRequest
@@ -138,7 +138,7 @@ class ChatRenderer(Renderer):
         return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosed(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        # What is to be said of the prompt comes once, with the first chunk.
+        # Fields about the prompt come once, with the first chunk.
         is_first = not self._begun
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}

@@ -67,7 +67,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
-    """One model; names may hold slashes."""
+    """Return a model; names may contain slashes."""
     context, caller = context_of(request), record_of(request.scope).caller
     context.adapter_name(model, caller)
     return json_response(await _model_card(context, context.resolve_model(model)))

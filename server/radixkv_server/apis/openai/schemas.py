@@ -59,7 +59,7 @@ class CompletionRequest(CommonFields):
 
     @property
     def prompt_only(self) -> bool:
-        """Whether the prompt is only to be computed: for the cache, or with `echo` for its logprobs."""
+        """True if only the prompt is computed: for the cache, or with `echo` for its logprobs."""
         return self.max_tokens == 0
 
     @property

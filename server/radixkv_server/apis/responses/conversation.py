@@ -100,7 +100,7 @@ def plain_items(given: Sequence[Any], found: Mapping[str, Json], owner_id: str, 
 def chat_of(
     context: ServerContext, body: ResponsePromptFields, items: Sequence[Json], tools: Toolbox, caller: Tenant
 ) -> Chat:
-    """Make the chat of a conversation's items; those that a compaction replaced are left out."""
+    """Make the chat of a conversation's items, without items that a compaction replaced."""
     items = since_compaction(items)
     options = template_options(context, body.chat_template_kwargs, body.chat_template)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))

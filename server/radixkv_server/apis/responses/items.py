@@ -162,7 +162,7 @@ class ItemReference(_Item):
     id: Id
 
 
-#: Types of items -> what a client can do instead.
+#: Types of refused items -> advice to the client.
 _INSTEAD = {
     "configuration_update": "send `reasoning` and `text` as fields of each request",
     "mcp_tool_listing": "the tools of an MCP server are listed by an item of type 'mcp_list_tools'",

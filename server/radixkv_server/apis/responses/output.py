@@ -260,7 +260,7 @@ class CompactedItems(OutputItems):
     _text = _thoughts = ""
 
     def add(self, event: AnswerEvent, logprobs: list[Json]) -> Events:
-        """Collect what the model wrote; calls of tools are no part of a summary."""
+        """Collect the model's text; tool calls do not belong to a summary."""
         if isinstance(event, ContentDelta):
             self._text += event.text
         elif isinstance(event, ReasoningDelta):

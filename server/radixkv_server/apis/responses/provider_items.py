@@ -110,7 +110,7 @@ class ProviderItem(StrictModel):
         return self
 
     def plain(self, item_id: str) -> Json:
-        """Return the item as it is stored: all that it came with, under its id."""
+        """Return the item in its stored form: all fields received, under its id."""
         fields = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         return {"type": self.type, **fields, "id": item_id}
 

@@ -111,7 +111,7 @@ async def load(request: Request) -> Response:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
-    """What the model's tokenizer_config.json says, with the chat template."""
+    """Return the model's tokenizer_config.json, with the chat template."""
     engine = context_of(request).engine
     return json_response({**engine.tokenizer.facts, "model_max_length": engine.limits.context_length})
 
