@@ -72,7 +72,7 @@ def create_app(
     """An ASGI app that serves `engine`. The caller keeps the engine and closes it after the app.
 
     Args:
-        apis: what it speaks; one of them has the dialect of `/`.
+        apis: APIs to serve; one of them has the dialect of `/`.
 
     Raises:
         ConfigError: an API key or the keys file is malformed, or a key is given to two tenants; the
@@ -100,7 +100,7 @@ def create_app(
 
 @contextlib.asynccontextmanager
 async def _running(context: ServerContext) -> AsyncIterator[None]:
-    """What is to be done before the first request, beside all of them, and after the last one."""
+    """Run start-up work, background tasks and shutdown around the app's requests."""
     await context.tenants.apply_quotas(context.engine.cache)
     probe = asyncio.create_task(context.metrics.probe_event_loop())
     try:
@@ -117,7 +117,7 @@ async def _running(context: ServerContext) -> AsyncIterator[None]:
 
 
 def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) -> None:
-    """What every request passes on its way to a route. The last one added is the outermost."""
+    """Add the middlewares that every request passes. The last one added is the outermost."""
     settings, dialects = context.settings, dialects_of(apis)
     routes = [
         route for api in apis for route in api.router.routes if getattr(route, "path", "") in api.generating
@@ -182,7 +182,7 @@ def _hears_hangups(settings: ServerSettings) -> bool:
 
 
 def dialects_of(apis: Sequence[Api]) -> Dialects:
-    """Which path speaks which dialect."""
+    """Return the dialects of paths."""
     return Dialects({prefix: dialect for api in apis for prefix, dialect in api.dialects.items()})
 
 
@@ -256,7 +256,7 @@ def serve_engine(
     on_ready: OnReady | None = None,
     sock: socket.socket | None = None,
 ) -> None:
-    """Serve a loaded engine until SIGINT or SIGTERM, finish what is running, and close the engine.
+    """Serve a loaded engine until SIGINT or SIGTERM, finish running requests, and close the engine.
 
     Args:
         on_ready: called with host and port once requests are accepted.
@@ -275,7 +275,7 @@ async def _serve_and_close(
     server: HttpServer, sock: socket.socket, engine: EngineClient, settings: ServerSettings
 ) -> None:
     try:
-        # Once more by the app when it starts; here, so that what is wrong is an error of ours, not uvicorn's.
+        # The app does so again at its start; here a mistake is reported as our error, not uvicorn's.
         await TenantRegistry(settings).apply_quotas(engine.cache)
         await server.serve(sockets=[sock])
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ServerContext: what the routes of one app share."""
+"""ServerContext: objects shared by the routes of an app."""
 
 from __future__ import annotations
 
@@ -103,23 +103,23 @@ class ServerContext:
         )
 
     def drain(self) -> None:
-        """The server is about to end: take no more requests, finish those that run."""
+        """Begin the shutdown: refuse new requests, finish running ones."""
         self.is_draining = True
 
     def check_serving(self) -> None:
-        """Whether the server goes on; what has no end of its own asks this now and then.
+        """Check that the server goes on; streams without an end of their own call this regularly.
 
         Raises:
-            ApiError: 503; the server is about to end.
+            ApiError: 503 if the server is shutting down.
         """
         if self.is_draining:
             raise shutting_down()
 
     def check_admission(self) -> None:
-        """Whether a request to generate may begin.
+        """Check that a generation request may begin.
 
         Raises:
-            ApiError: 503; the server is about to end.
+            ApiError: 503 if the server is shutting down.
             EngineOverloadedError: the engine's queue is full.
         """
         self.check_serving()
@@ -151,7 +151,7 @@ class ServerContext:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests should be sent here."""
+        """True if requests should be sent to this server."""
         return self.engine.is_healthy and not self.is_draining
 
     def max_body_bytes(self, num_prompts: int = 1) -> int:

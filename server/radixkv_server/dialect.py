@@ -27,11 +27,11 @@ ITEMS_IN_A_PIECE = 64
 
 
 class Dialect(Protocol):
-    """What differs between APIs outside of their routes."""
+    """Differences between APIs outside of their routes."""
 
     @property
     def ping(self) -> bytes:
-        """What a stream with nothing to say sends, so that nobody gives it up."""
+        """Return the frame that keeps an idle stream from timing out."""
 
     def error_body(self, error: ApiError, request_id: str | None) -> Json:
         """The body of an error's answer; `request_id` is None where the request could not be read."""
@@ -40,13 +40,13 @@ class Dialect(Protocol):
         """An error inside a stream that has begun, framed; nothing follows it."""
 
     def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
-        """Headers that tell a caller what is left of its limits."""
+        """Return headers that tell a caller the remainders of its limits."""
 
 
 def dump(value: Any) -> bytes:
     """Return compact JSON as UTF-8, by pydantic's encoder: a quarter of the time of the standard library's.
 
-    What is told may repeat text of any origin: lone surrogates, which have no UTF-8, are replaced by U+FFFD.
+    Values may contain text of any origin: lone surrogates, which have no UTF-8, are replaced by U+FFFD.
     """
     try:
         return to_json(value)
@@ -81,15 +81,15 @@ def _pieces(value: Any, levels: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API of the server: its routes, and the dialect of all that is at or below a path.
+    """API of the server: its routes, and the dialect of paths below a prefix.
 
     Args:
         dialects: path prefix -> dialect, as `{"/v1/messages": ...}`. The longest prefix that ends where a
-            segment of the path does has its say; `/` is the dialect of everything else.
+            segment of the path does applies; `/` is the dialect of everything else.
         bodies: operation (`POST /v1/messages`) -> the model of its body, for the OpenAPI document.
         queries: operation -> names of its query parameters, likewise.
-        open_paths: paths that need no key: they tell nothing of anybody's requests.
-        generating: paths, without parameters, whose POSTs begin to generate: refused while there is no room.
+        open_paths: paths that need no key, as they reveal nothing of anybody's requests.
+        generating: paths, without parameters, whose POSTs generate: refused while the queue is full.
     """
 
     router: APIRouter
@@ -101,7 +101,7 @@ class Api:
 
 
 class Dialects:
-    """Which dialect a path speaks.
+    """Dialects by path.
 
     Args:
         by_prefix: as `Api.dialects`; `/` must be among them.

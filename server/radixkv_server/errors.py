@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ApiError: an error with all that its HTTP answer needs, and what radixkv's exceptions become.
+"""ApiError: an error with the contents of its HTTP answer, and its conversion from radixkv's exceptions.
 
-What the answer's body looks like is the dialect's (see `radixkv_server.dialect`).
+The dialect decides the form of the answer's body (see `radixkv_server.dialect`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the server's log is written: lines of text, or of JSON for machines."""
+"""Formats of the server's log: lines of text, or of JSON for machines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FORMATS = ("text", "json")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: `time` (UTC), `level`, `logger`, `message`, and what the access log knows.
+    """Formatter of JSON lines: `time` (UTC), `level`, `logger`, `message`, and the access log's fields.
 
-    An attribute `fields` of a log record, a mapping, is joined in; a traceback is `error`.
+    The attribute `fields` of a log record, a mapping, is merged in; a traceback becomes `error`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

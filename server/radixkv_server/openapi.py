@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document of what an app serves, made of the very models that check the bodies.
+"""OpenAPI document of an app, made from the same models that check the bodies.
 
-Routes read their bodies by hand, so each `Api` names the models. A model's schema says less than its
-validators check, never more: what it allows may still get a 400 that names the field.
+Routes read their bodies by hand, so each `Api` names the models. A model's schema is looser than its
+validators, never stricter: a body that it allows may still get a 400 that names the field.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 
 
 class _TokenizerAlone:
-    """An engine of which there is nothing but the tokenizer."""
+    """Stand-in for an engine that has only a tokenizer."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -98,7 +98,7 @@ class ServedModelCoding:
         return self.context.engine.tokenizer.token_bytes(unit)
 
     async def _ids(self, record: Record) -> tuple[list[int], list[list[int]]]:
-        """Tokens of the prompt, and those that were computed of each answer."""
+        """Return tokens of the prompt, and the computed tokens of each answer."""
         answers = [answer for answer in (record.answer, *record.other_answers) if answer]
         if record.dialect == "completions":
             return await self._completion(record), [self._cut(self._text_of(one), record) for one in answers]
@@ -144,9 +144,9 @@ class ServedModelCoding:
         return self._encode("".join(block.text for block in answer))
 
     def _cut(self, ids: list[int], record: Record) -> list[int]:
-        """Without what was not computed: the last token, and all that templates write after an answer.
+        """Drop tokens that were not computed: the last one, and any that templates write after an answer.
 
-        How many there were is told by the usage, if it is of one answer; else by where the answer ends.
+        The usage gives their number for a single answer, else the end of the answer's text does.
         """
         reported = record.usage.output
         if reported is not None and not record.other_answers:
@@ -181,7 +181,7 @@ def _arguments(text: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What a refusal names, without what it quotes of the body."""
+    """Return a refusal's message without its quotes of the body."""
     param = getattr(error, "param", None)
     code = getattr(error, "code", None)
     return " ".join(str(part) for part in (param, code) if part) or type(error).__name__

@@ -149,7 +149,7 @@ def _join_servers(path: str) -> tuple[int, str]:
 
 
 class _Connection:
-    """One connection to the file, and the thread that uses it.
+    """Connection to the file, with the thread that uses it.
 
     Args:
         name: purpose, for the thread's name.

@@ -57,20 +57,20 @@ class ResponseStore(Protocol):
         """Return the tenant's entry and count it as used now; None: there is none."""
 
     async def update(self, tenant: str, key: str, change: Change) -> bytes | None:
-        """Replace the tenant's entry by what `change` makes of it, in one transaction.
+        """Replace the tenant's entry by the result of `change`, in a single transaction.
 
         Returns:
             The new bytes; None: there is no such entry.
 
         Raises:
-            StoreError: the new bytes are more than a tenant may have; the entry stays as it is.
+            StoreError: the new bytes exceed the tenant's limit; the entry stays unchanged.
         """
 
     async def delete(self, tenant: str, key: str) -> bool:
         """Forget the tenant's entry; False: there was none."""
 
     async def close(self) -> None:
-        """Write what is not written yet; the store is not used again."""
+        """Write all pending changes; the store can't be used afterwards."""
 
 
 class MemoryStore:

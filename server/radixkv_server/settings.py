@@ -27,64 +27,64 @@ IMAGES = ("auto", "placeholder", "refuse")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How the HTTP server listens, whom it lets in and how much it takes from one client.
+    """Settings of the HTTP server: address, access, and limits per client.
 
     Args:
         host: address to listen on; a name is resolved once.
         port: TCP port; 0 picks a free one.
         api_keys: `KEY` or `NAME=KEY` each, of users. Keys with the same name share one namespace of the
-            prefix cache, so a key can be rotated without losing what is cached. Without any key, neither of
-            users nor of admins, none is asked for, and everybody is an admin.
-        admin_keys: as `api_keys`, of admins, who may look at and change what belongs to others or to all.
+            prefix cache, so a key can be rotated without losing cached prefixes. Without any key, neither of
+            users nor of admins, none is required, and everybody is an admin.
+        admin_keys: as `api_keys`, of admins, who may see and change settings and entries of all tenants.
         keys_file: TOML that names tenants with their keys (hashed), limits and quotas; read again at SIGHUP.
         served_model_names: names that clients may use; empty: the model's own name.
-        allowed_hosts: names accepted in the Host header besides the address listened on; `*` accepts all.
+        allowed_hosts: names accepted in the Host header besides the listening address; `*` accepts all.
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
         max_body_bytes: largest request body.
         max_header_bytes: largest request line plus headers.
         max_json_depth: deepest nesting of arrays and objects in a body.
         max_json_parts: most arrays, objects and members of objects in a body.
-        unknown_fields: what to do with fields that no API of this server knows: `refuse` the request, or
-            leave them out and `warn` in the answer's `warning` header.
-        images: what to do with images, files and sounds in messages, which the model can't see: `placeholder`
+        unknown_fields: handling of fields that no API of this server knows: `refuse` the request, or ignore
+            them and `warn` in the answer's `warning` header.
+        images: handling of images, files and sounds in messages, which the model can't see: `placeholder`
             shows it a short text in their place, `refuse` refuses the request, `auto` refuses them in the
-            user's latest words, and replaces them in what came before and in results of tools.
+            user's latest message, and replaces them in earlier messages and in results of tools.
         max_messages: most messages in a chat.
-        max_prompts: most prompts in one completions request.
-        max_samples: most samples (prompts x best_of) in one request.
+        max_prompts: most prompts in a completions request.
+        max_samples: most samples (prompts x best_of) in a request.
         header_timeout_s: time a client has to send a request's headers.
         body_timeout_s: time a client has to send a request's body.
         keep_alive_s: how long an idle connection stays open.
         slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
-        ping_interval_s: a stream with nothing to say sends an SSE comment this often.
-        shutdown_delay_s: how long the server still listens after SIGTERM, not ready and answering 503 to new
-            requests, so that load balancers see it before connections are refused.
-        shutdown_grace_s: how long running requests may go on after SIGTERM or SIGINT.
-        chat_format: how the model writes reasoning and tool calls: `auto` (by its chat template), `hermes`,
+        ping_interval_s: interval at which an idle stream sends an SSE comment.
+        shutdown_delay_s: time after SIGTERM in which the server still listens, not ready and answering 503 to
+            new requests, so that load balancers notice before connections are refused.
+        shutdown_grace_s: time that running requests have after SIGTERM or SIGINT.
+        chat_format: format of reasoning and tool calls in answers: `auto` (by its chat template), `hermes`,
             `smollm2`, `smollm3`, `llama3`, `mistral`, `mistral-args`, `deepseek`, `harmony`, or `plain`
             (all text is content).
-        normalize_clients: `on`: what clients write about themselves into prompts (Claude Code's billing
-            header) is held constant, so that the rest is found in the cache; `off`: it stays as it is.
+        normalize_clients: `on`: hold text of clients about themselves in prompts (Claude Code's billing
+            header) constant, so that the rest is found in the cache; `off`: leave it unchanged.
         canonical_tools: show models the tools sorted by name, and the keys of their schemas sorted, so that
             clients that list them in changing orders find them in the cache.
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
-        structured_additional_properties: whether objects of a JSON Schema that lists properties and says
-            nothing of others may have others: `closed`, or `open`, as JSON Schema has it. Closed under
-            `strict`, and for tools without properties, in any case.
-        response_store: file that keeps the answers of the Responses API, for `previous_response_id` and
-            retrieval; None: memory does.
-        max_stored_responses: most of them of one tenant; the least recently used ones are forgotten.
-        max_stored_bytes: most bytes of one tenant's.
-        max_background_responses: most unfinished responses in the background of one tenant.
-        max_websockets: most open WebSockets of one tenant.
-        background_timeout_s: longest time of a response in the background, its wait in the queue included.
+        structured_additional_properties: default of `additionalProperties` for objects of a JSON Schema that
+            lists properties: `closed`, or `open`, JSON Schema's own default. Always closed under `strict` and
+            for tools without properties.
+        response_store: file for stored answers of the Responses API, for `previous_response_id` and
+            retrieval; None: they are kept in memory.
+        max_stored_responses: most stored responses of a tenant; the least recently used ones are dropped.
+        max_stored_bytes: most bytes of a tenant's stored responses.
+        max_background_responses: most unfinished background responses of a tenant.
+        max_websockets: most open WebSockets of a tenant.
+        background_timeout_s: longest time of a background response, including its wait in the queue.
         console: serve the console, a page that shows the cache, at `/`.
         access_log: one line per request.
-        otlp_traces_endpoint: where OpenTelemetry traces go (OTLP over HTTP); None: nowhere.
+        otlp_traces_endpoint: address that OpenTelemetry traces go to (OTLP over HTTP); None: none.
         log_format: `text`, or `json`: an object a line.
         log_level: `debug`, `info`, `warning` or `error`; None: `info`, or `debug` with `radixkv --verbose`.
-        vllm_metrics: `/metrics` has the figures under vLLM's names, too.
+        vllm_metrics: give metrics at `/metrics` under vLLM's names, too.
 
     Raises:
         ConfigError: a value is out of range; names the setting, the value and the range.
@@ -194,17 +194,17 @@ class ServerSettings:
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether nobody is let in without a key."""
+        """True if every client needs a key."""
         return bool(self.api_keys or self.admin_keys or self.keys_file)
 
     @property
     def closes_objects(self) -> bool:
-        """Whether objects have no properties but those that a schema lists, if it says nothing of others."""
+        """True if schemas without `additionalProperties` allow listed properties alone."""
         return self.structured_additional_properties == "closed"
 
     @property
     def has_several_tenants(self) -> bool:
-        """Whether there are several, or may be: those of a keys file come and go."""
+        """True if there are several tenants, or a keys file may add some."""
         names = {parse_api_key(text).tenant.name for text in self.api_keys + self.admin_keys}
         return len(names) > 1 or self.keys_file is not None
 
@@ -230,12 +230,12 @@ def make_settings(
     api_key_file: str | None = None,
     **options: Any,
 ) -> ServerSettings:
-    """Settings from what a command line gives: None stands for the default.
+    """Make settings from options of a command line; None stands for the default.
 
     Args:
-        api_keys: `KEY` or `NAME=KEY` each; without any, nor a file: those in the environment variable
-            RADIXKV_API_KEY.
-        admin_keys: likewise, from RADIXKV_ADMIN_KEY.
+        api_keys: `KEY` or `NAME=KEY` each; without any, and without a file, the environment variable
+            RADIXKV_API_KEY is read.
+        admin_keys: likewise, with RADIXKV_ADMIN_KEY.
         api_key_file: file with further `api_keys`, one a line.
         options: further fields of ServerSettings.
 

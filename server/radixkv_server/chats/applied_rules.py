@@ -12,7 +12,7 @@ logger = logging.getLogger("radixkv.server")
 
 
 def in_words(rule: ClientRule) -> str:
-    """What a rule did, for people."""
+    """Describe the effect of a rule, for people."""
     return f"{rule.what}, which {rule.client} writes at the head of the system prompt, is held constant"
 
 

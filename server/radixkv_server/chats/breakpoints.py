@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breakpoints: `cache_control` in a chat, and which tokens of its prompt are to be pinned.
+"""Breakpoints: `cache_control` in a chat, and the tokens of its prompt to pin.
 
-A breakpoint stands after a block of a conversation, and means all of the prompt up to there, in tokens. No
-template says where a block of its input ended, so it is asked: the chat is rendered again, with something
-else right after the breakpoint, and as little as will do after it. What both prompts have in common is the
-prefix.
+A breakpoint stands after a block of a conversation, and covers the whole prompt up to there, in tokens.
+Templates do not report where a block of their input ends in the output, so a second rendering finds out: it
+has another text right after the breakpoint, and as little as possible after that. The common prefix of both
+prompts is the prefix of the breakpoint.
 
     prompt:   <|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user\\nHello<|im_end|>\\n...
     changed:  <|im_start|>system\\nBe brief.0 another text<|im_end|>\\n<|im_start|>user\\n0<|im_end|>\\n...
     prefix:   <|im_start|>system\\nBe brief.
 
-That holds for every template, wherever it puts what, and is exact: what comes after the breakpoint could not
-change these tokens. It costs one rendering of what is before it, off the event loop where that is long.
+This holds for every template, in whichever order it prints its input, and is exact: text after the breakpoint
+did not change these tokens. It costs a rendering of the text before it, off the event loop if that is long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OTHER_TOOL = {"type": "function", "function": {"name": "~another_tool", "parame
 
 
 class CacheControl(StrictModel):
-    """What a block says: keep the prompt up to here for `ttl` after each use."""
+    """Request of a block: keep the prompt up to here for `ttl` after each use."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -69,14 +69,14 @@ def check_breakpoints(controls: Sequence[CacheControl]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Where a breakpoint stands in a converted chat.
+    """Place of a breakpoint in a converted chat.
 
     Args:
-        ttl: seconds.
-        tool: after the tool of this index; None: in a message.
-        message: in the message of this index,
-        chars: after so many characters of its content,
-        call: or after the tool call of this index.
+        ttl: time to keep the prefix, in seconds.
+        tool: index of the tool before it; None: it is in a message.
+        message: index of its message.
+        chars: number of characters of the message's content before it.
+        call: index of the tool call before it, instead of `chars`.
     """
 
     ttl: float
@@ -89,14 +89,14 @@ class Breakpoint:
 async def prefix_pins(
     context: ServerContext, chat: Chat, breakpoints: Sequence[Breakpoint], prompt: EncodedTokens
 ) -> tuple[PrefixPin, ...]:
-    """The prefixes that the breakpoints of a chat mean, shortest first.
+    """Return the prefixes of a chat's breakpoints, shortest first.
 
     Args:
-        chat: as it was rendered.
-        breakpoints: in the messages that its `convert` gives.
-        prompt: its prompt.
+        chat: the rendered chat.
+        breakpoints: places in the messages that the chat's `convert` returns.
+        prompt: the chat's prompt.
 
-    A breakpoint after something that the template leaves out means nothing.
+    A breakpoint after text that the template leaves out has no effect.
     """
     lengths: dict[int, float] = {}
     for breakpoint in breakpoints:
@@ -128,7 +128,7 @@ def _change(message: Message, breakpoint: Breakpoint) -> Message:
     if breakpoint.call is None:
         text = message["content"]
         before, after = text[: breakpoint.chars], text[breakpoint.chars :]
-        # What the message thinks stands before its content, what it calls after it.
+        # Reasoning stands before the content, tool calls after it.
         return {**message, **_stubbed_calls(message), "content": before + _mark(before, after) + _OTHER_TEXT}
     calls = message["tool_calls"][: breakpoint.call + 1]
     function = calls[-1]["function"]

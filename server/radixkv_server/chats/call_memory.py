@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CallMemory: the exact JSON text of tool calls that were answered, for APIs whose clients send objects back.
 
-The prompt of the next turn holds the arguments again. Only if they are the very text that the model wrote,
-spaces included, do they make the tokens that the cache has; an API that gives arguments as parsed JSON
-loses that text on the way to the client and back. It is worth as much as what is cached: like that it is
-bounded, each tenant's own, and lost with the process.
+The prompt of the next turn contains the arguments again. They give the tokens in the cache only if they are
+exactly the text that the model wrote, spaces included; an API that gives arguments as parsed JSON loses that
+text on the way to the client and back. Like the cache, this memory is bounded, separate for each tenant, and
+lost with the process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from radixkv.text.json_text import read_json_text
 
-#: What a call was answered with: its id, and the text of its arguments.
+#: Called with the id of an answered call and the text of its arguments.
 Remember = Callable[[str, str], None]
-#: Arguments of a call that a client sends back, from its id and what the client makes of them.
+#: Returns arguments of a call that a client sends back, from its id and the client's version of them.
 Recall = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 # Characters of arguments and ids kept for one tenant, and tenants: the least recently used go.
 MAX_CHARS = 1024 * 1024
 MAX_TENANTS = 64
-# What one entry takes besides its characters.
+# Cost of an entry besides its characters.
 _ENTRY_CHARS = 200
 
 
@@ -59,7 +59,7 @@ class CallMemory:
 
 
 class _Texts:
-    """One tenant's texts, least recently used first."""
+    """Texts of a tenant, least recently used first."""
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, str] = OrderedDict()
@@ -87,7 +87,7 @@ class _Texts:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; true is not 1, but 1.0 is, as in JavaScript."""
+    """Compare two JSON values; true is not 1, but 1.0 is, as in JavaScript."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict):

@@ -67,11 +67,11 @@ JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
 @dataclass(frozen=True, slots=True)
 class InputGrammar:
-    """What the text that a tool takes must look like.
+    """Grammar of the text that a tool takes.
 
     Args:
-        escaped: in Lark, as written inside of a JSON string (`radixkv.grammar.escaped_lark`).
-        param: what the body calls it, for errors.
+        escaped: grammar in Lark for the text inside a JSON string (`radixkv.grammar.escaped_lark`).
+        param: name of the field in the body, for errors.
     """
 
     escaped: str
@@ -83,22 +83,22 @@ class Chat:
     """A conversation to be continued.
 
     Args:
-        source: the messages as JSON-like data, for their size alone.
-        convert: makes of them what chat templates expect: OpenAI's messages, with the arguments of tool calls
-            as objects (`read_json_text` where they come as text, so that they are printed as they were),
-            reasoning as `reasoning_content`, and content as text. Called once, off the event loop where they
-            are long.
-        param: what the body calls the messages, for errors.
+        source: the messages as JSON-like data, used for their size alone.
+        convert: makes the messages that chat templates expect: OpenAI's, with the arguments of tool calls as
+            objects (through `read_json_text` if they come as text, so that they are printed unchanged),
+            reasoning as `reasoning_content`, and content as text. Called once, off the event loop if they are
+            long.
+        param: name of the messages' field in the body, for errors.
         tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
-        unlisted_tools: further ones that may be called; what the prompt says of them is in its messages.
-        tool_choice: `auto`, `none`, `required`, or the name of the one function to call.
-        allowed_tools: names of the only tools that may be called; the prompt shows all. None: all.
-        tool_inputs: name of a tool with no other argument than a text, `input` -> what that must look like.
-        parallel_tool_calls: whether one answer may call more than once.
-        add_generation_prompt: end the prompt where the assistant begins to speak.
+        unlisted_tools: further tools that may be called; messages of the prompt describe them.
+        tool_choice: `auto`, `none`, `required`, or the name of the function to call.
+        allowed_tools: names of the tools that may be called; the prompt shows all. None: all.
+        tool_inputs: name of a tool with a text, `input`, as its only argument -> grammar of that text.
+        parallel_tool_calls: allow several calls in an answer.
+        add_generation_prompt: end the prompt with the assistant's header.
         options: further arguments of the chat template.
-        thinking: wishes about thinking, which become arguments of the template's own.
-        reasoning_place: where the answer has its reasoning.
+        thinking: settings of thinking, which become arguments of the template.
+        reasoning_place: place of the reasoning in the answer.
     """
 
     source: Sequence[Any]
@@ -123,17 +123,17 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat as the model gets it.
+    """Rendered chat.
 
     Attributes:
         ids: the prompt's tokens; their number is not checked.
-        format: how the answer will be written.
-        messages: as the template got them.
-        tools: as they are shown.
-        reasoning_sent: the messages carry the reasoning of earlier turns.
-        client_rule: what held its client's own text constant; None: nothing.
-        ignored: wishes that change nothing with this template, in words.
-        traits: what the template shows.
+        format: format of the answer.
+        messages: messages given to the template.
+        tools: tools in the form that the prompt shows.
+        reasoning_sent: True if the messages carry the reasoning of earlier turns.
+        client_rule: rule that held the client's own text constant; None: none applied.
+        ignored: settings without effect with this template, described for the client.
+        traits: parts of a conversation that the template shows.
     """
 
     ids: Sequence[int] | npt.NDArray[np.int32]
@@ -171,7 +171,7 @@ class AnswerReaders:
         self._called: set[int] = set()
 
     def read(self, delta: OutputDelta) -> list[AnswerEvent]:
-        """What a delta adds to its sample; with the last one, what was held back, too."""
+        """Return the events that a delta adds to its sample; the last delta also releases held back text."""
         parser = self._parsers.get(delta.index)
         if parser is None:
             parser = self._parsers[delta.index] = self._make_parser()
@@ -186,7 +186,7 @@ class AnswerReaders:
         return self._shown(events)
 
     def has_called(self, sample: int) -> bool:
-        """Whether what has been read of a sample has tool calls, the last of them whole."""
+        """Tell whether the text read so far has tool calls, the last of them complete."""
         return sample in self._called
 
     def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
@@ -205,7 +205,7 @@ class AnswerReaders:
 
 
 def _is_cut(ended: OutputDelta | CompletionOutput) -> bool:
-    """Whether a sample ended by what was asked of it, not by itself."""
+    """Tell whether a sample was cut by its parameters instead of ending by itself."""
     return ended.finish_reason == "length" or ended.stop_reason is not None
 
 
@@ -344,16 +344,16 @@ def _grammar(
     closes_objects: bool,
     param: str,
 ) -> tuple[StructuredOutputs | None, GrammarPlaces]:
-    """What the answer must look like, and the fields that it comes from.
+    """Return the constraint on an answer, and the fields that it comes from.
 
     Args:
-        wanted: what the body says of the answer itself.
-        end: how the prompt ends.
+        wanted: the body's constraint on the answer's content.
+        end: end of the prompt.
         closes_objects: see AnswerGrammar.
-        param: what the body calls `wanted`.
+        param: name of `wanted` in the body.
 
     Raises:
-        ApiError: a call is wanted that can't be.
+        ApiError: the required call is impossible.
     """
     allowed = chat.allowed_tools
     tools = () if chat.tool_choice == "none" else chat.callable_tools
@@ -413,7 +413,7 @@ def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
 
 
 def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
-    """Tells what the template or the client did to an earlier turn, where the prompt parts from it."""
+    """Return a function that explains changes by the template or client to an earlier turn."""
 
     def hint(report: MissReport) -> str | None:
         if report.diverged_at is None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which message of a chat a position of its prompt lies in, found by the text around it.
+"""Search for the message of a chat that contains a position of its prompt, by the text around it.
 
-Templates put the text of messages into prompts as it is, but for white space at its ends. So the text on both
-sides of a place is looked for in the messages, whatever the template puts between them:
+Templates put the text of messages into prompts unchanged, but for white space at its ends. The search looks
+in the messages for the text on both sides of a place, whatever the template puts between messages:
 
     the prompt:      <|im_start|>system\\nIt is 08: | 41. Be brief.<|im_end|>\\n<|im_start|>user...
     a message fits:                      It is 08: | 41. Be brief.
 
-It fits if both sides agree up to the ends of the message, or of what is known of the prompt.
+It fits if both sides agree up to the ends of the message, or of the known part of the prompt.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _fit(text: bytes, before: bytes, after: bytes) -> int:
 
 
 def _candidates(text: bytes, before: bytes, after: bytes) -> Iterator[int]:
-    """Places of a text that may be the one: by its ends, if the prompt shows them, or by what is around."""
+    """Yield candidate places in a text: by its ends, if the prompt shows them, or by the text around."""
     shown, middle = before + after, len(before)
     for start in _places(shown, text[: 2 * _PROBE]):
         yield middle - start

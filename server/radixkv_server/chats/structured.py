@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an answer must look like, as clients of several APIs spell it."""
+"""Constraints on answers, in the notations of several APIs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.errors import bad_request
 from radixkv_server.settings import ServerSettings
 
-#: What a JSON Schema may come with; nothing of it but the schema changes what is enforced.
+#: Fields allowed beside a JSON Schema; only the schema itself is enforced.
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
-    """From OpenAI's `{"name", "description", "schema", "strict"}`; strict or not, the schema is enforced.
+    """Read OpenAI's `{"name", "description", "schema", "strict"}`; the schema is enforced, strict or not.
 
     Args:
         param: what the body calls it, for errors.
@@ -49,7 +49,7 @@ def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
 
 
 def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> StructuredOutputs | None:
-    """With what the server says of properties that a schema does not list, where the request does not."""
+    """Apply the server's default for unlisted properties where the request gives none."""
     if wanted is None or wanted.json is None or wanted.disable_additional_properties is not None:
         return wanted
     return replace(wanted, disable_additional_properties=settings.closes_objects)

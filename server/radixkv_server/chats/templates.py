@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model's chat template as the server uses it: what it does with tools, and which format answers have."""
+"""Chat templates in use: their handling of tools, and the format of answers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class KnownTemplate:
 
 
 class ChatTemplates:
-    """What is known of the model's template, and of those that requests bring. Each is probed once.
+    """Traits of the model's template and of templates in requests. Each is probed once.
 
     Args:
-        format_name: of the answers' format, or `auto`.
+        format_name: name of the answers' format, or `auto`.
     """
 
     def __init__(self, tokenizer: TextTokenizer, format_name: str) -> None:
@@ -55,7 +55,7 @@ class ChatTemplates:
         self._known: dict[str | None, KnownTemplate] = {}
 
     async def find(self, template: str | None) -> KnownTemplate:
-        """What is known of a request's own template, or of the model's (None)."""
+        """Return the traits of a request's own template, or of the model's (None)."""
         known = self._known.get(template)
         if known is None:
             known = await off_loop(lambda: self._probe(template))

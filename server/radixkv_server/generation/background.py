@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that go on without their client: generated in tasks of their own, with the events of their streams.
+"""Background answers, which go on without their client: a task each, with the events of their streams.
 
     started --frames--> running --end, error, time--> ended --KEPT_S, or too many bytes--> forgotten
                            `--cancel, shutdown--'
 
-The tasks are among those that the server finishes before it ends, like the requests of its connections.
+The server finishes the tasks before it exits, like the requests of its connections.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Story(Protocol):
 
 
 class BackgroundAnswer:
-    """One answer in the background.
+    """Answer in the background.
 
     Args:
         frames: generates the answer as framed events.
-        usage: tokens of the answer, as they are counted.
+        usage: token counts of the answer, updated while it runs.
         on_end: called once when the answer has ended, with the error that ended it.
 
     Attributes:
         story: the answer itself.
-        events: the events so far; the position of each is its number.
-        num_bytes: their size.
+        events: events so far; the index of each is its number.
+        num_bytes: size of the events.
         ended_at: `time.monotonic` of its end; None while it runs.
     """
 
@@ -142,12 +142,12 @@ class BackgroundAnswer:
 
 
 class Background:
-    """All answers in the background, within bounds of each tenant.
+    """All background answers, bounded for each tenant.
 
     Args:
-        max_running: most answers of one tenant that have not ended.
-        timeout_s: longest time of an answer, its wait in the queue included.
-        tasks: tasks that the server waits for before it ends; those of the answers are added.
+        max_running: most unfinished answers of a tenant.
+        timeout_s: longest time of an answer, including its wait in the queue.
+        tasks: tasks that the server waits for at its shutdown; the answers' tasks are added.
     """
 
     def __init__(self, max_running: int, timeout_s: float, tasks: set[asyncio.Task[Any]]) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One generation route of any API: body in, engine at work, answer or stream out, with everything counted.
+"""Generation route of any API: parses a body, runs the engine, renders and counts the answer or stream.
 
-An API supplies the two ends: `parse`, from its body to an `Asking`, and a `Renderer`, from the engine's
-outputs to its answers. The steps between are common to all APIs. A delta goes through two generators on its
-way to the connection: the engine's and `frames`.
+An API supplies both ends: `parse`, from its body to an `Asking`, and a `Renderer`, from the engine's outputs
+to its answers. The steps between are common to all APIs. A delta passes through two generators on its way to
+the connection: the engine's and `frames`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from radixkv_server.tenants.tenant import Tenant
 
 
 class WholeRenderer(ABC):
-    """How one answer is said that is never streamed."""
+    """Renderer of answers that are never streamed."""
 
     @abstractmethod
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
@@ -49,18 +49,18 @@ class WholeRenderer(ABC):
 
 
 class Renderer(WholeRenderer):
-    """How one answer is said: whole by `answer`, or as it comes by `chunk` and, at the end, `ending`."""
+    """Renderer of answers: whole by `answer`, or streamed by `chunk` and, at the end, `ending`."""
 
     @abstractmethod
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
-        """Framed events for what a step added to a prompt; may be empty. `usage` is what is known so far."""
+        """Frame a step's addition to a prompt; may be empty. `usage` counts the tokens so far."""
 
     @abstractmethod
     def ending(self, usage: Usage) -> bytes:
         """Framed events after the last delta."""
 
     def stream_dialect(self, dialect: Dialect) -> Dialect:
-        """How the stream is framed, and errors in it: by the API's own dialect, if nothing else is said."""
+        """Dialect that frames the stream and errors in it; by default the API's own."""
         return dialect
 
 
@@ -68,7 +68,7 @@ class Generation:
     """The engine's work for one HTTP request, in no dialect.
 
     Attributes:
-        usage: what it used so far.
+        usage: tokens used so far.
     """
 
     def __init__(self, context: ServerContext, record: RequestRecord, exchange: Asking) -> None:
@@ -146,7 +146,7 @@ class Generation:
 
 
 def _has_long_logprobs(request: Request) -> bool:
-    """Whether an answer begins with logprobs of a long prompt."""
+    """Tell whether an answer begins with logprobs of a long prompt."""
     return request.params.prompt_logprobs is not None and len(request.prompt) > INLINE_TOKENS
 
 

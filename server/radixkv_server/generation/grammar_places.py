@@ -17,11 +17,11 @@ _TEXT = re.compile(r"(?:\n +(?:\d+ \|.*|\^))+\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class GrammarPlaces:
-    """What of a body a grammar is made of.
+    """Origin of a grammar's parts in a body.
 
     Args:
-        param: the field that the grammar as a whole comes from.
-        parts: field -> lines of the grammar, from 1 on, which are that field's text.
+        param: field of the grammar as a whole.
+        parts: field -> lines of the grammar, counted from 1, with that field's text.
     """
 
     param: str

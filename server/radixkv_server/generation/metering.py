@@ -19,10 +19,10 @@ from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
 
 
 class Meter:
-    """Measures one request, from its outputs or from its deltas; a context that ends with it.
+    """Context manager that measures a request, from its outputs or from its deltas.
 
     Attributes:
-        usage: what it used so far.
+        usage: tokens used so far.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Meter:
         self._first_token_came()
 
     def take_delta(self, index: int, delta: OutputDelta) -> None:
-        """What a step added to a prompt's sample."""
+        """Count a step's addition to a prompt's sample."""
         prompt, tenant, now = self._prompts[index], self._record.tenant, time.monotonic()
         is_first = all(prompt.first_token_at is None for prompt in self._prompts)
         since = prompt.take_delta(delta, now)
@@ -82,7 +82,7 @@ class Meter:
             self._answered()
 
     def _admitted(self, index: int) -> None:
-        """What the cache gave to a prompt is known."""
+        """Count a prompt's match when the engine has admitted it."""
         exchange = self._exchange
         self._activity.admitted(
             self._seen[index], exchange.requests[index], exchange.facts[index], exchange.comparison
@@ -122,7 +122,7 @@ class Meter:
     ) -> None:
         has_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
         has_begun = any(prompt.has_begun for prompt in self._prompts)
-        # What the engine refused, without a word, is not counted.
+        # A request that the engine refused before any output is not counted.
         if has_begun:
             self._record.usage = self.usage
         if has_begun or has_left:

@@ -36,14 +36,14 @@ class PromptEncoder:
     async def tokenize(
         self, text: str, *, param: str, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        """Token ids of a text; their number is not checked.
+        """Return token ids of a text; their number is not checked.
 
         Args:
-            allow_special: spellings of control tokens in the text mean these tokens; False: they are text.
+            allow_special: True: spellings of control tokens in the text become these tokens; False: text.
 
         Raises:
             InvalidRequestError: the text can't be tokenised.
-            ContextLengthExceededError: it is far too long for the context; it was not tokenised.
+            ContextLengthExceededError: far too long for the context; raised before tokenising.
         """
         await self.check_size(text, param=param)
         return await self._engine.tokenize(
@@ -60,17 +60,17 @@ class PromptEncoder:
         options: Mapping[str, Any],
         param: str = "messages",
     ) -> Sequence[int] | npt.NDArray[np.int32]:
-        """Token ids of a chat, through the model's chat template; their number is not checked.
+        """Return token ids of a chat, through the model's chat template; their number is not checked.
 
         Args:
-            messages: the chat as JSON-like data, for its size.
-            convert: makes of it what templates expect.
+            messages: the chat as JSON-like data, used for its size.
+            convert: makes the messages that templates expect.
             options: further arguments of the template.
-            param: what the body calls the messages.
+            param: name of the messages' field in the body.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
-            ContextLengthExceededError: they are far too long for the context; nothing was rendered.
+            ContextLengthExceededError: far too long for the context; raised before rendering.
         """
         size = await self.check_size(messages, tools, options, param=param)
         try:

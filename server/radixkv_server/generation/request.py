@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking: what any API's body comes down to, and the checks that all of them share."""
+"""Asking: the common form of all APIs' bodies, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radixkv_server.generation.usage import Hint, PlaceName
 
 MAX_SALT_LENGTH = 128
 
-#: Costs what converting all messages does: called when somebody asks.
+#: Makes the parts of a prompt, at the cost of converting all messages: called on demand.
 MakeParts = Callable[[], PromptParts]
 
 _AS_GIVEN = GrammarPlaces("structured_outputs")
@@ -35,17 +35,17 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What a chat can say of its prompt.
+    """Facts of a chat about its prompt.
 
     Args:
-        hint: what to say of the prompt's miss report beyond its reason.
-        place_name: names the message that a place of the prompt lies in.
-        last_message: how a chat's last message begins; "" is no chat.
-        grammar_places: what the body calls that which the answer must look like, for errors.
-        client_rule: what held text of the client's own constant; None: nothing.
-        parts: makes of a chat what prompts are compared by; None: only its text is known.
-        ignored: fields of the body that turned out to change nothing, for the header `warning`.
-        notes: what else that header says.
+        hint: makes an addition to the reason in the prompt's miss report.
+        place_name: names the message that contains a place of the prompt.
+        last_message: beginning of a chat's last message; "" is no chat.
+        grammar_places: fields of the body that the answer's grammar comes from, for errors.
+        client_rule: rule that held the client's own text constant; None: none applied.
+        parts: makes the parts by which prompts are compared; None: only the text is known.
+        ignored: fields of the body without effect, for the header `warning`.
+        notes: further notes for that header.
     """
 
     hint: Hint | None = None
@@ -63,15 +63,15 @@ class Asking:
     """The engine's requests for one HTTP request, in no dialect.
 
     Args:
-        id: the id of the answer, which the engine's requests are called after.
-        requests: one of each prompt, at least one.
-        facts: of each prompt.
-        stream: answer as it comes, not at the end.
-        prompt_param: what the body calls the prompt, for errors about its length.
-        operation: what it is to traces: `chat` or `text_completion`.
-        fingerprint: by which later requests are compared with it; None: they can't be.
-        comparison: what it is compared with itself; None: nothing.
-        writes_to_pins: its usage counts as written the tokens up to the last pin, as Messages does.
+        id: id of the answer, from which the engine's requests get theirs.
+        requests: a request per prompt, at least one.
+        facts: facts of each prompt.
+        stream: stream the answer instead of sending it at the end.
+        prompt_param: name of the prompt's field in the body, for errors about its length.
+        operation: name of the operation in traces: `chat` or `text_completion`.
+        fingerprint: key by which later requests are compared with it; None: they can't be.
+        comparison: comparison with an earlier request; None: there is none.
+        writes_to_pins: count tokens up to the last pin as written in the usage, as Messages does.
     """
 
     id: str

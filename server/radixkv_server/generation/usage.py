@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
 
 
-MIN_RATED = 4  # tokens after the first one, for a rate,
-MIN_STEPS = 2  # in so many steps
+MIN_RATED = 4  # fewest tokens after the first one for a rate,
+MIN_STEPS = 2  # and fewest steps that they came in
 
 
 @dataclass(slots=True)
 class SampleProgress:
-    """One answer to a prompt; `latest_at` is when its latest tokens came, by the server's clock."""
+    """Answer to a prompt; `latest_at` is the time of its latest tokens, by the server's clock."""
 
     num_tokens: int = 0
     latest_at: float = 0.0
@@ -34,17 +34,17 @@ class SampleProgress:
 
 @dataclass(slots=True)
 class PromptProgress:
-    """One prompt and its answers, as far as they have come.
+    """Prompt and its answers so far.
 
     Attributes:
-        num_tokens: of the prompt.
-        num_samples: answers that were asked for.
-        outcome: what the cache did for it; None: it was not admitted yet.
-        times: seconds since the engine got it; None: nothing is known.
-        arrived_at: when that was, by the server's monotonic clock.
-        first_token_at: when the first token came, likewise.
-        num_generated_tokens: of all samples, those of `best_of` that were not chosen included.
-        samples: those that have begun, by their index.
+        num_tokens: tokens of the prompt.
+        num_samples: number of requested answers.
+        outcome: the cache's work for it; None: it has not been admitted yet.
+        times: times in seconds since its arrival in the engine; None: not known.
+        arrived_at: time of that arrival, by the server's monotonic clock.
+        first_token_at: time of the first token, likewise.
+        num_generated_tokens: tokens of all samples, including samples of `best_of` that were not chosen.
+        samples: samples that have begun, by their index.
     """
 
     num_tokens: int
@@ -57,13 +57,13 @@ class PromptProgress:
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
     samples: dict[int, SampleProgress] = field(default_factory=dict)
-    _rated_tokens: int = 0  # those after the first ones,
+    _rated_tokens: int = 0  # tokens after the first ones,
     _rated_steps: int = 0  # the steps that they came in,
-    _rated_at: float = 0.0  # and when the last of them came
+    _rated_at: float = 0.0  # and the time of the last of them
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has said anything of it."""
+        """True once the engine has reported anything."""
         return self.outcome is not None or bool(self.samples)
 
     @property
@@ -85,10 +85,10 @@ class PromptProgress:
         return self._rated_tokens / spent if spent > 0 else None
 
     def take_delta(self, delta: OutputDelta, now: float) -> float | None:
-        """What a step added to a sample, read at `now`.
+        """Count a step's addition to a sample, read at `now`.
 
         Returns:
-            Seconds since the sample's tokens before these; None: these are its first ones, or there are none.
+            Seconds since the sample's previous tokens; None: there are none before, or none in this step.
         """
         sample = self.samples.setdefault(delta.index, SampleProgress())
         self.outcome = self.outcome or delta.prompt
@@ -152,12 +152,12 @@ PlaceName = Callable[[Sequence[int], Sequence[int]], str | None]
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one HTTP request, summed over its prompts and samples, as they are by now.
+    """Token counts of an HTTP request so far, summed over its prompts and samples.
 
     Attributes:
-        prompts: what they are read from.
-        hints: what finds a hint for each prompt's report.
-        written_ends: how many leading tokens of each prompt can count as written; None: all.
+        prompts: progress of each prompt, from which the counts are read.
+        hints: functions that make a hint for each prompt's report.
+        written_ends: number of leading tokens of each prompt that can count as written; None: all.
     """
 
     prompts: Sequence[PromptProgress] = ()
@@ -222,7 +222,7 @@ class Usage:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """How the samples that have ended did."""
+        """Finish reasons of the samples that have ended."""
         samples = (sample for prompt in self.prompts for sample in prompt.samples.values())
         return [sample.finish_reason for sample in samples if sample.finish_reason is not None]
 
