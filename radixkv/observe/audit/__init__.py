@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests ask of a prefix cache, recorded or watched: a record of each, and rules that judge it."""
+"""Audit of requests to a prefix cache, recorded or live: a record of each, and rules that judge it."""

@@ -120,7 +120,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _unpack(data: bytes, kind: str, most: int) -> bytes:
-    """Return at most about `most` bytes of what is packed."""
+    """Return at most about `most` bytes of the unpacked data."""
     unpack = _UNPACKERS.get(kind)
     if unpack is None:
         raise NoRequest(f"a body packed by {kind[:20]!r}, which can't be read here; record it unpacked")

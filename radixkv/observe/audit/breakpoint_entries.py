@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BreakpointEntries: what providers hold that cache at breakpoints alone, and what a prompt finds of it."""
+"""BreakpointEntries: cache entries of providers that cache only at breakpoints, and lookups in them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class BreakpointEntry(NamedTuple):
 
 
 class BreakpointHit(NamedTuple):
-    """What a prompt finds.
+    """Result of looking up a prompt.
 
     Attributes:
-        block: the last one that is read; -1: nothing is.
-        expired_block: as far as it would have been, had entries not run out.
-        written: for each breakpoint after what is read: its block and its time to live.
-        running_block: as far as it would have been, had an earlier request begun to be answered by then.
-        breakpoints: how many there are.
+        block: last block that is read; -1: none.
+        expired_block: last block that would have been read if entries had not expired.
+        written: block and time to live of each breakpoint after the read blocks.
+        running_block: last block that would have been read if the answer to an earlier request had begun.
+        breakpoints: number of breakpoints.
     """
 
     block: int
@@ -72,11 +72,11 @@ class BreakpointEntries:
     def read(
         self, record: Record, chain: list[bytes], tokens: Callable[[int], float], now: float
     ) -> BreakpointHit:
-        """What a prompt finds now, and would write.
+        """Return the entries that a prompt reads now, and would write.
 
         Args:
             chain: see `chain_of`.
-            tokens: in the prompt up to the end of each block.
+            tokens: returns the prompt's tokens up to the end of a block.
         """
         breakpoints = self.breakpoints(record)
         minimum = self._rules.minimum(record.model)
@@ -102,10 +102,10 @@ class BreakpointEntries:
     def note(
         self, record: Record, chain: list[bytes], found: BreakpointHit, now: float, available: float
     ) -> None:
-        """A prompt has read and written what it found. O(its breakpoints).
+        """Record a prompt's reads and writes. O(its breakpoints).
 
         Args:
-            available: when what it writes can be read; infinite: that is told by noting it again.
+            available: time from which its entries can be read; infinite: a later call will set it.
         """
         entry = self._entries.get(chain[found.block]) if found.block >= 0 else None
         if entry is not None:

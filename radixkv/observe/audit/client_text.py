@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients write about themselves into prompts, held constant as a radixkv server does it."""
+"""Text of clients about themselves in prompts, held constant as by a radixkv server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
 
 def held_constant(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Return the blocks with a known client's text at the head of the first message, if that is the system's,
-    replaced by what does not change from request to request. O(blocks) where there is such text.
+    """Return the blocks with a known client's text, at the head of a first system message, replaced by a
+    constant. O(blocks) if there is such text.
     """
     at = next((at for at, block in enumerate(blocks) if block.kind != "tool"), None)
     if at is None or blocks[at].role != "system" or blocks[at].kind != "text":

@@ -21,14 +21,14 @@ _KEY_BYTES = 150
 
 @dataclass(eq=False)
 class EarlierPrompt:
-    """A prompt that has been observed: what later ones are compared with.
+    """Observed prompt that later ones are compared with.
 
     Attributes:
         model, blocks, tools, place, time: see `Record`.
-        conversation: whose it is.
-        number: of its addition.
-        chain: keys of its beginnings; known_by: the others that it is found by.
-        available: when what it wrote could be read; None: not known.
+        conversation: conversation that it belongs to.
+        number: serial number of its addition.
+        chain: keys of its beginnings; known_by: the other keys by which it is found.
+        available: time from which its entries can be read; None: not known.
     """
 
     model: str
@@ -46,7 +46,7 @@ class EarlierPrompt:
 
     @classmethod
     def of(cls, record: Record, units: PromptUnits, conversation: str) -> Self:
-        """The prompt of a record; nobody finds it yet."""
+        """Return the prompt of a record, which is not in the index yet."""
         return cls(record.model, record.blocks, record.tools, record.place, record.time, units, conversation)
 
     @cached_property
@@ -61,10 +61,10 @@ class EarlierPrompt:
 
 
 class EarlierPrompts:
-    """Keeps the latest prompts within a bound, and finds by what they have in common.
+    """Bounded index of the latest prompts, searched by common beginnings and keys.
 
     Args:
-        max_bytes: of their texts, about.
+        max_bytes: approximate limit of their texts' bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -79,9 +79,9 @@ class EarlierPrompts:
         return len(self._latest)
 
     def find(self, record: Record, keys: PromptKeys) -> tuple[EarlierPrompt | None, str]:
-        """The earlier prompt that this one should go on after, and the conversation that it belongs to.
+        """Return the earlier prompt that this one should continue, and its conversation.
 
-        By what only its own conversation has; by the beginning that both share; and by its program.
+        The search goes by texts unique to its conversation, by a common beginning, and by its program.
         """
         chain = keys.chain
         found = next((known for key in keys.own if (known := self._by_key.get(key))), None)
@@ -119,14 +119,14 @@ class EarlierPrompts:
             self.drop(next(iter(self._latest.values())))
 
     def answered(self, prompt: EarlierPrompt, answers: tuple[tuple[Block, ...], ...]) -> None:
-        """What was answered to a prompt that is kept is known by now."""
+        """Note the answers to a prompt in the index."""
         if id(prompt) in self._latest:
             for key in _answers_keys(answers):
                 self._by_key[key] = prompt
                 prompt.known_by = (*prompt.known_by, key)
 
     def drop(self, prompt: EarlierPrompt, successor: EarlierPrompt | None = None) -> None:
-        """Keep a prompt no longer. O(its blocks), or those that its successor does not begin with.
+        """Remove a prompt. O(its blocks), without the blocks that its successor begins with.
 
         Args:
             successor: a later prompt of its conversation.

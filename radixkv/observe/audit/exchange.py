@@ -46,9 +46,9 @@ class Exchange:
     """A request and its answer; names of headers in lower case.
 
     Attributes:
-        path: of the URL, with or without what is before and after it.
-        request, response: the bodies as they were sent; compressed ones too, if their headers say so.
-        status: of the answer; 0: there was none.
+        path: path of the URL, with or without the parts before and after it.
+        request, response: bodies as sent; they may be compressed if their headers say so.
+        status: status of the answer; 0: there was none.
         time, seconds, first_seconds, key, place: see `Record`.
     """
 
@@ -106,7 +106,7 @@ def read_answer(answer: Any, limits: BodyLimits = DEFAULT_LIMITS) -> Any:
 
 @contextlib.contextmanager
 def _of_known_kinds() -> Iterator[None]:
-    """What reading values of other kinds fails with, as NoRequest."""
+    """Turn errors from values of unexpected types into NoRequest."""
     try:
         yield
     except NoRequest:
@@ -219,7 +219,7 @@ def _parameters(body: Json, dialect: str, blocks: Sequence[Block]) -> str:
 
 
 def key_digest(headers: Mapping[str, str], path: str = "") -> str:
-    """What tells callers apart and says nothing of their keys; empty: a request without one."""
+    """Return a digest that distinguishes callers without revealing their keys; empty: no key."""
     for name in SECRET_HEADERS:
         if name != "cookie" and headers.get(name):
             return secret_digest(headers[name])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """KnownBeginnings: results computed from the blocks of earlier prompts, for prompts that begin with them.
 
-Turn n of a stored conversation has the blocks of turn n - 1 in front (the same objects). What is computed
-block by block, as hashes and texts, goes on from there instead of from the first block:
+Turn n of a stored conversation has the blocks of turn n - 1 in front (the same objects). Values computed
+block by block, such as hashes and texts, continue from there instead of from the first block:
 
     earlier prompt   [b0 b1 ... b7]            value after b7
     next prompt      [b0 b1 ... b7][b8 b9]     found by b7, compared as a whole, only b8 and b9 are new

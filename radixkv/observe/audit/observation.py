@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observation: what a cache with certain rules makes of one request of a log."""
+"""Observation: the result of one request of a log in a cache with certain rules."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known of one request; all counts are of tokens.
+    """Result of one request; all counts are of tokens.
 
     Attributes:
-        conversation: as the client named it, or a number.
-        prompt_tokens: of the prompt: by the tokenizer, else as reported, else estimated.
-        is_estimate: counts are made of characters, in proportion to what was reported.
-        shared_tokens: that it begins with and the earlier prompt had, too.
-        cached_tokens: that these rules find.
-        best_tokens: that they would find, had what differs come after all that is the same.
-        reported_tokens: that were found, as the answer told; None: it did not.
-        reported_prompt: tokens of the prompt by the same answer, in which other tokens may be counted.
-        reason: why these rules find no more.
-        fault: what is to be done something about, by what is known.
-        breaker: what breaks the prompt; None: nothing.
-        before: the text in front of where they part; old, new: how the earlier prompt and this one go on.
-        lost_tokens: that would have been found without.
-        age_s: how long ago what was found or missed was used last; None: not known.
-        earlier: where the earlier prompt stands in the log; empty: there is none.
-        written: tokens that these rules write for each time to live, where that is told apart.
+        conversation: the client's name for the conversation, or a number.
+        prompt_tokens: size of the prompt: by the tokenizer, else as reported, else estimated.
+        is_estimate: True if counts are estimated from characters, in proportion to reported counts.
+        shared_tokens: common prefix with the earlier prompt.
+        cached_tokens: tokens found under these rules.
+        best_tokens: tokens that would be found if all differing parts came after all equal parts.
+        reported_tokens: hits that the answer reports; None: not reported.
+        reported_prompt: size of the prompt by the same answer, which may include other tokens.
+        reason: reason for the end of the match.
+        fault: cause to act upon, as far as the evidence shows.
+        breaker: cause of the prompt's break; None: it does not break.
+        before: text before the difference; old, new: text after it in the earlier prompt and in this one.
+        lost_tokens: tokens that would have been found without the break.
+        age_s: seconds since the last use of the prefix, found or missed; None: not known.
+        earlier: place of the earlier prompt in the log; empty: there is none.
+        written: tokens written under these rules for each time to live, where rules distinguish them.
     """
 
     conversation: str

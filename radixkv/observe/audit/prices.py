@@ -29,7 +29,7 @@ class ModelPrices:
     cache_write_long: float
 
     def prompt(self, tokens: int, cached: int, written: int = 0) -> float:
-        """What a prompt costs of which so many tokens are read, and so many are written."""
+        """Return the cost of a prompt with these numbers of tokens read and written."""
         written = min(written, tokens - cached)
         rest = tokens - cached - written
         return rest * self.input + cached * self.cache_read + written * self.cache_write
@@ -56,10 +56,10 @@ class Prices:
 
 
 def read_prices(given: str) -> Prices:
-    """The prices in a file; `example`: those that come with radixkv, which are dated.
+    """Read prices from a file; `example`: the dated prices that come with radixkv.
 
     Raises:
-        ConfigError: there is no such file, or its form is another.
+        ConfigError: the file is missing or malformed.
     """
     try:
         if given == EXAMPLE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a prompt parts from an earlier one, what of it changed there, and what was the same after it."""
+"""Break between a prompt and an earlier one: its place, the change there, and equal text after it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shared_beginning(earlier: EarlierPrompt | None, units: PromptUnits) -> tuple
 
 
 def common_length(one: str | bytes, other: str | bytes) -> int:
-    """How much two texts share at their beginning. O(n), at the speed of comparing memory."""
+    """Return the length of the common prefix of two texts. O(n), at the speed of comparing memory."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -54,7 +54,7 @@ def common_length(one: str | bytes, other: str | bytes) -> int:
 
 
 def parts_from(earlier: EarlierPrompt, units: PromptUnits, steady: int) -> bool:
-    """Whether a prompt does not begin with the earlier one, but for how that ended."""
+    """Tell whether a prompt does not begin with the earlier one, apart from that one's ending."""
     return steady * units.tokens_per_unit < earlier.units.num_tokens - TAIL_TOKENS
 
 
@@ -70,7 +70,7 @@ def tokens_in_best_order(earlier: EarlierPrompt, units: PromptUnits, steady: int
 
 
 def breaker_between(earlier: EarlierPrompt, prompt: EarlierPrompt, place: int) -> Breaker | None:
-    """What breaks a prompt that parts from an earlier one at a character of its text; None: nothing does."""
+    """Return the cause of a break at a character of the prompt's text, or None without one."""
     old, new = earlier.units.text, prompt.units.text
     if len(old) + len(new) > _MAX_COMPARED:
         old, new = (text[place : place + SHOWN_CHARS] for text in (old, new))
@@ -88,7 +88,7 @@ def _kind_at(prompt: EarlierPrompt, place: int) -> str:
 
 
 def _around_difference(one: PromptParts, other: PromptParts) -> tuple[PromptParts, PromptParts]:
-    """Two prompts whose first message that differs is cut to what is around the difference, if it is long."""
+    """Return both prompts with a long first differing message cut to the text around the difference."""
     pairs = enumerate(zip(one.messages, other.messages, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), None)
     if at is None:

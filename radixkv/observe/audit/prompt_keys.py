@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prompt is known by: hashes of its beginnings, and of texts that tell whose conversation it is."""
+"""Keys of a prompt: hashes of its beginnings, and of texts that identify its conversation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def keys_of(record: Record, known: KnownChains) -> PromptKeys:
 
 
 def answer_keys(blocks: tuple[Block, ...]) -> list[bytes]:
-    """Keys of what the assistant said last in a prompt or an answer. O(the blocks after it)."""
+    """Return keys of the assistant's last message in a prompt or an answer. O(blocks after it)."""
     texts = (block.text for block in reversed(blocks) if block.role == "assistant")
     said = next((text for text in texts if len(text) >= _MIN_CHARS), "")
     return [_key(b"assistant", said)] if said else []
@@ -92,7 +92,7 @@ def _head(blocks: tuple[Block, ...]) -> Iterator[Block]:
 
 
 def _hashed(record: Record, known: KnownChains) -> _Hashed:
-    """A hash of the prompt up to the end of each block; what shapes the messages is in those of messages."""
+    """Hash the prompt up to the end of each block; hashes of messages include parameters that affect them."""
     context = (record.key, record.salt, record.model, record.parameters)
     found = known.longest(context, record.blocks)
     if found is None:

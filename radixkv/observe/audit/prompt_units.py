@@ -57,16 +57,16 @@ def _known_text(blocks: tuple[Block, ...], known: KnownTexts) -> _Written:
 
 
 def _answers(record: Record) -> list[str]:
-    """What each answer adds to the prompt's text where a later prompt has both."""
+    """Return the text that each answer adds to the prompt in a later prompt with both."""
     before = record.blocks[-1]._replace(message=_NO_MESSAGE) if record.blocks else None
     return ["".join(_pieces(answer, before)) for answer in (record.answer, *record.other_answers)]
 
 
 def _pieces(blocks: tuple[Block, ...], before: Block | None) -> list[str]:
-    """The text of each block; a message's first block, and all that is no text, say what they are.
+    """Return the text of each block; a message's first block, and blocks other than text, begin with a label.
 
     Args:
-        before: the block in front of them; None: they are the first.
+        before: the block before them; None: they are the first.
     """
     pieces = []
     message, is_first = (_NO_MESSAGE, True) if before is None else (before.message, False)
@@ -84,14 +84,14 @@ def _pieces(blocks: tuple[Block, ...], before: Block | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PromptUnits:
-    """A prompt as the tree gets it.
+    """Prompt in the units of the tree.
 
     Attributes:
-        units: four bytes each.
-        text: the prompt as text, for people; block_ends: where in it each block ends.
-        after: what is cached of each answer once it has ended, four bytes a unit.
-        tokens_per_unit: 1.0 where units are tokens.
-        is_exact: they are.
+        units: units of four bytes each.
+        text: the prompt as text, for people; block_ends: offset in it of each block's end.
+        after: units of each answer that are cached once it has ended, four bytes each.
+        tokens_per_unit: 1.0 if units are tokens.
+        is_exact: True if units are tokens.
     """
 
     units: EncodedTokens
@@ -124,7 +124,7 @@ class PromptCoding(Protocol):
         """
 
     def unit_bytes(self, unit: int) -> bytes:
-        """What a unit adds to a text."""
+        """Return the bytes that a unit adds to a text."""
 
 
 class CharacterCoding:
@@ -159,11 +159,11 @@ class CharacterCoding:
 
 
 class TextCoding:
-    """The plain text of prompts in tokens, where there is no chat template to render them by.
+    """Conversion of prompts' plain text into tokens, without a chat template.
 
     Args:
-        encode: the tokens of a text.
-        token_bytes: what a token adds to a text.
+        encode: returns the tokens of a text.
+        token_bytes: returns the bytes that a token adds to a text.
     """
 
     is_exact = True
@@ -180,7 +180,7 @@ class TextCoding:
 
 
 def byte_coding() -> TextCoding:
-    """One token for each byte of UTF-8."""
+    """Return a coding with a token for each byte of UTF-8."""
     return TextCoding(_bytes_of, lambda unit: bytes((unit,)))
 
 

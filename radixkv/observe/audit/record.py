@@ -18,14 +18,14 @@ DEFAULT_TTL = 0.0
 
 
 class Block(NamedTuple):
-    """A piece of a prompt, at the place that providers cache it in: tools, then the system's, then messages.
+    """Piece of a prompt, in the order in which providers cache it: tools, then system, then messages.
 
     Attributes:
-        text: as the client sent it; of a tool its JSON, of a call the JSON text of its arguments.
-        role: `tool` for what tools answered; empty for tool definitions and prompts without messages.
+        text: text as the client sent it; JSON for a tool, JSON text of the arguments for a call.
+        role: `tool` for results of tools; empty for tool definitions and prompts without messages.
         message: index of its message; -1: a tool.
-        name: of the tool, or of the function that is called.
-        ttl: there is a breakpoint at its end, for so many seconds, or `DEFAULT_TTL`; None: there is none.
+        name: name of the tool, or of the called function.
+        ttl: time to live in seconds of a breakpoint at its end, or `DEFAULT_TTL`; None: no breakpoint.
     """
 
     text: str
@@ -55,29 +55,28 @@ class ReportedUsage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """One request.
+    """Recorded request.
 
     Attributes:
         dialect: OpenAI's chat completions, responses or completions, or Anthropic's messages.
-        body: as it was sent.
-        blocks: the prompt.
-        answer: what came back, as blocks of the assistant's; empty: not recorded.
-        response_id: of the answer; empty: not told. output: its items, of the Responses API.
-        time: when it began, seconds of any clock; None: not recorded.
-        seconds: until its answer ended; first_seconds: until that began. None: not recorded.
-        key: a digest of whose key it came with; never the key. Empty: not recorded.
-        conversation: what its client calls the conversation; empty: nothing.
-        salt: requests with another one share nothing, as `cache_salt`.
-        parameters: what else decides whether the messages of two requests can share a prefix, as text.
-        automatic_ttl: it asks for a breakpoint at its last block, as `Block.ttl`; None: it does not.
-        explicit_only: it asks that nothing but its own breakpoints be cached.
-        answer, other_answers: what the assistant said; further samples of it.
-        is_cut: the model did not end its answer itself.
-        skips_cache: it asks for logprobs of its prompt, which no cache has: every token is computed.
-        place: where it stands, as `log.jsonl:17`.
-        order: the number of its file, and its own in that.
-        failed: the answer was an error.
-        num_bytes: of the log that it took.
+        body: body as sent.
+        blocks: blocks of the prompt.
+        answer, other_answers: blocks of the assistant's answer, and of further samples; empty: not recorded.
+        response_id: id of the answer; empty: not recorded. output: its items, in the Responses API.
+        time: time of its beginning, in seconds of any clock; None: not recorded.
+        seconds: time to the answer's end; first_seconds: time to its beginning. None: not recorded.
+        key: digest of the caller's key, never the key itself. Empty: not recorded.
+        conversation: the client's name for the conversation; empty: none.
+        salt: requests with different salts share nothing, as with `cache_salt`.
+        parameters: other parameters, as text, that must be equal for messages to share a prefix.
+        automatic_ttl: time to live of a requested breakpoint at the last block, as `Block.ttl`; None: none.
+        explicit_only: True if only explicit breakpoints are to be cached.
+        is_cut: True if the model did not end its answer itself.
+        skips_cache: True if it asks for logprobs of its prompt, which no cache has: all tokens are computed.
+        place: place in the log, such as `log.jsonl:17`.
+        order: index of its file, and its own index in that.
+        failed: True if the answer was an error.
+        num_bytes: size of its entry in the log.
     """
 
     dialect: Dialect

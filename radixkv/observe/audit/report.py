@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AuditReport: what the observations of a log add up to, as plain data."""
+"""AuditReport: totals of a log's observations, as plain data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OTHERS = "(others)"
 
 @dataclass(slots=True)
 class Sums:
-    """Of some requests. All but `requests` and `num_reported` are tokens.
+    """Sums over requests. All but `requests` and `num_reported` count tokens.
 
     Attributes:
-        num_reported: answers that reported what was cached; reported_prompt: tokens of their prompts;
-            reported: of these, cached.
-        cached, best: what these rules find, and would find in the best order.
-        provider: that these rules find, and that were not read.
+        num_reported: number of answers that reported cached tokens; reported_prompt: tokens of their prompts;
+            reported: cached tokens of these.
+        cached, best: tokens found under these rules, and with parts in the best order.
+        provider: tokens found under these rules that the provider did not read.
     """
 
     requests: int = 0
@@ -43,7 +43,7 @@ class Sums:
     provider: int = 0
 
     def add(self, seen: Observation) -> None:
-        """One more request."""
+        """Add a request."""
         self.requests += 1
         self.prompt += seen.prompt_tokens
         self.cached += seen.cached_tokens
@@ -123,7 +123,7 @@ class AuditReport:
         return self.total.requests + self.failed
 
     def add(self, record: Record, seen: Observation) -> None:
-        """One more request. A failed one is only counted."""
+        """Add a request. A failed one is only counted."""
         if record.failed:
             self.failed += 1
             return
@@ -272,7 +272,7 @@ def _group(groups: OrderedDict[str, Sums], name: str) -> Sums:
 
 
 def request_json(record: Record, seen: Observation) -> Json:
-    """One request, as the report tells of it."""
+    """Return a request in the report's form."""
     return {
         "place": record.place,
         "failed": record.failed,

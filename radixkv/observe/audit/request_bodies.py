@@ -22,10 +22,10 @@ class NoRequest(ValueError):
 
 
 def dialect_of(body: Mapping[str, Any], path: str = "", answer: Mapping[str, Any] | None = None) -> Dialect:
-    """Which API a body is for, by the path it was sent to, the form of its answer, or its own.
+    """Return the API of a body, from its path, the form of its answer, or its own form.
 
     Raises:
-        NoRequest: it is none of them.
+        NoRequest: none of the APIs fits.
     """
     path = path.partition("?")[0].rstrip("/")
     for ending, dialect in _PATHS:
@@ -234,11 +234,11 @@ def _responses(body: Json) -> Iterator[Block]:
 
 
 class NextItem(NamedTuple):
-    """Where the next item of the Responses API belongs.
+    """Place of the next item of the Responses API.
 
     Attributes:
         message: index of its message.
-        is_open: that is an assistant's, which reasoning and calls go with.
+        is_open: True for a message of the assistant, which takes reasoning and calls.
     """
 
     message: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestRows: what is told of each request of a log, in the order read, however many there are."""
+"""RequestRows: rows of any number of requests, in the order of the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.observe.audit.record import Json, Record
 
 
 class RequestRows:
-    """Rows on disk, in a file that nobody else sees and that goes when this is closed."""
+    """Rows in a private temporary file, which is deleted on closing."""
 
     def __init__(self) -> None:
         self._rows = sqlite3.connect("", isolation_level=None)
@@ -27,10 +27,10 @@ class RequestRows:
         self._rows.close()
 
     def add(self, record: Record, row: Json) -> None:
-        """One more, whose place among the others is the record's."""
+        """Add a row, ordered by its record's place."""
         self._rows.execute("INSERT INTO rows VALUES (?, ?, ?)", (*record.order, json.dumps(row)))
 
     def texts(self) -> Iterator[str]:
-        """The rows as JSON, in the order of the log's files and of what stands in them."""
+        """Yield the rows as JSON, in the order of the log's files and their records."""
         for (text,) in self._rows.execute("SELECT row FROM rows ORDER BY file, number, rowid"):
             yield text

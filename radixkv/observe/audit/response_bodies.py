@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what an API answered, whole or as a stream of server-sent events, to the answer and its usage."""
+"""Reader of APIs' answers, whole or as server-sent events: the answer's blocks and its usage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_TOKENS = 2**40  # of one request; more are no count
 
 
 def answers_blocks(answer: Json, dialect: Dialect, index: int) -> list[tuple[Block, ...]]:
-    """What the assistant said, as blocks of the message `index`; each sample where there are several."""
+    """Return the assistant's answers, one per sample, as blocks of the message `index`."""
     dialect = _form_of(answer, dialect)
     if dialect == "messages":
         return [tuple(anthropic_content(answer.get("content") or [], "assistant", index))]
@@ -37,7 +37,7 @@ def _form_of(answer: Json, dialect: Dialect) -> Dialect:
 
 
 def has_ended(answer: Json, dialect: Dialect) -> bool:
-    """Whether the model ended its answer itself; else it was cut by a limit, a stop string, or its client."""
+    """Tell whether the model ended its answer itself, not a limit, a stop string, or the client."""
     dialect = _form_of(answer, dialect)
     if dialect == "messages":
         return answer.get("stop_reason") in ("end_turn", "tool_use")
@@ -49,7 +49,7 @@ def has_ended(answer: Json, dialect: Dialect) -> bool:
 
 
 def usage_of(answer: Mapping[str, Any]) -> ReportedUsage:
-    """What an answer tells of its tokens, in whichever API's words."""
+    """Return the token counts in an answer of any API."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return ReportedUsage()
@@ -90,7 +90,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def events_in(text: str) -> Iterator[Json]:
-    """The JSON objects of a stream of server-sent events; what is cut off or damaged is left out."""
+    """Yield the JSON objects of a stream of server-sent events, without truncated or damaged ones."""
     data: list[str] = []
     for line in [*text.splitlines(), ""]:
         if line.startswith("data:"):
@@ -177,7 +177,7 @@ def _chat(events: Sequence[Json], dialect: Dialect) -> Json:
 
 
 class _Sample:
-    """One answer of a chat or a completion, as its deltas come."""
+    """Answer of a chat or a completion, assembled from its deltas."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "text": []}

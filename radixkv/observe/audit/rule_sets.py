@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RuleSet: what a provider or an engine keeps of prompts, for how long, and what it finds again."""
+"""RuleSet: caching rules of a provider or an engine: stored prefixes, their lifetime, and lookup."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from radixkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of one cache.
+    """Rules of a cache.
 
     Attributes:
-        matching: `prefix`: any prefix that was computed is found, as far as whole blocks go; `breakpoints`:
-            only what was written at a breakpoint is.
-        block_tokens: hits are whole blocks of so many tokens; 1: any number.
-        minimum_tokens: shorter prompts are not cached; by patterns of the model's name, the first counts.
-        ttl_s: seconds that an entry stays after its last use; None: until its room is needed.
-        looks_back: how many blocks before a breakpoint an earlier entry is looked for.
-        automatic: there is a breakpoint at the end of the newest message without asking.
-        max_breakpoints: explicit ones that count.
-        keeps_answers: what was generated can be found, too.
-        tools_first: prompts are cached in the order tools, system, messages; engines' chat templates mostly
-            show the tools after the system's text.
-        holds_clients: what known clients write about themselves at the head of prompts is held constant.
-        by_key: callers with different keys share nothing.
-        read_cost, write_cost: of a token, relative to one that is computed; a write by its time to live.
+        matching: `prefix`: find any computed prefix, in whole blocks; `breakpoints`: find only prefixes that
+            end at a breakpoint.
+        block_tokens: tokens per block, the unit of hits; 1: hits of any length.
+        minimum_tokens: shortest cached prompt by pattern of the model's name; the first match counts.
+        ttl_s: lifetime of an entry after its last use, in seconds; None: until evicted.
+        looks_back: number of blocks before a breakpoint that are searched for an earlier entry.
+        automatic: True: the newest message ends in a breakpoint by default.
+        max_breakpoints: most explicit breakpoints that count.
+        keeps_answers: True: generated tokens can be found, too.
+        tools_first: True: prompts are cached in the order tools, system, messages; chat templates of engines
+            mostly show the tools after the system's text.
+        holds_clients: True: text of known clients about themselves at the head of prompts is held constant.
+        by_key: True: callers with different keys share nothing.
+        read_cost, write_cost: cost of a token relative to a computed one; of a write by its time to live.
     """
 
     name: str

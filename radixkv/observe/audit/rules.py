@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: what a cache with these rules finds of each request, where prompts break, and whose fault that is.
+"""Rules: simulation of a cache with given rules: hits of each request, breaks of prompts, and causes.
 
-The real tree grows over the prompts. What providers hold at breakpoints alone is looked up beside it. Nothing
-is blamed without evidence: what is not recorded stays `unknown`.
+The real tree grows over the prompts. Entries of providers that cache only at breakpoints are kept beside it.
+A cause is named only with evidence: without a record of it, it stays `unknown`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looked:
-    """A prompt, and what there was of it when it came.
+    """Prompt with the state of the cache at its arrival.
 
     Attributes:
-        prompt: it, as later ones are compared with it.
-        earlier: the prompt that it should go on after; is_after_running: that had no answer yet.
-        in_tree: units that the tree had; evicted: it had had more.
-        steady, place: units and characters that it shares with the earlier one.
-        found: of what is held at breakpoints alone; None: these rules hold all prefixes.
+        prompt: the prompt, for comparison with later ones.
+        earlier: the prompt that it should continue; is_after_running: True if that had no answer yet.
+        in_tree: number of its units in the tree; evicted: True if the tree had more before.
+        steady, place: units and characters in common with the earlier prompt.
+        found: hit among the entries at breakpoints; None: these rules cache all prefixes.
     """
 
     record: Record
@@ -67,7 +67,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """A request whose answer has not ended: what is expected of it, and what `Rules.end` needs of it."""
+    """Request whose answer has not ended: the prediction, and data for `Rules.end`."""
 
     observation: Observation
     looked: Looked
@@ -77,14 +77,14 @@ class Rules:
     """Observes the requests of a log one after the other, in the order of their beginning.
 
     Args:
-        rule_set: what is found, and for how long.
-        coding: makes units of prompts; None: characters stand for tokens.
-        memory_bytes: for all that is remembered; the oldest is forgotten.
-        capacity_tokens: of the cache; None: as many as the memory holds.
+        rule_set: rules of the cache.
+        coding: converts prompts into units; None: characters stand for tokens.
+        memory_bytes: memory for all records; the oldest are dropped.
+        capacity_tokens: capacity of the cache; None: limited by the memory.
 
     Attributes:
-        cache: the tree, of characters (their code points) where no tokenizer is given.
-        num_forgotten: prompts of which there was more to find, had it not had to make room in the memory.
+        cache: the tree, of characters (their code points) without a tokenizer.
+        num_forgotten: number of prompts with a shorter match because records were dropped.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Rules:
         self._entries = BreakpointEntries(rule_set, max(1000, memory_bytes // 8 // 300))
 
     def observe(self, record: Record) -> Observation:
-        """What these rules make of a request, which from then on later ones can find. O(its size).
+        """Observe a complete request, and add it to the cache. O(its size).
 
         Raises:
             NoRequest: its prompt can't be rendered.
@@ -146,9 +146,9 @@ class Rules:
         return Begun(observation, looked)
 
     def end(self, begun: Begun, record: Record) -> Observation:
-        """What these rules make of a request that was begun, now that its answer is known. O(its size).
+        """Observe a begun request now that its answer is known. O(its size).
 
-        What it could find was decided when it began; the answer tells of how many tokens that was.
+        Its hit was decided when it began; the answer's usage converts it into tokens.
         """
         looked, prompt = begun.looked, begun.looked.prompt
         whole = self._with_model(replace(record, blocks=looked.record.blocks))
@@ -213,7 +213,7 @@ class Rules:
         return record
 
     def _observation(self, looked: Looked) -> Observation:
-        """What is made of it. Changes nothing."""
+        """Return the observation of a prompt, without changing anything."""
         record, units, found, earlier = looked.record, looked.units, looked.found, looked.earlier
         reported = record.usage.prompt
         total = reported if reported and not units.is_exact else units.num_tokens
@@ -299,7 +299,7 @@ class Rules:
         return max(0, most - most % self.rule_set.block_tokens)
 
     def _written(self, found: BreakpointHit | None, units: PromptUnits) -> tuple[tuple[int, float], ...]:
-        """Tokens that are written for each time to live: those after what was read, or after one before."""
+        """Return tokens written for each time to live, from the read ones or the previous breakpoint on."""
         if found is None or not found.written:
             return ()
         written, before = [], units.tokens_to_block(found.block) if found.block >= 0 else 0.0
@@ -310,7 +310,7 @@ class Rules:
         return tuple(written)
 
     def _supersede(self, looked: Looked) -> None:
-        """What a prompt of the same conversation goes on after needs to be kept no longer."""
+        """Drop the earlier prompt that this one continues, as it is no longer needed."""
         earlier = looked.earlier
         if earlier is None or looked.prompt.conversation != earlier.conversation:
             return
@@ -358,7 +358,7 @@ class Rules:
         return ("first" if earlier is None or not cached else "hit"), None, 0, none
 
     def _fault(self, looked: Looked, reason: Reason, cached: int, lost: int) -> Fault:
-        """What is to blame for most of the tokens that were not found, by evidence."""
+        """Return the cause of most of the missed tokens, by evidence."""
         units, earlier = looked.units, looked.earlier
         reported, prompt = looked.record.usage.cached, looked.record.usage.prompt
         slack = self.rule_set.block_tokens
@@ -387,13 +387,13 @@ def _said(record: Record) -> tuple[tuple[Block, ...], ...]:
 
 
 def _available(record: Record) -> float | None:
-    """When what a request wrote can be read; None: not known."""
+    """Return the time from which a request's entries can be read; None: not known."""
     waits = record.first_seconds if record.first_seconds is not None else record.seconds
     return None if record.time is None or waits is None else record.time + waits
 
 
 def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The blocks with the tools after what the system says first."""
+    """Return the blocks with the tools after the first system message."""
     tools = [block for block in blocks if block.kind == "tool"]
     rest = blocks[len(tools) :]
     system = list(itertools.takewhile(lambda block: block.role == "system", rest))

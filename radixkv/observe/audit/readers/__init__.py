@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to records: JSON lines, HAR, LiteLLM's payload; gzipped or not, streamed, what is broken counted."""
+"""Readers of logs: JSON lines, HAR, LiteLLM's payload; gzipped or not, streamed, with damage counted."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON objects out of one large document, one at a time: the entries of a HAR, the items of a list.
+"""Streaming reader of JSON objects in a large document: the entries of a HAR, the items of a list.
 
-The document is never in memory as a whole: it is cut where an object at the wanted depth begins and ends, and
-nothing is kept of what lies between them.
+The document is never in memory as a whole: the reader cuts it at the ends of objects at the wanted depth, and
+drops the text between them.
 """
 
 from __future__ import annotations

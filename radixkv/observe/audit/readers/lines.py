@@ -13,11 +13,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class DamagedFile(ValueError):
-    """A file that can't be read, or not to its end.
+    """A file can't be read, or not to its end.
 
     Attributes:
-        line: the last one that could be read; 0: none.
-        why: what is wrong, without the file's name.
+        line: number of the last readable line; 0: none.
+        why: description of the damage, without the file's name.
     """
 
     def __init__(self, path: Path, line: int, why: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One logged object, in whichever form: a body, a request with its answer, LiteLLM's payload, a HAR entry."""
+"""Reader of logged objects: bodies, requests with answers, LiteLLM's payloads, HAR entries."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class NotAModel(NoRequest):
 
 
 def record_in(value: Any, place: str, num_bytes: int, limits: BodyLimits = DEFAULT_LIMITS) -> Record:
-    """The record that a logged object holds.
+    """Return the record in a logged object.
 
     Raises:
-        NotAModel: it is of a request that no model is asked by.
-        NoRequest: it holds none; what it says holds nothing of its text.
+        NotAModel: the request is not to a model.
+        NoRequest: there is no request in it; the message quotes none of its text.
     """
     if not isinstance(value, dict):
         raise NoRequest(f"expected a JSON object, found {type(value).__name__}")
@@ -144,7 +144,7 @@ def _only_content(sent: Any) -> Any:
 
 
 def _own_id(name: str) -> str:
-    """The id of an answer as its API gave it: LiteLLM packs it up with what it needs to route by it."""
+    """Return the API's own id of an answer, unpacked from the id in which LiteLLM adds its routing data."""
     try:
         packed = base64.b64decode(name.removeprefix("resp_"), validate=True).decode()
     except ValueError:
@@ -239,7 +239,7 @@ def _time(value: Any) -> float | None:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a number that a clock may show."""
+    """Tell whether a value is a plausible time in seconds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 

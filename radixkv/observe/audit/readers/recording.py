@@ -28,14 +28,14 @@ _HAR = re.compile(rb'\s*\{\s*"log"\s*:')
 
 @dataclass(slots=True)
 class Problems:
-    """What could not be read: counted by its reason, the first ones named."""
+    """Unreadable records, counted by reason, with the places of the first ones."""
 
     count: int = 0
     by_reason: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
 
     def add(self, place: str, why: str) -> None:
-        """One more; `why` holds nothing of what was written there."""
+        """Count a problem; `why` quotes nothing of the log."""
         self.count += 1
         self.by_reason[re.sub(r"\d+", "N", why)] += 1
         if len(self.named) < MAX_NAMED:
@@ -46,11 +46,11 @@ class Recording:
     """Files of recorded requests.
 
     Args:
-        memory_bytes: for what waits for its turn, and answers that later requests go on after by their id.
+        memory_bytes: memory for records waiting for their turn, and answers that later requests name by id.
 
     Attributes:
-        problems: what could not be read so far.
-        skipped: requests of HAR files that no model was asked by.
+        problems: unreadable records so far.
+        skipped: number of requests in HAR files that were not to a model.
     """
 
     def __init__(self, paths: Sequence[Path], memory_bytes: int = 128 * 1024 * 1024) -> None:
@@ -149,9 +149,9 @@ _NOTHING = _Thread([], (), FIRST_ITEM, 0)
 
 
 class _Threads:
-    """Requests that go on after an earlier answer by its id, with what they leave out put in front.
+    """Completion of requests that continue an earlier answer by its id, from stored conversations.
 
-    Of each request only what it adds is rendered.
+    Only the new items of each request are rendered.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -160,10 +160,10 @@ class _Threads:
         self._bytes = 0
 
     def whole(self, record: Record) -> Record:
-        """Return the record with its whole prompt. O(what it adds), but for copying lists.
+        """Return the record with its whole prompt. O(new items), besides copying lists.
 
         Raises:
-            NoRequest: what it goes on after is not in the log, so that its prompt is not known.
+            NoRequest: the log lacks the answer that it continues, so that its prompt is not known.
         """
         if record.dialect != "responses":
             return record
