@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transparent reverse proxy before any model API, which records what is asked of its prefix cache."""
+"""Transparent reverse proxy before any model API, which records the requests to its prefix cache."""

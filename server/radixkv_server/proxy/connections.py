@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of what goes through: an upstream's connection, and that of the client."""
+"""Both ends of the proxied traffic: an upstream's connection, and a client's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFUSED_S = 2.0  # for a client to finish that was refused
 
 
 def _ignore(data: bytes) -> None:
-    """Nobody asked for it."""
+    """Drop data that belongs to no request."""
 
 
 class UpstreamSide(asyncio.Protocol):
@@ -52,7 +52,7 @@ class UpstreamSide(asyncio.Protocol):
         self.on_data(data)
 
     def eof_received(self) -> bool:
-        """Whether it can be written to all the same."""
+        """Tell the transport whether to stay open for writing."""
         self._end()
         return self.transport is not None and self.transport.can_write_eof()
 
@@ -70,10 +70,10 @@ class UpstreamSide(asyncio.Protocol):
         self._can_write.set()
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Send it, and wait while too much waits to be sent.
+        """Send data, and wait while the write buffer is too full.
 
         Raises:
-            ConnectionResetError: the connection is no more.
+            ConnectionResetError: the connection is closed.
         """
         assert self.transport is not None
         if not self.transport.is_closing():
@@ -83,7 +83,7 @@ class UpstreamSide(asyncio.Protocol):
             raise ConnectionResetError("the upstream has gone")
 
     def write_eof(self) -> bool:
-        """Send no more; whether that can be said, and answers still come."""
+        """End the sending side; return True if that is possible and answers still come."""
         if self.transport is None or not self.transport.can_write_eof():
             return False
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class UpstreamSide(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is open, and all that was written has been sent."""
+        """True if the connection is open and its write buffer empty."""
         return (
             not self.ended.done()
             and self.transport is not None
@@ -100,7 +100,7 @@ class UpstreamSide(asyncio.Protocol):
         )
 
     def close(self, *, is_faulty: bool = False) -> None:
-        """Once what was written is sent; a faulty one as a fault does."""
+        """Close the connection after its pending writes; reset it at once if it is faulty."""
         if self.transport is not None:
             _reset(self.transport) if is_faulty else self.transport.close()
 
@@ -123,7 +123,7 @@ class ClientSide:
         self._resuming: asyncio.Task[None] | None = None
 
     async def read(self) -> bytes:
-        """What it sends; empty: it has ended its side.
+        """Read data from the client; empty: it has ended its side.
 
         Raises:
             OSError: the connection was lost.
@@ -135,7 +135,7 @@ class ClientSide:
         self._transport.write(data)
 
     def hand_on(self, data: bytes, source: UpstreamSide) -> None:
-        """Send it what an upstream sent, at once; that one is not read while too much waits here."""
+        """Send an upstream's data at once; pause reading the upstream while the write buffer is too full."""
         self._transport.write(data)
         waiting = self._transport.get_write_buffer_size()
         if waiting > WAITING_BYTES and self._resuming is None and source.transport is not None:
@@ -151,7 +151,7 @@ class ClientSide:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody takes what is sent."""
+        """True if the client has left."""
         return self._transport.is_closing()
 
     def write_eof(self) -> None:
@@ -172,7 +172,7 @@ class ClientSide:
                     pass
 
     def close(self, *, is_faulty: bool = False) -> None:
-        """Once what was written is sent; a faulty one as a fault does."""
+        """Close the connection after its pending writes; reset it at once if it is faulty."""
         if self._resuming is not None:
             self._resuming.cancel()
         _reset(self._transport) if is_faulty else self._transport.close()

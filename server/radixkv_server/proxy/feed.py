@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feed: hands what went by to the observer, a process of its own, and never waits for it.
+"""Feed: passes requests and answers to the observer, a process of its own, without waiting for it.
 
-What the observer does not take in time is dropped and counted, above a bound of memory. If it dies the
-traffic goes on, and another one is started.
+Above a bound of memory, records that the observer does not take in time are dropped and counted. If it dies,
+the traffic goes on, and another one is started.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _SOON_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the observer is told of a request: once it is asked, and again when its answer has ended.
+    """Record of a request for the observer: sent when it begins, and again when its answer has ended.
 
     Attributes:
-        number: the same both times.
-        has_ended: its answer has.
-        conversation: what its headers call it; empty: nothing.
-        secrets: to be removed from all texts.
-        is_whole: the answer was.
-        choice: between several upstreams.
-        num_dropped: requests that it was not told of, so far.
+        number: number of the request, the same both times.
+        has_ended: True once the answer has ended.
+        conversation: conversation's name in the headers; empty: none.
+        secrets: strings to remove from all texts.
+        is_whole: True if the answer was complete.
+        choice: choice of an upstream, if there are several.
+        num_dropped: records dropped so far.
     """
 
     number: int
@@ -76,7 +76,7 @@ class Feed:
         self.num_dropped = 0
 
     async def run(self) -> None:
-        """Keep an observer running; when cancelled, let it finish what it has been told."""
+        """Keep an observer running; when cancelled, let it finish its records."""
         delay = _RESTART_S
         try:
             while True:
@@ -163,7 +163,7 @@ def _frame(value: Any) -> bytes:
 
 
 def read_frames(pipe: IO[bytes]) -> Iterator[Any]:
-    """What was put in at the other end, until that is closed."""
+    """Yield the objects written at the other end, until it is closed."""
     while len(head := pipe.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
         data = pipe.read(length)

@@ -47,7 +47,7 @@ MAX_NAMES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One `--upstream` of several."""
+    """An `--upstream` among several."""
 
     upstream: Upstream
     events: EventsSpec | None = None
@@ -81,7 +81,7 @@ class _Member:
         self.look_now = asyncio.Event()  # at its health
 
     def state(self, now: float) -> UpstreamState:
-        """How it is now."""
+        """Return the upstream's state now."""
         replica = self.replica
         return UpstreamState(
             self.address,
@@ -105,11 +105,11 @@ class Sent:
     choice: Choice
 
     def is_elsewhere(self, status: int) -> bool:
-        """Whether an answer's status says that another upstream may answer better."""
+        """Tell whether, by an answer's status, another upstream may serve the request."""
         return status == 503 or (status == 404 and bool(self.prompt.goes_on_from))
 
     def keeps(self, name: str) -> None:
-        """The answer is called so: what goes on from it is for the same upstream."""
+        """Note an answer's id: requests that continue it go to the same upstream."""
         self.fleet.remember(name, self.member.address)
 
     def begun(self) -> None:
@@ -218,7 +218,7 @@ class Fleet:
             member.look_now.clear()
 
     async def _health(self, member: _Member) -> Health:
-        """Whether it takes requests; one that is shutting down answers its health checks with 503."""
+        """Check whether an upstream takes requests; during its shutdown it answers health checks with 503."""
         for path in ("/health/ready", "/health"):
             try:
                 answer = await self._client.get(member.address + path, timeout=_HEALTH_TIMEOUT_S)
@@ -238,7 +238,7 @@ class Fleet:
     # ------------------------------------------------------------------ requests
 
     async def read(self, path: str, headers: dict[str, str], body: bytes | bytearray) -> RoutedPrompt:
-        """What a request asks for."""
+        """Return the prompt of a request."""
         tokenizers = [
             member.address
             for member in self._members.values()
@@ -247,11 +247,11 @@ class Fleet:
         return await self._reader.read(path, headers, body, tokenizers)
 
     def send(self, prompt: RoutedPrompt, excluded: Collection[str], failed: Sequence[str] = ()) -> Sent:
-        """Choose where a request goes.
+        """Choose an upstream for a request.
 
         Args:
-            excluded: addresses of upstreams that it can't go to.
-            failed: those that were tried.
+            excluded: addresses of upstreams that can't take it.
+            failed: addresses of upstreams that failed with it.
 
         Raises:
             EngineOverloadedError: no upstream is left.
@@ -281,7 +281,7 @@ class Fleet:
         return Sent(self, member, prompt, route, choice)
 
     def _keeper(self, prompt: RoutedPrompt, excluded: Collection[str]) -> str | None:
-        """Who keeps what a request goes on from; None: nobody is known, or takes requests."""
+        """Return the upstream that stores what a request continues, if it is known and takes requests."""
         kept_by = next((self._keepers[name] for name in prompt.goes_on_from if name in self._keepers), None)
         if kept_by is None or kept_by in excluded or not self._members[kept_by].replica.is_open:
             return None
@@ -295,7 +295,7 @@ class Fleet:
             self._keepers.popitem(last=False)
 
     def has_others(self, tried: Collection[str]) -> bool:
-        """Whether there is an upstream beside these that takes requests."""
+        """Tell whether another upstream beside these takes requests."""
         return any(
             member.replica.is_open for address, member in self._members.items() if address not in tried
         )

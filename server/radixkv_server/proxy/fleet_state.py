@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a fleet: how each upstream is, and of a request where it went and why. Plain data."""
+"""Reports on a fleet: the state of each upstream, and the choice of one for a request. Plain data."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Health = Literal["healthy", "draining", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamState:
-    """One upstream, now.
+    """State of an upstream now.
 
     Attributes:
-        knows: what is known of its blocks: `exact` by its events, `incomplete` while some are missing,
-            `guess` by what was sent there.
-        blocks: that it holds, as far as is known.
-        queue_s: seconds until it has computed all prompts that were sent there.
-        running: requests that were sent there and have not ended.
-        prefill_rate: prompt tokens a second, as measured.
+        knows: quality of the knowledge of its blocks: `exact` from its events, `incomplete` while some are
+            missing, `guess` from the requests sent there.
+        blocks: number of blocks known to be there.
+        queue_s: seconds until it has computed all prompts sent there.
+        running: requests sent there that have not ended.
+        prefill_rate: measured prompt tokens per second.
     """
 
     address: str
@@ -36,14 +36,14 @@ class UpstreamState:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request went, and why.
+    """Choice of an upstream for a request, with its reason.
 
     Attributes:
-        reason: what decided; `keeps`: what the request goes on from is there.
-        units: of the prompt: tokens, or pieces of its text where these are not known.
-        resident: of these, that the upstream holds.
-        expected: that it was computing for another request.
-        queue_s: of the upstream, when it was chosen.
+        reason: reason for the choice; `keeps`: the upstream stores the answer that the request continues.
+        units: size of the prompt in tokens, or in pieces of its text if tokens are not known.
+        resident: number of these units in the upstream's cache.
+        expected: number that the upstream was computing for another request.
+        queue_s: queue of the upstream, in seconds, when it was chosen.
         failed: upstreams that were tried before.
     """
 

@@ -82,7 +82,7 @@ def _cleaned_answer(data: bytes, kind: str, hide: Callable[[str], str], limits: 
 
 
 def _cleaned(data: bytes, hide: Callable[[str], str], limits: BodyLimits) -> bytes:
-    """Return JSON without keys, byte for byte as it was where it has none."""
+    """Return JSON without keys; JSON that has none stays unchanged byte for byte."""
     value = limits.parsed(data)
     cleaned = _without_keys(value, hide)
     return data if cleaned == value else json.dumps(cleaned).encode()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes by on a connection: where its requests begin and end, and what its answers are.
+"""Messages on a connection: the boundaries of its requests, and its answers.
 
-Parsing is h11's. Bytes are handed on as they came; what can't be parsed is handed on, too, and no longer
-looked at: whoever sent it is answered by the other side, as without a proxy.
+Parsing is h11's. Bytes are passed on unchanged. Data that can't be parsed is passed on, too, and parsing of
+the connection stops: the other side answers the sender, as without a proxy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARSED_BYTES = 4096  # at once, of heads and of bodies in chunks
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The head of a request: as it came, and what it says."""
+    """Head of a request: its bytes and its parsed fields."""
 
     raw: bytes
     method: bytes
@@ -30,30 +30,30 @@ class RequestHead:
     version: bytes = b"1.1"
 
     def has(self, name: bytes) -> bool:
-        """Whether a header of this name, in lower case, is there."""
+        """Tell whether a header is present; its name is in lower case."""
         return any(found == name for found, _ in self.headers)
 
     @property
     def content_length(self) -> int:
-        """Length of the body in bytes; 0: not told, or `Transfer-Encoding` frames it, which overrides it."""
+        """Length of the body in bytes; 0: not given, or overridden by `Transfer-Encoding`."""
         if self.has(b"transfer-encoding"):
             return 0
         return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
 
 
 class RequestStream:
-    """Cuts what a client sends into heads and what follows them.
+    """Parser that cuts a client's bytes into heads of requests and the bytes after them.
 
-    A piece is at most `PARSED_BYTES` of what h11 must look through: its parser takes milliseconds for that,
-    and who reads the pieces lets others run in between.
+    h11 parses at most `PARSED_BYTES` per piece, which takes milliseconds, so that the reader of the pieces
+    can let other tasks run in between.
 
     Args:
-        only_one: `feed` ends with the first request.
+        only_one: stop `feed` at the end of the first request.
 
     Attributes:
-        is_opaque: the rest is handed on without a look.
-        num_ended: requests that are whole.
-        body: takes the content of the current request's body, without its framing.
+        is_opaque: True if the rest is passed on without parsing.
+        num_ended: number of complete requests.
+        body: receives the content of the current request's body, without its framing.
     """
 
     def __init__(self, *, only_one: bool = False) -> None:
@@ -98,16 +98,16 @@ class RequestStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was fed."""
+        """True once data was fed."""
         return self._parser is not None or self.num_ended > 0
 
     @property
     def is_between(self) -> bool:
-        """Whether all requests are whole whose heads are."""
+        """True if no request is incomplete after its head."""
         return self._parser is None or self._parser.their_state is h11.IDLE
 
     def give_up(self) -> bytes:
-        """Look no more; return what was held back, to be handed on."""
+        """Stop parsing; return the bytes held back so far, to be passed on."""
         self.is_opaque = True
         held, self._head, self._waiting = self._head + self._waiting, b"", b""
         return held
@@ -139,11 +139,11 @@ class RequestStream:
 
 
 class AnswerWatch:
-    """Follows the answers to requests that were handed on; changes nothing.
+    """Parser that follows the answers to requests without changing them.
 
     Args:
-        on_end: called with a request's passage once its answer is whole.
-        on_switch: called when the connection leaves HTTP, or what comes is none.
+        on_end: called with a request's passage once its answer is complete.
+        on_switch: called when the connection leaves HTTP, or the data is not HTTP.
     """
 
     def __init__(self, on_end: Callable[[Passage], None], on_switch: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class AnswerWatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether more of an answer may come."""
+        """True while more of an answer may come."""
         return self.is_opaque or bool(self._open)
 
     def expect(self, head: RequestHead, passage: Passage) -> None:
@@ -184,7 +184,7 @@ class AnswerWatch:
                 return
 
     def end(self) -> None:
-        """Nothing more comes: what is open ended without the rest of its answer."""
+        """End all open answers as incomplete, since the connection has ended."""
         while self._open:
             _, passage = self._open.popleft()
             passage.cut_off()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The observer: a process beside the traffic that records requests and shows what they find of a cache.
+"""The observer: a process beside the traffic that records requests and shows their cache hits.
 
-It reads what `Feed` tells it from its standard input, and ends when that does.
+It reads the records of `Feed` from its standard input, and ends with it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ MAX_PIECES = 1 << 20  # of the JSON of one body
 
 @dataclass(frozen=True, slots=True)
 class ObserverSettings:
-    """What an observer does.
+    """Settings of an observer.
 
     Attributes:
-        record: the file that requests are written to; None: none is.
-        redact: its texts are replaced by hashes.
-        record_bytes, record_files: of one file, and how many are kept.
-        redaction_key: for equal texts to have equal hashes in all files of one proxy.
-        rules: name of the rules that say what is expected to be found.
-        console_port: of the console on `host`; None: there is none.
-        memory_bytes: for what is remembered of prompts.
-        prices: for saying what prompts cost.
-        max_body_bytes: longer bodies are not looked at, however they are packed.
+        record: file to write requests to; None: none.
+        redact: replace texts in the file by hashes.
+        record_bytes, record_files: largest size of a file, and number of files to keep.
+        redaction_key: key that gives equal texts equal hashes in all files of a proxy.
+        rules: name of the rules that predict hits.
+        console_port: port of the console on `host`; None: no console.
+        memory_bytes: memory for the blocks of earlier prompts.
+        prices: prices for the cost of prompts.
+        max_body_bytes: longest body, unpacked, that is read.
     """
 
     record: Path | None
@@ -61,7 +61,7 @@ class ObserverSettings:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do."""
+        """True if these settings need an observer."""
         return self.record is not None or self.console_port is not None
 
 
@@ -83,7 +83,7 @@ class Observer:
             start_console(self._watched, settings.prices, settings.host, settings.console_port)
 
     def take(self, seen: Seen) -> None:
-        """A request, asked or with its answer; what is no request to a model is passed over."""
+        """Take in a request, begun or with its answer; ignore requests to other routes than a model's."""
         try:
             exchange, record = record_without_keys(seen.exchange, seen.secrets, self._limits)
         except NoRequest:
@@ -111,7 +111,7 @@ class Observer:
             self._num_unwritten = 0
 
     def take_states(self, states: list[UpstreamState]) -> None:
-        """How the upstreams are now, where there are several."""
+        """Take in the states of upstreams, if there are several."""
         if self._watched is not None:
             self._watched.take_states(states)
 

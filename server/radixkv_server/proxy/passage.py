@@ -27,14 +27,14 @@ _MIN_SECRET = 8  # characters: shorter ones can't be told from other text
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """One request.
+    """Request on its way through the proxy, with its answer.
 
     Args:
-        max_bytes: of each body that are kept: of what is longer, nothing is.
+        max_bytes: longest body to keep; longer ones are dropped as a whole.
 
     Attributes:
-        number: tells it from all others of this process.
-        open_bytes: of bodies that are kept of all requests whose answers have not ended.
+        number: number that identifies it in this process.
+        open_bytes: bytes of bodies kept for all requests whose answers have not ended.
     """
 
     open_bytes: ClassVar[int] = 0
@@ -111,7 +111,7 @@ class Passage:
         return tuple(sorted((one for one in found if len(one) >= _MIN_SECRET), key=len, reverse=True))
 
     def exchange(self) -> Exchange | None:
-        """What is told of it, without what identifies its caller; None: its body is no longer known."""
+        """Record of the request without its caller's identity; None: its body was dropped."""
         if self._request is None:
             return None
         kept = {name: self.headers[name] for name in ("content-encoding",) if name in self.headers}
@@ -131,19 +131,19 @@ class Passage:
 
     @property
     def conversation(self) -> str:
-        """What its headers call the conversation; empty: nothing."""
+        """Conversation's name in the headers; empty: none."""
         return conversation_in(self.headers)
 
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """What relays do with what goes by.
+    """Settings of relays.
 
     Attributes:
-        on_begin: called with each request once it is whole, and known where it goes; must not wait.
-        on_passage: called with each request whose answer has ended; must not wait.
-        max_body_bytes: longer request bodies are refused; None: any length, as far as they can be held.
-        max_kept_bytes: of a body, for who looks at it.
+        on_begin: called with each complete request once its upstream is known; must not block.
+        on_passage: called with each request whose answer has ended; must not block.
+        max_body_bytes: longest request body; longer ones are refused; None: limited by memory alone.
+        max_kept_bytes: longest body to keep for the observer.
     """
 
     on_begin: Callable[[Passage], None]

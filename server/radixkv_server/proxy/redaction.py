@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redaction: the texts of requests and answers replaced by hashes that keep what they have in common.
+"""Redaction: texts of requests and answers replaced by hashes that preserve common beginnings.
 
     "Find the port of Bergen."       ->   "kQ3x 0fT mZ1p 9s b7Tq2aL0"
 
-Each word becomes a hash of as many characters under a key that is kept nowhere, so that equal texts stay
-equal from their first word to where they part, and nothing can be read or guessed. What an API gives a
-meaning (roles, types, models, counts, times) stays.
+Each word becomes a hash of as many characters under a key that is stored nowhere, so that texts stay equal up
+to their first difference, and nothing can be read or guessed. Values with a meaning in the API (roles, types,
+models, counts, times) stay.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection to the proxy and the one to its upstream: bytes go on as they come, both ways.
+"""Relay between a client's connection and an upstream's: bytes are passed on both ways as they come.
 
     client  --RequestStream-->  heads are addressed to the upstream, bodies go on byte for byte  -->  upstream
     client  <-----------------  every byte as it came  --AnswerWatch-------------------------------  upstream
 
 Each client's connection has an upstream connection of its own, so that everything between two hops (keeping
-alive, switching protocols, closing) holds end to end: whoever closes or resets one does so to the other.
+alive, switching protocols, closing) holds end to end: closing or resetting one does so to the other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Relay:
             self._answers.end()
 
     async def _finish_request(self, sending: asyncio.Task[None]) -> None:
-        """The upstream has ended its side: so does the proxy, and hands on what the client still sends."""
+        """End the client's side after the upstream has; pass on the rest of the client's data."""
         if self._is_faulty:
             return
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class Relay:
             self._settings.on_begin(passage)
 
     def _begin(self, head: RequestHead) -> bytes:
-        """The head as it is sent on; its answer is expected."""
+        """Return the head to send to the upstream, and expect its answer."""
         passage = Passage.of(head.target, head.headers, str(self._upstream), self._settings.max_kept_bytes)
         self._requests.body = passage.add_request
         self._asking = passage
@@ -144,7 +144,7 @@ class Relay:
             self._upstream_failed()  # nobody takes it
 
     def _upstream_failed(self) -> None:
-        """One side is no more: neither is the other."""
+        """Close the client's side after the upstream has failed."""
         self._is_faulty = True
         self._client.close(is_faulty=True)
         self._to_upstream.close(is_faulty=True)

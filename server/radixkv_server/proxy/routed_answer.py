@@ -19,19 +19,19 @@ _ID_BYTES = 4096  # of an answer, in which it says what it is called
 
 
 class RoutedAnswer:
-    """Takes the bytes of an answer, and says which to hand on.
+    """Parser of an answer's bytes that decides which to pass on.
 
     Args:
-        head, body: of the request.
-        may_go_elsewhere: where it says that this upstream can't serve the request, another one is asked.
+        head, body: head and body of the request.
+        may_go_elsewhere: try another upstream if the answer says that this one can't serve the request.
 
     Attributes:
-        has_begun: something of it has come.
-        held: what has come of its head, and was not handed on yet.
-        is_whole: it has ended.
-        is_over: it has, or left HTTP, or is not to be handed on.
-        is_switched: it left HTTP.
-        goes_elsewhere: the request is for another upstream.
+        has_begun: True once data of the answer has come.
+        held: bytes of its head that were not passed on yet.
+        is_whole: True once it is complete.
+        is_over: True once it is complete, has left HTTP, or must not be passed on.
+        is_switched: True once it has left HTTP.
+        goes_elsewhere: True if the request goes to another upstream.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RoutedAnswer:
 
     @property
     def keeps_connection(self) -> bool:
-        """Whether another request may follow on the client's connection, and on the upstream's."""
+        """True if another request may follow on both connections."""
         is_clean = self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]
         return self.is_whole and is_clean and self._head.version == b"1.1" and not self._ended_with_connection
 
@@ -91,7 +91,7 @@ class RoutedAnswer:
         return b""
 
     def _look(self, data: bytes) -> None:
-        """What is no answer lasts until the connection ends."""
+        """Parse data; data other than an HTTP answer is passed on until the connection ends."""
         try:
             self._parser.receive_data(data)
             while True:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoutedPrompt: what a request asks a cache for, as units that equal prompts share: token ids where possible.
+"""RoutedPrompt: a request's prompt in units that equal prompts share, token ids where possible.
 
 Servers that publish events render and tokenise the prompt themselves, so that the units are theirs:
 
-    radixkv         POST /tokenize/v1/... takes the body of that route as it came, and tells the tokens and
-                    the namespace in which the cache looks them up: whose the request's key is, and the salt
-    vLLM, SGLang    POST /tokenize takes chats, and completions of one text
+    radixkv         POST /tokenize/v1/... takes the unchanged body of that route, and returns the tokens and
+                    the namespace in which the cache looks them up: tenant of the request's key, and salt
+    vLLM, SGLang    POST /tokenize takes chats, and completions of a single text
 
-Otherwise units are pieces of the text: as good for knowing where a conversation went before.
+Otherwise units are pieces of the text, which suffice to find a conversation's earlier upstream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READERS = 2
 _SHORT_BYTES = 16 * 1024  # what is packed, or longer, is not worked on on the event loop
 #: Routes whose prompts a server of ours tells.
 _RENDERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
-# What a server refuses with 404 because another one keeps what the body goes on from.
+# Fields that name stored objects: a 404 about one means that another server may have it.
 _STORED = frozenset({"previous_response_id", "thread", "input"})
 _PASSED_ON = ("authorization", "x-api-key", "content-type", "content-encoding")
 # Of a chat, what changes the prompt.
@@ -63,16 +63,16 @@ _SEVEN_BITS = bytes(byte & 0x7F for byte in range(256))
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """What one request asks for.
+    """Prompt of a request, for the choice of an upstream.
 
     Attributes:
-        blocks: of token ids, or of pieces of the text.
-        is_exact: they are token ids.
-        num_units: of these; 0: it is no request to a model.
-        streams: whether its answer comes token by token.
-        session: what it has in common with those before it; None: nothing is known.
-        goes_on_from: names of what one upstream may keep and others not: responses, conversations.
-        impossible: addresses of servers that do not keep it.
+        blocks: blocks of token ids, or of pieces of the text.
+        is_exact: True if the units are token ids.
+        num_units: number of units; 0: not a request to a model.
+        streams: True if the answer is streamed.
+        session: key of the request's conversation; None: not known.
+        goes_on_from: names of stored objects that it continues: responses, conversations.
+        impossible: addresses of servers that do not store them.
     """
 
     blocks: PromptBlocks
@@ -95,7 +95,7 @@ class _Refused(Exception):
 
 
 class _NotHere(Exception):
-    """The server does not keep what the request goes on from."""
+    """The server does not store what the request continues."""
 
 
 class PromptReader:
@@ -142,11 +142,11 @@ class PromptReader:
     async def read(
         self, path: str, headers: Mapping[str, str], body: bytes | bytearray, tokenizers: Sequence[str]
     ) -> RoutedPrompt:
-        """Return what a request asks for.
+        """Return the prompt of a request.
 
         Args:
-            headers: by names in lower case.
-            tokenizers: base addresses of servers whose tokens count; the first one that answers is believed.
+            headers: names in lower case -> values.
+            tokenizers: base addresses of servers that tokenise prompts; the first answer is used.
         """
         named, session = _named_in(path), conversation_in(headers) or None
         size = READ_LIMITS.max_bytes if headers.get("content-encoding") else len(body)
@@ -238,12 +238,12 @@ def _read(path: str, headers: Mapping[str, str], body: bytes) -> Record:
 
 
 def _named_in(path: str) -> tuple[str, ...]:
-    """What a path names of things that a server keeps: `/v1/responses/NAME/...`."""
+    """Return names of stored objects in a path: `/v1/responses/NAME/...`."""
     return tuple(part for part in path.split("/")[3:] if _NUMBERED.search(part))
 
 
 def _goes_on_from(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a body goes on from that only some servers may keep."""
+    """Return names of stored objects that a body continues."""
     found = [data.get("previous_response_id")]
     for name in ("thread", "conversation"):
         value = data.get(name)
@@ -297,7 +297,7 @@ def _server_tokens(data: Mapping[str, Any], namespace: object) -> _ServerTokens 
 
 
 def reported_share(answer_tail: bytes) -> float | None:
-    """How much of its prompt an answer says was cached; None: it does not say."""
+    """Return the cached share of the prompt that an answer reports, or None."""
     cached, prompt = _CACHED.findall(answer_tail[-_TAIL:]), _PROMPT.findall(answer_tail[-_TAIL:])
     if not cached or not prompt or not int(prompt[-1]):
         return None

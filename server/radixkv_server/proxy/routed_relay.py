@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection to a proxy with several upstreams: each request goes to the one that is chosen.
+"""Relay of a client's connection to several upstreams, chosen for each request.
 
-    a request is read whole -> an upstream is chosen -> it is sent there -> the answer goes back as it comes
+    read the whole request -> choose an upstream -> send it there -> pass on the answer as it comes
 
-Until the first byte of an answer has come, an upstream that fails is replaced by another one. From then on
-the client sees what it would see without the proxy. Whoever leaves half way through an answer ends it.
+An upstream that fails before the first byte of its answer is replaced by another one. From then on the client
+sees the same as without the proxy. A side that leaves during an answer ends it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _NoAnswer(Exception):
     """An upstream failed before the first byte of its answer.
 
     Args:
-        was_sent: it had got the request, which may be what it failed at.
+        was_sent: True if it had received the request, which may have caused the failure.
     """
 
     def __init__(self, *, was_sent: bool) -> None:
@@ -51,20 +51,20 @@ class _NoAnswer(Exception):
 
 
 class _Elsewhere(Exception):
-    """An upstream says that it takes no requests now, or does not keep what this one goes on from."""
+    """An upstream takes no requests now, or does not store what this one continues."""
 
 
 class _ClientLeft(Exception):
-    """Nobody reads the answer any more."""
+    """The client has closed its connection."""
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One request, whole.
+    """Complete request.
 
     Attributes:
-        sent_body: as it came, with its framing.
-        body: without.
+        sent_body: body with its framing, as received.
+        body: body without its framing.
     """
 
     head: RequestHead
@@ -288,7 +288,7 @@ class RoutedRelay:
 
 
 async def _send(side: UpstreamSide, head: bytes, body: bytearray) -> None:
-    """Send a request, a short one at once, a long one as it is taken."""
+    """Send a request: a short one at once, a long one with flow control."""
     if len(body) < READ_BYTES:
         await side.write(head + body)
         return
@@ -299,7 +299,7 @@ async def _send(side: UpstreamSide, head: bytes, body: bytearray) -> None:
 
 
 def _has_left(leaving: asyncio.Task[bytes]) -> bool:
-    """Whether a client has closed its connection, or it was lost."""
+    """Tell whether a client's connection was closed or lost."""
     if not leaving.done() or leaving.cancelled():
         return False
     return leaving.exception() is not None or not leaving.result()

@@ -35,13 +35,13 @@ _TOO_MANY = refusal(
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """What the proxy does with the traffic.
+    """Settings of the proxy.
 
     Attributes:
-        upstream: where requests go; several are a fleet, which chooses.
-        max_body_bytes: longer request bodies are refused; None: any length.
-        max_kept_bytes: of each body, for the observer; of longer ones it is told nothing.
-        max_connections: of clients; more are refused.
+        upstream: address of the upstream; several form a fleet, which chooses.
+        max_body_bytes: longest request body; longer ones are refused; None: any length.
+        max_kept_bytes: longest body to pass to the observer.
+        max_connections: most connections of clients; more are refused.
     """
 
     upstream: Upstream | Fleet
@@ -125,7 +125,7 @@ async def serve(
 
 
 def _pass_over(passage: Passage) -> None:
-    """Where nothing is recorded or shown."""
+    """Ignore a passage, where nothing is recorded or shown."""
 
 
 async def _tell_states(fleet: Fleet, feed: Feed) -> None:

@@ -23,11 +23,11 @@ _LENGTH = re.compile(rb"^content-length:[^\n]*\n(?:[ \t][^\n]*\n)*", re.IGNORECA
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where requests go.
+    """Address of an upstream.
 
     Attributes:
-        authority: what its `Host` header says.
-        prefix: comes before every path; "" or begins with a slash.
+        authority: value of its `Host` header.
+        prefix: prefix of all paths; "" or begins with a slash.
     """
 
     host: str

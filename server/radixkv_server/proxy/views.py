@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was watched as JSON, in the forms that a server's `/v1/cache` routes have."""
+"""Watched requests as JSON, in the forms of a server's `/v1/cache` routes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Views:
         return TreeJson(self._watched.snapshot(shown), Onlooker(), self._names, _text_of)
 
     def advice(self, limit: int) -> list[Json]:
-        """What broke prompts lately, what cost most first."""
+        """Return causes of recent breaks, the most expensive first."""
         costs: dict[tuple[str, str], list[WatchedRequest]] = {}
         for one in self._watched.latest(1000):
             breaker = one.observation.breaker
@@ -177,7 +177,7 @@ class Views:
         }
 
     def _cost(self, one: WatchedRequest) -> Json | None:
-        """What the prompt cost, and what it would have at best; None: no prices are known."""
+        """Return the prompt's cost and its lowest possible cost; None: no prices are known."""
         price = None if self._prices is None else self._prices.of(one.record.model)
         if self._prices is None or price is None:
             return None

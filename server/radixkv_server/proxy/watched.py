@@ -48,7 +48,7 @@ class WatchedRequest:
     version: int
 
     def shortened(self) -> WatchedRequest:
-        """Return it with what is shown alone: the beginning of its first and of its last text."""
+        """Return it with only the shown parts: the beginnings of its first and its last text."""
         ends = self.record.blocks[:1] + self.record.blocks[1:][-1:]
         blocks = tuple(block._replace(text=block.text[:SHOWN_CHARS]) for block in ends)
         record = replace(
@@ -59,7 +59,7 @@ class WatchedRequest:
 
     @property
     def hit_counts(self) -> HitCounts:
-        """What it adds to sums."""
+        """Its counts, to be summed."""
         return HitCounts.of_prompt(self.observation.prompt_tokens, self.cached_tokens)
 
     @property
@@ -105,7 +105,7 @@ class Watched:
                 self._running.popitem(last=False)
 
     def take(self, seen: Seen, record: Record) -> None:
-        """A request's answer has ended: what was expected when it was asked is compared. O(its size)."""
+        """Take in a request whose answer has ended, and compare it with the prediction. O(its size)."""
         with self._lock:
             place, begun = self._running.pop(seen.number, (0, None))
             if begun is None:
@@ -142,7 +142,7 @@ class Watched:
         return len(self._running)
 
     def take_states(self, states: Sequence[UpstreamState]) -> None:
-        """How several upstreams are now."""
+        """Take in the states of upstreams."""
         self.states = states
 
     def of_upstream(self, address: str) -> HitCounts:
@@ -156,13 +156,13 @@ class Watched:
         return self._tokens / self._chars
 
     def latest(self, limit: int, after: int = 0) -> list[WatchedRequest]:
-        """Those asked last first, of what ended above a version."""
+        """Return requests that ended after version `after`, newest first."""
         with self._lock:
             found = [one for one in self._latest.values() if one.version > after]
         return sorted(found, key=lambda one: -one.place)[:limit]
 
     def find(self, name: str) -> WatchedRequest | None:
-        """One of the latest, by its name."""
+        """Find one of the latest requests by its name."""
         return self._latest.get(name)
 
     def windows(self) -> dict[str, HitCounts]:
