@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One backend for layers of several shapes: it hands each layer to the backend of its group.
+"""Backend for layers of several shapes, which passes each layer to the backend of its group.
 
 Every group has a plan of its own, since tiles depend on heads and sizes. A layer that reads another layer's
 keys and values writes none.

@@ -194,7 +194,7 @@ class GroupedKV:
             kv.load_blocks(blocks, [row[columns] for row in rows])
 
     def _columns(self) -> list[slice]:
-        """Where each group's bytes stand in a block's."""
+        """Slices of the groups' bytes in a block."""
         ends = np.cumsum([0, *(spec.bytes_per_block for spec in self.spec.specs)]).tolist()
         return [slice(start, end) for start, end in pairwise(ends)]
 

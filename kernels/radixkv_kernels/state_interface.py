@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StatePlan and StateBackend: what a step does to states, decided once and carried out by every layer.
+"""StatePlan and StateBackend: a step's operations on states, decided once and carried out by every layer.
 
 A step's rows are cut at the grid, so that each piece lies in one ring::
 
@@ -62,9 +62,9 @@ def plan_states(
     Args:
         query_starts: [R + 1], the rows of each request.
         starts: [R], position of each request's first row.
-        base_slots, base_positions: [R], slot with the state after so many tokens; -1: no token, zero state.
+        base_slots, base_positions: [R], slot of a state, and its number of tokens; -1: no token, zero state.
         ring_rows: [R], ring of each request, which holds the tokens from base to start.
-        target_slots, target_positions: [R], slot for the state after so many tokens: the last grid point
+        target_slots, target_positions: [R], slot for a state, and its number of tokens: the last grid point
             below the end of the rows. -1: it is the base.
         saves: (request, position, slot): more states to keep, base < position <= end of the rows.
     """

@@ -131,7 +131,7 @@ class StateSpec:
 
     @property
     def bytes_per_ring(self) -> int:
-        """Bytes of what a running request adds, all layers together."""
+        """Bytes per running request, all layers together."""
         return sum(shape.bytes_per_ring for shape in self.shapes)
 
 

@@ -368,8 +368,8 @@ class Lease(LeasePath):
             discard: forget the tokens that this lease contributed, unless others hold or pinned them.
             keep: forget the tokens beyond the first `keep`, unless others have used them meanwhile.
             used: True for a use, which moves its blocks back in the order of eviction; not where it forgets.
-            done: nobody comes back for its last blocks: they are evicted first, as far as no other lease,
-                pin or longer prefix needs them.
+            done: the conversation is over: its last blocks are evicted first, as far as no other lease, pin
+                or longer prefix needs them.
         """
         if self._is_released:
             raise self._error("release")

@@ -330,10 +330,10 @@ class PrefixCache:
         self.policy.on_reset()
 
     def put_first(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
-        """Have the last cached blocks of a prompt evicted first, as nobody comes back for it. O(n).
+        """Have the last cached blocks of a finished conversation's prompt evicted first. O(n).
 
-        They stay until their room is needed, and a use ends that. Blocks that are held, public, or in front
-        of other cached tokens are not moved.
+        They stay until their room is needed; a use before that restores their place in the order. Blocks that
+        are held, public, or in front of other cached tokens are not moved.
 
         Returns:
             The cached tokens of the prompt, if its end is put first; else 0.

@@ -15,17 +15,17 @@ _ADAPTER_PART = 2  # of a namespace: (tenant, salt, adapter, model)
 
 @dataclass(frozen=True, slots=True)
 class AdapterCard:
-    """An adapter as it is shown.
+    """Description of an adapter.
 
     Attributes:
-        name: by which requests ask for it.
-        identity: digest of its weights, which is in the key of all that is cached under it.
-        folder: where its files are.
-        rank: the largest of its matrices.
-        created: seconds since 1970 when it was registered.
+        name: name that requests give.
+        identity: digest of its weights, which is part of the cache key.
+        folder: folder of its files.
+        rank: largest rank of its matrices.
+        created: time of its registration, in seconds since 1970.
         in_memory: False: the next request for it reads its files.
-        nbytes: memory of its matrices.
-        num_reads: times its files were read.
+        nbytes: memory of its matrices, in bytes.
+        num_reads: number of times that its files were read.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Adapters:
         return None
 
     def acquire(self, name: str) -> Any:
-        """Return an adapter in memory, with its `identity`: it stays there for as long as it is referred to.
+        """Return an adapter in memory, with its `identity`; it stays there while it is referenced.
 
-        Reads its files where they are not in memory.
+        Reads its files if it is not in memory.
 
         Raises:
-            InvalidRequestError: there is none of that name, or its files have changed or gone.
+            InvalidRequestError: the name is unknown, or its files have changed or are missing.
         """
         raise InvalidRequestError(
             f"there is no adapter {name[:200]!r}: this engine was started without any (--lora, --lora-dir)",

@@ -40,10 +40,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptOutcome:
-    """Cache use of a request's prompt; the fields are those of `RequestOutput`.
+    """Cache use of a request's prompt, in the fields of `RequestOutput`.
 
     Attributes:
-        num_tokens: of the prompt.
+        num_tokens: tokens of the prompt.
         logprobs: logprobs of the whole prompt; None when not asked for.
     """
 

@@ -96,20 +96,20 @@ class Runner(Protocol):
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill blocks with saved data: after all steps launched so far, before those from now on.
 
-        Called between steps, one of which may still run on the device, and write to these very blocks for a
-        request that has ended: nothing on the host waits for it. When it returns, `data` is no longer needed.
+        Called between steps. A launched step may still run on the device, and write to these blocks for a
+        request that has ended, without the host waiting for it. `data` is no longer needed on return.
 
         Args:
-            data: for each block its `bytes_per_block` bytes, as `save` gave them.
+            data: `bytes_per_block` bytes of each block, as returned by `save`.
 
         Raises:
-            ValueError: they are not as many or not as long as they should be; nothing was written.
+            ValueError: their number or length is wrong; nothing was written.
         """
 
     def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        """Copy the contents of state slots out, as `save` does of blocks: `bytes_per_state` bytes each.
+        """Copy the contents of state slots out, like `save` for blocks: `bytes_per_state` bytes each.
 
-        Slots are write-once: until the copy is done, the caller keeps them from being written anew.
+        Slots are write-once: the caller must not reuse them before the copy is done.
         """
 
     def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON Schema of structured outputs as text: as it is enforced, and as a part of another grammar."""
+"""The JSON Schema of structured outputs as text: in its enforced form, and as a part of another grammar."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def json_schema(spec: StructuredOutputs) -> str | None:
 
 
 def schema_text(spec: StructuredOutputs) -> str:
-    """Return the JSON Schema of `json` or `json_object` as it is enforced: with closed objects, if wanted.
+    """Return the enforced JSON Schema of `json` or `json_object`, on request with closed objects.
 
-    Text that is no schema stays as it is.
+    Text other than a schema stays unchanged.
     """
     if spec.json is None:
         return '{"type":"object"}'

@@ -41,7 +41,7 @@ def _stands_for_no_text(added_token: dict[str, Any]) -> bool:
 
 
 def hidden_names(lark: str) -> str:
-    """Rewrite a Lark grammar's tokens by name (`<|im_end|>`) to those of a tokenizer with hidden ones."""
+    """Rewrite a Lark grammar's named tokens (`<|im_end|>`) for a tokenizer with hidden ones."""
     return _LARK_PARTS.sub(lambda part: _hidden(part[0]) if part["name"] is not None else part[0], lark)
 
 

@@ -40,11 +40,11 @@ _MAX_MASK_THREADS = 8
 
 
 def _slices() -> list[str]:
-    """Texts whose tokens a mask takes as a whole where the grammar allows all such texts.
+    """Return patterns of texts whose tokens a mask takes as a whole if the grammar allows all such texts.
 
     Masks spend their time on strings of bounded length: near the bound, llguidance's own slices (up
-    to 10 and 30 characters) no longer fit, and each token is tried. Shorter ones halve that, and those of
-    letters do the same for patterns. Order matters: a token belongs to the first slice that it fits.
+    to 10 and 30 characters) no longer fit, and each token is tried. Shorter slices halve that time, and
+    slices of letters do so for patterns. Order matters: a token belongs to the first slice that it fits.
     """
     kinds = (
         ("[a-z ]", (2, 4, 6, 8, 12, 20)),

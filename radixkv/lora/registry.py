@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdapterRegistry: adapters of an engine by name; the most recently used ones are in memory.
 
-    name -> entry (folder, identity)      identity -> matrices, weakly: for as long as anybody has them
+    name -> entry (folder, identity)      identity -> matrices, by weak references
 
-The registry keeps the matrices of `max_loras` adapters, a request those of its own: an adapter that is
-replaced, unloaded or pushed out stays in memory until its last request has ended. Files are read on the
+The registry holds the matrices of `max_loras` adapters, a request the matrices of its own: a replaced,
+unloaded or evicted adapter stays in memory until its last request has ended. Files are read on the
 caller's thread, never on the engine's between two steps, and are compared with the registered identity, so
 that a name never changes its weights unnoticed.
 """
@@ -50,10 +50,10 @@ def parse_lora(specs: Iterable[str]) -> dict[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse what can't name an adapter.
+    """Check the name of an adapter.
 
     Raises:
-        ConfigError: other characters, or too many.
+        ConfigError: it has invalid characters, or too many.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(

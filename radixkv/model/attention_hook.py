@@ -38,16 +38,16 @@ HEAD_MULTIPLE = 8
 
 @dataclass(slots=True)
 class AttentionStep:
-    """Slots that the layers of one step write and read. Rows beyond the plan are padding.
+    """Slots that the layers of a step write and read. Rows beyond the plan are padding.
 
     Attributes:
-        kv: what the backend reads: `make_kv` and `make_backend` agree for one layout.
-        plan: the backend's, of this step.
+        kv: the backend's memory: `make_kv` and `make_backend` agree on its layout.
+        plan: the backend's plan of this step.
         slots, rows: as in `AttentionBackend.write`; padding has no slots, or -1.
         out: [most rows, Hq, V] that every layer's result overwrites; None: new memory for each.
-        windows: all that layers have asked for so far.
+        windows: all windows that layers have asked for so far.
         adapters: a `StepAdapters` of the step's rows; None: no row has an adapter.
-        states: of layers that keep some; None: the model has none.
+        states: states of state layers; None: the model has none.
     """
 
     backend: AttentionBackend

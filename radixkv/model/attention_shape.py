@@ -14,13 +14,13 @@ from radixkv_kernels.states import StateShape
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asked of attention.
+    """Arguments with which a layer called attention.
 
     Attributes:
-        heads: query heads and KV heads.
+        heads: numbers of query heads and KV heads.
         sizes: elements of a head of the query, key and value.
-        value_in_key: values are the first elements of the keys, in memory, too.
-        source: the layer whose keys and values these are.
+        value_in_key: True if values are the first elements of the keys, in memory, too.
+        source: the layer that owns these keys and values.
     """
 
     layer: int
@@ -32,12 +32,12 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Layers of like shape, and those that read another layer's keys and values.
+    """Layers grouped by shape, and layers that read another layer's keys and values.
 
     Attributes:
-        groups: of layers that have keys and values of their own, in the order of their first layers.
+        groups: groups of layers with keys and values of their own, in the order of their first layers.
         aliases: layer -> the layer whose keys and values it reads.
-        states: what layers keep instead of, or besides, keys and values.
+        states: states that layers keep instead of, or besides, keys and values.
     """
 
     groups: tuple[KVGroup, ...]

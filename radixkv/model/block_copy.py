@@ -82,9 +82,9 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
         return True
 
     def stop(self, help_s: float = 0.0) -> None:
-        """Help for so many seconds at most, then return when nobody reads the blocks any more.
+        """Help for at most `help_s` seconds, then stop the copy and return once it reads no more blocks.
 
-        That is when the thread that copies has done the block at hand; what was copied is the result.
+        The copying thread finishes its current block; the blocks copied so far are the result.
         """
         self.run(time.monotonic() + help_s)
         with self._changed:
@@ -104,7 +104,7 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
 
 
 class BlockMemory(Protocol):
-    """Where blocks are copied from and to; see `radixkv.engine.runner.Runner`."""
+    """Memory that blocks are copied from and to; see `radixkv.engine.runner.Runner`."""
 
     def save(self, blocks: Sequence[int]) -> BlockCopy: ...
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention (MLA), absorbed: what is cached is the latent of a token, not the heads made of it.
+"""Latent attention (MLA), absorbed: the cache holds a token's latent, not the heads made from it.
 
 transformers' modules expand the latent to every head's key and value before they call attention::
 
     key_h = [W_uk,h latent | rotated]     value_h = W_uv,h latent        h = 1 .. H
 
 Since q . (W_uk latent) = (W_uk^T q) . latent, and a weighted sum of W_uv latents is W_uv of the sum, the two
-products can be taken on the side of the query and of the output. What is left is attention with one KV head,
+products can be taken on the side of the query and of the output. This leaves attention with one KV head,
 whose key is (latent, rotated) and whose value is the key's first elements::
 
     query_h -> [W_uk,h^T nope_h | rotated_h]     attend     output_h -> W_uv,h output_h
@@ -130,7 +130,7 @@ def _attend_densely(attention: Any, attention_name: str) -> None:
 
 
 class _NoChoice(nn.Module):
-    """An indexer whose choice nobody reads."""
+    """An indexer whose choice is not used."""
 
     def forward(self, *args: Any, **keywords: Any) -> Tensor:
         return torch.zeros(1, 1, 1, dtype=torch.int64)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of modules that compute it themselves instead of calling transformers' interface.
 
-On each instance, the part that attends is replaced by one that calls the hook, as long as the model is set to
+On each instance, the attention function is replaced by one that calls the hook while the model is set to
 radixkv's attention. Linear biases (ALiBi) become two elements more of each head::
 
     q . k * scale + slope * position
         = (q, 256 slope / scale, slope / scale) . (k, position // 256, position % 256) * scale
 
-since a softmax does not see what is added to all of a row. Both elements of a key are exact in 16 bits.
+since a softmax ignores a constant added to a whole row. Both elements of a key are exact in 16 bits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def select_attention(model: Any, name: str) -> None:
 
 
 def _register_mask() -> str:
-    """The name under which a model that can't do without a mask gets one, of which nothing is read."""
+    """Register an unused mask for models that require one, and return its name."""
     from transformers import AttentionMaskInterface
 
     def no_mask(*args: Any, **keywords: Any) -> Tensor:
@@ -160,7 +160,7 @@ def _mpt(module: Any) -> _Replacement:
 
 
 def _slopes(module: Any, name: str, num_heads: int) -> Tensor:
-    """float32 [H], from what the module's file computes as biases of two positions."""
+    """Return float32 [H] from the biases that the module's file computes for two positions."""
     build = getattr(sys.modules[type(module).__module__], name)
     biases: Tensor = build(torch.ones(1, 2), num_heads, torch.float32)
     return biases.view(num_heads, 2)[:, 1]

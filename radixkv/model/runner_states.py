@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunnerStates: the states of a model runner, and what a batch does to them."""
+"""RunnerStates: the states of a model runner, and a batch's operations on them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RunnerStates:
         self._backend = CpuStates()
 
     def step(self, batch: Batch) -> PagedStep:
-        """The step that the layers call for a batch; O(tokens / grid + requests).
+        """Return the step that the layers call for a batch; O(tokens / grid + requests).
 
-        A batch without requests, as it is run before the first one, may leave anything in the rings.
+        A batch without requests, as run before the first one, may leave anything in the rings.
         """
         states = batch.states
         starts = batch.positions[batch.query_starts[:-1]]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WithoutStates:
-    """A mixin: no slots, so that nobody saves or loads any."""
+    """Mixin of runners without states: there are no slots to save or load."""
 
     @property
     def num_state_slots(self) -> int:

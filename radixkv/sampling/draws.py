@@ -300,7 +300,7 @@ def _invert(scaled: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
     """
-    # With infinities, its exponentials are faster than those of `exp`.
+    # With infinities, its exponentials are faster than `exp`'s.
     weights = torch.softmax(scaled, dim=1)
     if weights.shape[1] <= _CHUNK:
         sums = weights.double().cumsum(dim=1)

@@ -12,7 +12,7 @@ from radixkv.errors import InvalidRequestError
 from radixkv.sampling.structured import StructuredOutputs
 
 MAX_N = 128
-#: Below this a temperature is 0: what it divides by would overflow float32.
+#: Below this a temperature is 0: the division would overflow float32.
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
@@ -24,7 +24,7 @@ MAX_BAD_WORD_LENGTH = 1024
 
 
 def require(good: bool, param: str, wanted: str, value: object) -> None:
-    """Refuses a value that is not good, saying what is wanted of the parameter."""
+    """Refuse an invalid value with an error that names the values wanted for the parameter."""
     if not good:
         raise InvalidRequestError(f"{param} {wanted}, not {value!r:.80}", param=param)
 
@@ -50,13 +50,13 @@ def _is_bad_word(word: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. Immutable; checked on construction.
+    """Parameters of sampling and of the output's end. Immutable; checked on construction.
 
     Args:
-        max_tokens: most tokens to generate; None: up to the model's context limit. 0: none: the prompt is
-            computed, so that it is in the cache, and nothing is sampled.
+        max_tokens: most tokens to generate; None: up to the model's context limit. 0: only compute the
+            prompt, for the cache, and sample nothing.
         min_tokens: no stop token or stop string ends the output before this many tokens.
-        temperature: [0, 100]; 0 (and what is below 1e-5) is greedy (argmax).
+        temperature: [0, 100]; 0 (and any value below 1e-5) is greedy (argmax).
         top_p: nucleus share in (0, 1].
         top_k: keep the k likeliest tokens; 0 or -1: all.
         min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
@@ -70,26 +70,26 @@ class SamplingParams:
         best_of: samples to draw, of which the `n` with the highest mean logprob are returned; None: n.
         stop: string or strings that end the output (not included unless `include_stop_str_in_output`).
         stop_token_ids: token ids that end the output, besides the model's own end tokens.
-        bad_words: what is not to be generated, at most 1,024 texts of 1 to 1,024 characters (or sequences of
-            token ids). A text is ruled out as the tokens that it is encoded to, by itself and after a space:
-            the last of them, where those before it have just been generated. The same text in other tokens
-            is not seen. All together have at most 8,192 tokens.
-        allowed_token_ids: the only tokens that may be generated; the model's end token is one of them only
-            where it is named. None: all.
-        ignore_eos: go on past the model's end-of-sequence tokens; without effect beside structured outputs,
-            whose end these tokens are.
+        bad_words: texts that must not be generated, at most 1,024 of 1 to 1,024 characters (or sequences of
+            token ids). A text is ruled out in the tokens that it is encoded to, by itself and after a space:
+            the last token is forbidden after the tokens before it. The same text in other tokens is not
+            recognised. All together have at most 8,192 tokens.
+        allowed_token_ids: the only tokens that may be generated; the model's end token must be among them to
+            be allowed. None: all.
+        ignore_eos: go on past the model's end-of-sequence tokens; without effect on structured outputs,
+            which end with these tokens.
         logprobs: None: none; k >= 0: the chosen token's logprob and the k likeliest tokens'.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
-        kept_special_tokens: spellings of special tokens that stay in the text all the same, such as those
-            that frame a tool call; the token that ends the output never does.
-        structured: what the output must look like, as `StructuredOutputs` or as what it takes:
-            `{"json": schema}`, `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": lark}`,
-            `{"json_object": True}`. An output that is cut off by `max_tokens` or a stop string matches as far
-            as it goes. Logprobs are the model's own, before tokens are ruled out.
-        prediction: token ids that the output may begin with or repeat parts of; where it does, it comes
-            faster. It changes nothing else.
+        kept_special_tokens: spellings of special tokens that stay in the text regardless, such as marks
+            around a tool call; the token that ends the output never does.
+        structured: constraint on the output, as `StructuredOutputs` or as its arguments: `{"json": schema}`,
+            `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": lark}`, `{"json_object": True}`. An output
+            truncated by `max_tokens` or a stop string matches as far as it goes. Logprobs are the model's
+            own, before tokens are ruled out.
+        prediction: token ids that the output may begin with or repeat parts of; matching parts are generated
+            faster. It has no other effect.
 
     Raises:
         InvalidRequestError: a value is out of range; names the field, the value and the range.
@@ -225,22 +225,22 @@ class SamplingParams:
 
     @property
     def grammar(self) -> StructuredOutputs | None:
-        """What the output must look like; None: anything."""
+        """Constraint on the output; None: anything."""
         wanted = self.structured
         assert wanted is None or isinstance(wanted, StructuredOutputs)
         return wanted
 
     @property
     def ignores_eos(self) -> bool:
-        """Whether the model's end tokens don't end the output."""
+        """True if the model's end tokens don't end the output."""
         return self.ignore_eos and self.structured is None
 
     @property
     def samples_nothing(self) -> bool:
-        """Whether the prompt is all there is to compute."""
+        """True if only the prompt is computed."""
         return self.max_tokens == 0
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, without a draw."""
+        """True if the likeliest token is taken, without a draw."""
         return self.temperature < MIN_TEMPERATURE

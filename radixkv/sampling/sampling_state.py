@@ -24,7 +24,7 @@ class RandomStream:
         self._start(0)
 
     def at(self, index: int) -> float:
-        """Return number `index` of the stream. O(1) for the last one and those that follow soon."""
+        """Return number `index` of the stream. O(1) for the last one and numbers soon after it."""
         if index < self._count - 1:
             self._start(index // _NUMBERS_PER_BLOCK)
         while self._count <= index:

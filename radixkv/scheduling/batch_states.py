@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BatchStates: where the state layers of a step begin, and which states the step leaves behind.
+"""BatchStates: base states of a step's state layers, and the states that the step writes.
 
 A model with states (recurrent or convolutional layers) keeps the state after a whole number of grid steps
-(`GRID` tokens) in a *slot*, for all its state layers together. Slots are write-once. What a request has
-computed since its last slot is in its *ring row*: the inputs of at most `GRID` tokens.
+(`GRID` tokens) in a *slot*, for all its state layers together. Slots are write-once. The inputs of tokens
+computed since a request's last slot, at most `GRID` tokens, are in its *ring row*.
 
     position    base              start              start + count
                  |--- ring: computed ---|--- rows of this step ---|

@@ -62,7 +62,7 @@ class InFlightPrefixes:
         if num_scheduled < request.num_tokens:
             lease = request.lease
             assert lease is not None
-            # Tokens that it replays are there: what is new comes after them.
+            # Replayed tokens are present: new ones come after them.
             known = max(num_scheduled, lease.num_committed)
             if known == request.num_tokens:
                 return

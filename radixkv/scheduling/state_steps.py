@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """StateSteps: the states' part of the scheduler: slots and ring rows of each step.
 
-1. A request is admitted at its deepest checkpoint and replays what it has K/V of beyond (`Lease.resume_at`).
+1. A request is admitted at its deepest checkpoint and replays cached tokens beyond it (`Lease.resume_at`).
 2. When a step is built, `fill` takes a slot for each request that crosses a grid point, and for each wanted
    checkpoint. Two slots a request are enough for that: `most_requests` bounds how many run.
 3. When it has run, `completed` makes targets the bases, and wanted states checkpoints.
-4. A request whose prompt another one is computing waits until that one has left a state where they part
-   (`is_coming`): unlike K/V, a state is there only after the step.
+4. A request whose prompt another one is computing waits until that one has written a state at the end of
+   their common prefix (`is_coming`): unlike K/V, a state is available only after the step.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StateSteps:
 
     @staticmethod
     def failed(entries: Iterable[Entry]) -> None:
-        """The step failed: what it was to write is free. O(entries)."""
+        """Free the slots that a failed step was to write. O(entries)."""
         for entry in entries:
             lease = entry.request.lease
             if lease is not None and lease.states is not None:

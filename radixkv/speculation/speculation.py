@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation: drafts for the requests of one engine, what grammars force first, and how they went.
+"""Speculation: drafts for the requests of an engine, tokens forced by grammars first, and statistics.
 
-What the scheduler asks for drafts (its `DraftProposer`), with what only the engine knows of a request: how
-many tokens it may still get, which tokens end it, what its grammar allows.
+The scheduler's `DraftProposer`, with facts that only the engine knows of a request: the tokens it may still
+get, its end tokens, and the tokens its grammar allows.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Speculation(Drafts):
         self._drafter.granted(num_tokens)
 
     def draft(self, request: SequenceState, most: int) -> Sequence[int]:
-        """What the request's grammar forces; else guesses, as far as the grammar allows them.
+        """Return tokens that the request's grammar forces, else guesses that the grammar allows.
 
-        A token that ends the output is none of them: it is chosen without a guess as quickly.
+        A token that ends the output is left out: choosing it without a guess is as fast.
         """
         sample = sample_of(request)
         output, state = sample.output, sample.sampling_state

@@ -83,7 +83,7 @@ class RendersChats:
             return await self._texts.off_loop(
                 size, lambda: tokenizer.apply_chat_template(list(messages), **given, **options)
             )
-        # Rendering and looking up take a hundredth of the time of encoding: what is new decides where to go.
+        # Rendering and lookups take a hundredth of the time of encoding: the new text's length decides.
         prompt = await self._texts.off_loop(
             min(size, HUGE_TEXT), lambda: tokenizer.prepare_chat(list(messages), **given, **options)
         )

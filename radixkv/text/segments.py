@@ -8,8 +8,8 @@ A turn of a long conversation repeats all earlier segments. The ids of a known s
 keyed hash of its text; unknown ones are encoded, in one call. The result equals the ids of the whole text by
 construction (see `radixkv.text.cutters`); a text without cutters is encoded whole.
 
-Each owner (a tenant with a salt) finds its own segments only, so that nobody can time another's texts. Over
-the budget, the least recently used segments go of whichever owner has most. No text is kept.
+Each owner (a tenant with a salt) finds its own segments only, so that timing reveals nothing about texts of
+others. Over the budget, the owner with the most segments loses its least recently used ones. No text is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SegmentKey = tuple[str, bool, bytes]
 
 #: Bytes of token ids that are kept: the ids of fifteen million tokens.
 BUDGET = 64 << 20
-# What an entry takes beside its ids.
+# Bytes of an entry beside its ids.
 _ENTRY_BYTES = 200
 
 
@@ -112,8 +112,8 @@ class SegmentEncoder:
     Args:
         backend: a `tokenizers.Tokenizer`.
         store: shared with other encoders.
-        vocabulary: tells their segments apart.
-        renamed: ids of the backend -> those that are meant.
+        vocabulary: name of the vocabulary, which separates segments of different ones.
+        renamed: ids of the backend -> ids of the model.
     """
 
     def __init__(

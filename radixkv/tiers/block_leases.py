@@ -31,9 +31,9 @@ class BlockLeases:
         self._tree, self._lookup, self._namespaces, self._leasing = cache.parts
 
     def missing(self, match: Match) -> BlockRun:
-        """The whole blocks of a prompt after its match, which must be current: all those of one namespace.
+        """Return the whole blocks of a prompt after its match, which must be current, in one namespace.
 
-        The public ones where the match ends before the end of public text, else the namespace's own.
+        They are public blocks if the match ends before the end of public text, else the namespace's own.
         O(tokens after the match).
         """
         tree, data, walk = self._tree, match.data, match.walk
@@ -47,9 +47,9 @@ class BlockLeases:
         return _run(part, owner, data[:end], start // TOKEN_BYTES, ids)
 
     def reserve(self, run: BlockRun, match: Match) -> Lease:
-        """A lease on all blocks up to the end of a run that is missing after a match: new ones for the run.
+        """Lease all blocks up to the end of a run that is missing after a match, with new blocks for the run.
 
-        What it commits can be matched. O(tokens + path). OutOfBlocks: nothing was changed.
+        Committed tokens can be matched. O(tokens + path). OutOfBlocks: nothing was changed.
         """
         owner = self._namespaces.obtain(match.namespace)
         walk = match.walk or self._lookup.nothing_found(match.data, owner)
@@ -71,9 +71,9 @@ class BlockLeases:
         return self._leasing.hold_blocks(data, end, namespace, owner, walk)
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceKey]]:
-        """What is cached, as whole texts and whose they are: the latest used first, at most so many.
+        """Return at most `limit` cached texts and their namespaces, the most recently used first.
 
-        Public text is there as the beginning of others. O(nodes + tokens of the texts).
+        Public text is included as the beginning of other texts. O(nodes + tokens of the texts).
         """
         leaves = [node for node in self._tree.nodes() if node.is_leaf and not node.owner.is_public]
         leaves.sort(key=attrgetter("last_access"), reverse=True)
@@ -104,6 +104,6 @@ class BlockLeases:
 
 
 def _run(part: Namespace, owner: Namespace, data: bytes, start: int, ids: bytearray) -> BlockRun:
-    """A run of what is `owner`'s, or of the public text that it shares."""
+    """Return a run of `owner`'s blocks, or of the public text that it shares."""
     key = what_computes(owner.key) if part.is_public else owner.key
     return BlockRun(key, part.is_public, data, start, each_identity(ids))

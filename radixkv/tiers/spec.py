@@ -32,11 +32,11 @@ _OPTION = re.compile(r",([a-z_]+)=([^,]*)$")
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One requested tier.
+    """Requested tier.
 
     Attributes:
-        kind: such as `disk`.
-        where: what follows the kind, without the options: a path, a size, an address.
+        kind: kind of the tier, such as `disk`.
+        where: path, size or address after the kind, without the options.
         options: option -> value.
     """
 

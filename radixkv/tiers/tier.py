@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier: a memory below the pool that keeps the K/V of whole blocks, such as a disk, and what it promises.
+"""Tier: a memory below the pool that keeps the K/V of whole blocks, such as a disk, and its contract.
 
     lookup   HIT       it has the K/V of the first n blocks                       -> load them
              PENDING   it is fetching them already                                -> load joins that
              RETRY     it does not know yet                                       -> ask again soon
-             MISS      it has not even the first one                              -> compute
-    load     a future of what it kept, in the order of the blocks; fewer, or a failure: compute the rest
-    wants    which blocks of a text that is cached it would keep
+             MISS      it lacks even the first one                                -> compute
+    load     returns a future of the kept blocks, in order; if some are missing or it fails, compute the rest
+    wants    returns the blocks of a cached text that it would keep
     save     keeps blocks that have been copied out
 
 All calls are made by the engine's thread and must return at once; the work is done elsewhere. Futures may be
-completed on any thread, in any order, late or never: nobody waits for one longer than the engine's deadline.
-What a tier gives is compared with the tokens that were asked for; their payload's integrity is its own
-affair. It may serve several engines, one after the other or together.
+completed on any thread, in any order, late or never: the engine waits for none beyond its deadline. The
+engine compares a tier's blocks with the requested tokens; the tier alone ensures the integrity of their
+payload. A tier may serve several engines, one after the other or together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
 
 class TierState(Enum):
-    """What a tier says of blocks."""
+    """Availability of blocks in a tier."""
 
     HIT = "it has them"
     PENDING = "it is fetching them"
@@ -45,11 +45,11 @@ class TierState(Enum):
 
 
 class TierBlocks(NamedTuple):
-    """Blocks as a tier kept them.
+    """Blocks from a tier.
 
     Attributes:
-        run: what they are, as it was saved, or a part of that.
-        data: of each block what `Runner.save` gave, uint8.
+        run: their tokens and namespace, as saved, or a part of that run.
+        data: uint8 bytes of each block, as returned by `Runner.save`.
     """
 
     run: BlockRun
@@ -57,7 +57,7 @@ class TierBlocks(NamedTuple):
 
 
 class BlocksBeforeDamage(TierBlocks):
-    """The same, perhaps none, where what was kept of the next block was found to be damaged."""
+    """Blocks from a tier, perhaps none, before a damaged one."""
 
 
 class Tier(ABC):
@@ -93,7 +93,7 @@ class Tier(ABC):
 
     @abstractmethod
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
-        """How many leading blocks of a run it has, or will have; 0 for RETRY and MISS."""
+        """Return the number of leading blocks of a run that it has or will have; 0 for RETRY and MISS."""
 
     @abstractmethod
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
@@ -105,9 +105,9 @@ class Tier(ABC):
 
     @abstractmethod
     def wants(self, run: BlockRun) -> range:
-        """Which blocks of a run that is cached it would keep: those it lacks, as many as it has time for.
+        """Return the blocks of a cached run to keep: blocks it lacks, as many as it has time for.
 
-        By their place in the run, without gaps (step 1).
+        A range of indices in the run, with step 1.
         """
 
     @abstractmethod

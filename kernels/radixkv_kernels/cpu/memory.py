@@ -120,10 +120,10 @@ def compile_kernel(function: Any, *, fast: bool = False) -> Any:
 
 @contextmanager
 def _one_process_at_a_time(function: Any) -> Iterator[None]:
-    """Let one process compile a function, and the others load it from the cache: ranks and workers that start
-    together would each take the seconds.
+    """Let one process compile a function, and the others load it from the cache, instead of compiling in each
+    of the ranks and workers that start together.
 
-    A process that holds the lock for longer than compiling takes keeps nobody waiting.
+    Processes do not wait for the lock longer than compiling takes.
     """
     cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     name = f"{function.__module__}.{function.__qualname__}({', '.join(cells)})"

@@ -70,7 +70,7 @@ class EvictionIndex:
         self.add(node)
 
     def put_first(self, node: CachedRun) -> None:
-        """Have a candidate go before all others, until it is used again: nobody comes back for it. O(1)."""
+        """Evict a candidate before all others, unless it is used again first. O(1)."""
         assert node.entry is not None, "it is no candidate"
         self._done[id(node)] = node
 

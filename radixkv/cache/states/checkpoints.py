@@ -38,7 +38,7 @@ class Checkpoints:
     """The checkpoints of one tree. It alone writes `Node.states`, but for `checkpoint.split_states`.
 
     Args:
-        num_slots: states that there is memory for, those of running requests included.
+        num_slots: states that fit the memory, including states of running requests.
         block_size: tokens per block.
         num_blocks: of the pool; a quota of some of them is one of as large a share of the slots.
 
@@ -175,10 +175,10 @@ class Checkpoints:
         return self.pool.take()
 
     def settle(self) -> None:
-        """Free the slots for the next step while the newest states count, and what they supersede.
+        """Free the slots for the next step while the newest states count, and the states they supersede.
 
-        A request holds the state at which it resumed while its step takes slots: evicting only then would
-        spare just what the step has superseded, and take something better. O(log checkpoints), amortised.
+        A request holds the state at which it resumed while its step takes slots: eviction at that time would
+        spare just the superseded state, and take a better one. O(log checkpoints), amortised.
         """
         while self.pool.num_free < self._spare:
             victim = self._victim(spare_some=True)

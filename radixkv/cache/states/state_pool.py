@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StatePool: the slots for states, and how many hold each.
+"""StatePool: the slots for states, with a count of holders for each.
 
 A slot is held by the tree (a checkpoint), by running requests (their base) and by the step that writes it. It
-is written once, by that step; it is free when nobody holds it any more.
+is written once, by that step, and free once its last holder has released it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of agents in closed loops: what each turn adds, the pauses of tools or people, and what is shared.
+"""Jobs of agents in closed loops: tokens added by each turn, pauses of tools or people, shared prefixes.
 
 | kind     | turns | tokens at first                | pauses           | more                             |
 |----------|-------|--------------------------------|------------------|----------------------------------|
@@ -28,13 +28,13 @@ FORK_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """One turn; sizes in tokens.
+    """Turn of a job; sizes in tokens.
 
     Attributes:
-        new: what it adds to the context before it asks.
+        new: tokens added to the context before the request.
         output: tokens of its answer.
         pause_s: seconds between its answer and the next turn.
-        compact_to: what is kept of the context before it asks; None: all.
+        compact_to: tokens of the context that are kept before the request; None: all.
         forks: turns of each sub-agent that goes on from the turn's context after its answer.
     """
 
@@ -64,7 +64,7 @@ class AgentJob:
 
     @property
     def num_requests(self) -> int:
-        """Turns, those of sub-agents included."""
+        """Number of turns, including sub-agents' turns."""
         return sum(1 + sum(map(len, turn.forks)) for turn in self.turns)
 
 
@@ -174,12 +174,12 @@ KINDS: dict[str, Callable[[random.Random, _Sizes], AgentJob]] = {
 
 @dataclass(slots=True)
 class AgentAnswer:
-    """One turn as it went; times in seconds after the load began, sizes in tokens.
+    """Measured turn; times in seconds after the load began, sizes in tokens.
 
     Attributes:
-        job, turn: whose it was; sub-agents count as turns of their job.
-        is_first: its context had not been sent before.
-        new_tokens: of its prompt, those that nobody had sent before.
+        job, turn: job and index of the turn; sub-agents count as turns of their job.
+        is_first: True if its context had not been sent before.
+        new_tokens: tokens of its prompt that had not been sent before.
     """
 
     job: int

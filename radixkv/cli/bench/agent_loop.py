@@ -49,7 +49,7 @@ class AgentLoop(Load):
         messages: list[Message] = [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": words(source, job.start)})
         await asyncio.sleep(job.delay_s)
-        # What the first prompt shares with others, in tokens, is known by its share of the words.
+        # The shared tokens of the first prompt are estimated by its share of the words.
         share = job.shared / (job.shared + job.start) if shares else 0.0
         await self._conversation(number, messages, job.turns, source, answers, share)
 
@@ -66,8 +66,8 @@ class AgentLoop(Load):
         """Ask the turns of an agent or a sub-agent, one after the other.
 
         Args:
-            share: of the first prompt, what others have sent before.
-            known: tokens of the context that were computed before.
+            share: share of the first prompt that other jobs have sent before.
+            known: number of the context's tokens that were computed before.
         """
         async with asyncio.TaskGroup() as forks:
             for place, turn in enumerate(turns):

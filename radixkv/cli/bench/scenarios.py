@@ -25,10 +25,10 @@ class Session:
     """A conversation: each turn adds messages to all before, the answers included.
 
     Args:
-        start: seconds after the load begins at which its first turn is due.
-        turns: the messages that each turn adds.
+        start: time of its first turn, in seconds after the load begins.
+        turns: messages that each turn adds.
         max_tokens: most tokens of an answer; None: the server's own limit.
-        says_done: its last request tells a radixkv server that nobody comes back.
+        says_done: its last request tells a radixkv server that the conversation is over.
     """
 
     start: float

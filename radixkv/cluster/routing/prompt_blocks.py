@@ -11,7 +11,7 @@ from radixkv.cache.block_identity import IDENTITY_BYTES, each_identity
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, encode_tokens, frame_namespace
 from radixkv.cluster.events.block_keys import NO_CHAIN, PUBLIC, BlockKeys, block_key, chains
 
-#: Blocks of one prompt that are looked at: beyond them, what it shares no longer changes the choice.
+#: Most blocks of a prompt that are compared: shared blocks beyond them no longer change the choice.
 MAX_BLOCKS = 1 << 15
 
 

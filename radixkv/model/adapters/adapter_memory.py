@@ -39,6 +39,6 @@ class AdapterMemory:
             return self._adapters.setdefault(packed.identity, packed)
 
     def get(self, identity: str) -> PackedAdapter | None:
-        """Return an adapter that somebody holds; None: nobody does."""
+        """Return an adapter that is still referenced, or None."""
         with self._lock:
             return self._adapters.get(identity)

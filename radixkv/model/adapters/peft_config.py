@@ -19,7 +19,7 @@ CONFIG_NAME = "adapter_config.json"
 _MAX_BYTES = 1 << 20
 _MATCH_SECONDS = 1.0  # patterns come with the adapter, and may take for ever
 _MAX_RANK = 4096
-#: Fields that say how the adapter was trained, stored or found, and change nothing of what it computes.
+#: Fields about the adapter's training, storage or discovery, which do not affect its computation.
 _WITHOUT_EFFECT = frozenset(
     {
         *("auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "task_type"),

@@ -86,9 +86,9 @@ def load_blocks(path: Path, config: Any, attention: str, *, show_progress: bool 
 
 
 def _make_buffers(model: Any) -> None:
-    """Give buffers memory and their values, as the architecture initialises them; parameters stay away.
+    """Allocate buffers with the values that the architecture initialises; parameters stay unallocated.
 
-    What it does not initialise is NaN, which the trial run would find.
+    Other buffers are NaN, which the trial run would find.
     """
     for module in model.modules():
         found = False
@@ -189,7 +189,7 @@ class _File:
         return PackedLinear(plain)
 
     def _order(self, tensor: Any) -> _Array | bool | None:
-        """Which row of the file each row of the parameter is; None: the same; False: more than an order."""
+        """Return the file's row for each row of the parameter; None: the same; False: not a permutation."""
         count = int(tensor.shape[1])
         numbers = np.arange(count, dtype=np.int64)
         try:

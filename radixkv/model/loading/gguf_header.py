@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a GGUF file's header, before a reader that trusts it allocates what it asks for.
+"""Checks of a GGUF file's header, before a reader trusts it and allocates memory by it.
 
     "GGUF" version  number of tensors  number of values
     values          key, type, value; a value is a number, a string or an array of them
@@ -7,7 +7,7 @@
     data            from the next multiple of the alignment
 
 Every count and length must fit the file, every tensor must lie in its data, and sizes of the model must be
-those that a model can have. Reads the header only: a tenth of a second for a large vocabulary.
+plausible. Reads the header only: a tenth of a second for a large vocabulary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAYER = re.compile(rb"blk\.(\d{1,9})\.")
 
 
 class _Damage(Exception):
-    """A sentence's end: what is wrong with the header."""
+    """The header is damaged; the message completes a sentence about the file."""
 
 
 def check_header(path: Path) -> None:

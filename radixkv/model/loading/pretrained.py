@@ -102,7 +102,7 @@ class Pretrained:
 
         own = has_own_attention(str(getattr(hf_config, "model_type", "")))
 
-        # Those that read images, too, are in a list of their own.
+        # Models that also read images are in a list of their own.
         kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
 
         def read() -> Any:

@@ -25,7 +25,7 @@ class Mixer(ABC):
         ModelLoadError: the module has a setting that the kernels do not know.
     """
 
-    #: What the module's own forward returns besides the output; None: the output alone.
+    #: Values that the module's own forward returns besides the output; None: the output alone.
     besides: tuple[None, ...] | None = None
 
     def __init__(self, module: Any, layer: int) -> None:
@@ -56,8 +56,8 @@ class Mixer(ABC):
 def wide_softplus(x: Tensor, bias: Tensor | None) -> Tensor:
     """softplus(x + bias), rounded once.
 
-    In float32, torch computes whole vectors and what is left over with different functions, so that a value
-    would depend on its place in the batch.
+    In float32, torch computes whole vectors and the remainder with different functions, so that a value would
+    depend on its place in the batch.
     """
     x = x.double()
     return F.softplus(x if bias is None else x + bias.double()).float()

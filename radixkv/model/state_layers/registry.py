@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of transformers keep a state, and what takes the place of their forward."""
+"""Registry of transformers' modules with a state, and of the replacements for their forward."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What state layers call in a step: the states' memory, or, in a dry run, the plain recurrence."""
+"""Steps that state layers call: over the states' memory, or, in a dry run, by the plain recurrence."""
 
 from __future__ import annotations
 

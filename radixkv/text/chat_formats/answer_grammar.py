@@ -49,16 +49,16 @@ class AnswerGrammar:
     """Grammars of the answers in a format.
 
     Args:
-        tools: in OpenAI's form; those with `strict` true are held to their schema in full, the others as far
-            as it can be enforced.
-        parallel: more than one call is allowed.
-        token_of: the token that a text is, if it is one.
-        prompt_end: how the prompt ends; it may have opened the thinking.
-        others: the prompt shows other tools, too, which must not be called.
-        closes_objects: arguments have the properties that are listed, and no others, unless a tool's schema
-            says something of others; those of strict tools, and of tools without properties, always.
-        inputs: name of a tool -> Lark grammar, escaped (`radixkv.grammar.escaped_lark`), of the text that is
-            its only argument, `input`; its schema does not count.
+        tools: tools in OpenAI's form; schemas of tools with `strict` true are enforced in full, others as far
+            as possible.
+        parallel: allow more than one call.
+        token_of: returns the token that is spelled like a text, if there is one.
+        prompt_end: end of the prompt, which may have opened the thinking.
+        others: True if the prompt also shows other tools, which must not be called.
+        closes_objects: arguments have only listed properties, unless a tool's schema sets
+            `additionalProperties`; always so for strict tools, and for tools without properties.
+        inputs: name of a tool -> Lark grammar, escaped (`radixkv.grammar.escaped_lark`), of its only
+            argument, the text `input`; its schema is ignored.
     """
 
     format: ChatFormat

@@ -6,8 +6,8 @@
     ElementArguments   <city>Paris</city><route><leg>1</leg></route>, a tag for each member at every depth
     LiteralArguments   (city='Paris', days=2)
 
-A notation reads a call's arguments from the first to the last; what is around them belongs to the form of the
-call. Here is the first of them, and what all need.
+A notation reads a call's arguments from the first to the last; the text around them belongs to the form of
+the call. This file has the first notation, and the parts that all share.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Forms of tool calls in a family of models, declared so that the same words read and write.
 
 A call is a head with the function's name, its arguments in some notation, and a tail (`CallForm`), or a JSON
-object with members for both (`json_calls.py`). Readers take more than what is written: any white space where
-a form has some, marks that models leave out, and the names that are in use for the members of JSON calls.
+object with members for both (`json_calls.py`). Readers accept more than the written form: any white space
+where a form has some, marks that models leave out, and the usual names of members of JSON calls.
 """
 
 from __future__ import annotations
@@ -105,22 +105,22 @@ class CallForm:
     """Calls with a head, arguments in a notation, and a tail.
 
     Args:
-        begin, between, end: around all calls of an answer, and from one to the next, as they are written.
-        head, tail: around the arguments of one call, as they are written; `NAME` is the function's name,
-            `IDENT` an id, `INDEX` the call's number.
-        arguments: their notation.
+        begin, between, end: written marks around all calls of an answer, and between calls.
+        head, tail: written marks around the arguments of a call; `NAME` is the function's name, `IDENT` an
+            id, `INDEX` the call's number.
+        arguments: notation of the arguments.
         opens: marks that open calls.
-        reads: the head as it is read, from the mark on that opens calls; texts with a blank between them, of
-            which those that end in `?` may be missing. `WORD` is any word there, `NUMBERED` an id that holds
-            the name. None: as it is written.
-        reads_next: the head of a further call; None: as `reads`, without the marks of `begin`.
-        closes: marks after the last call, which may be missing.
-        separators: marks between calls that may be missing.
-        bare: marks that open calls where nothing has been said before.
-        is_vague: a call without arguments must be one of a function that is offered, because any word between
-            the marks looks like one.
-        id_pattern: a regular expression of ids as they are written.
-        first_index: the number of the first call; None: any.
+        reads: accepted heads, from the opening mark on: texts with blanks between them, optional if they end
+            in `?`. `WORD` stands for any word, `NUMBERED` for an id that contains the name. None: only the
+            written head.
+        reads_next: accepted heads of further calls; None: as `reads`, without the marks of `begin`.
+        closes: optional marks after the last call.
+        separators: optional marks between calls.
+        bare: marks that open calls only at the beginning of an answer.
+        is_vague: a call without arguments must name an offered function, because any word between the marks
+            looks like a call.
+        id_pattern: regular expression of written ids.
+        first_index: number of the first call; None: any.
     """
 
     head: str

@@ -5,8 +5,8 @@ Such text is no part of the conversation: the provider that it is meant for take
 it is a prompt whose first line changes with every request, so that nothing after it is found in the cache. A
 rule holds it constant before the chat template sees it.
 
-A rule says where its client writes: it looks at the head of a chat's first message, and only if that is the
-system's. What a user says, and what stands anywhere else, is left as it is, whatever it quotes.
+A rule looks only at its client's place: the head of a chat's first message, if that is a system message. Text
+of users, and text in any other place, stays unchanged, whatever it quotes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientRule:
-    """Text of one client at the head of the system prompt.
+    """Text of a client at the head of the system prompt.
 
     Args:
-        client: its name.
-        what: what the text is called.
-        head: the text; what is after it stays as it is.
-        constant: what takes its place.
+        client: name of the client.
+        what: name of the text.
+        head: pattern of the text; the text after it stays unchanged.
+        constant: replacement.
     """
 
     client: str

@@ -56,7 +56,7 @@ class Cursor:
         """Add text, and forget the text before `keep`, a place in it; None: before the cursor.
 
         Returns:
-            How many characters have been forgotten; what a reader may go back to is kept.
+            The number of characters forgotten; text that a reader may go back to is kept.
         """
         keep = min([self.at if keep is None else keep, *(place - self._base for place in self._held)])
         self.text = self.text[keep:] + text

@@ -28,33 +28,33 @@ THINK = Section(("<think>",), ("</think>",))
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A family's declaration. Everything but the name may be missing: such text is all content.
+    """Declaration of a family's format. All fields but the name are optional; by default all text is content.
 
     Args:
-        name: the word for it in `--chat-format`.
-        families: the models that write it, for the documentation.
-        signs: texts of a chat template, or of what it renders, by which the family is known: alternatives,
-            each of texts that must all be there.
-        tokens: texts that are one token in the family's vocabulary, by which it is known where its template
+        name: name in `--chat-format`.
+        families: models that write it, for the documentation.
+        signs: texts in a chat template, or in its renderings, that identify the family: alternatives, each
+            of texts that must all occur.
+        tokens: texts that are single tokens in the family's vocabulary, which identify it if its template
             shows no sign.
-        reasoning: marks around the model's thoughts.
-        spoken: marks around content, for families that frame that, too.
-        forms: of calls, all of which are read; the first is the one that is written.
-        dropped: marks of an answer that say nothing.
+        reasoning: marks around reasoning.
+        spoken: marks around content, in families that have them.
+        forms: forms of calls, all of which are read; the first one is written.
+        dropped: marks without meaning, dropped from answers.
         calls_end_reasoning: a call that begins inside of reasoning ends it.
-        preamble: what a system message says of tools where the chat template says nothing. `TOOLS` stands for
+        preamble: text about tools for a system message if the chat template has none. `TOOLS` stands for
             their JSON, `EXAMPLE` for an example of a call.
-        call_id_length: ids of calls have exactly so many letters and digits; None: as OpenAI's.
+        call_id_length: number of letters and digits in ids of calls; None: as OpenAI's.
         numbers_ids: ids of calls are `functions.NAME:N`, counted through a conversation.
-        tools_option: argument of the chat template that some of the family take their tools by.
+        tools_option: argument of the chat template by which some of the family take tools.
         frames_content: content always stands in `spoken`.
-        after_reasoning: stands between reasoning and what follows it.
-        thinking: what the chat template writes before reasoning, after it, and between that and a call; None:
-            not known.
-        lead: what it writes before a call where nothing is thought; None: not known.
-        special_tokens: the special tokens of a vocabulary that the marks hold, which must stay in the text.
-        response: the tokenizer's own declaration of answers, which reads them instead of `forms`; None: it
-            has none, or one that says the same.
+        after_reasoning: text between reasoning and the rest.
+        thinking: text that the chat template writes before reasoning, after it, and between that and a call;
+            None: not known.
+        lead: text that it writes before a call without reasoning; None: not known.
+        special_tokens: special tokens of a vocabulary that occur in the marks, which must stay in the text.
+        response: the tokenizer's own declaration of answers, which reads them instead of `forms`; None: there
+            is none, or an equivalent one.
         is_known: False: the model's family is not known; the format is a guess.
     """
 

@@ -27,13 +27,13 @@ FORMAT_NAMES = (AUTO, *sorted(FORMATS))
 def find_format(
     name: str, chat_template: str | None, is_token: Callable[[str], bool], rendered: str = ""
 ) -> ChatFormat:
-    """Return the format of that name; `auto`: the one that a model speaks, by the signs of its family.
+    """Return the format of that name; `auto`: the model's format, by the signs of its family.
 
     Args:
         name: one of `FORMAT_NAMES`.
         chat_template: text of the model's template; None: unknown.
-        is_token: whether a text is one token of the model's vocabulary.
-        rendered: what the template makes of a conversation with tools and calls.
+        is_token: tells whether a text is a single token of the model's vocabulary.
+        rendered: the template's rendering of a conversation with tools and calls.
     """
     if name != AUTO:
         return FORMATS[name]

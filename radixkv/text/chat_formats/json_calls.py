@@ -30,10 +30,10 @@ class JsonCalls:
         opens: marks that open calls.
         closes: marks after them, which may be missing at the end of an answer.
         name_keys, arguments_keys: members for the function's name and for its arguments.
-        id_key: the member for the call's id; None: what a model writes there is of no use.
+        id_key: the member for the call's id; None: the models' ids are not used.
         is_named: the only member of a call has the function's name for its key, and the arguments as value.
-        ignored: members that say nothing more.
-        bare: marks that open calls where nothing has been said before; only functions that are offered count.
+        ignored: members without further information.
+        bare: marks that open calls only at the beginning of an answer, to offered functions.
     """
 
     head: str

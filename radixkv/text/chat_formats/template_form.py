@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form of calls as a chat template renders it, to the last line break.
 
-Forced calls are written in this form, so that the prompt of the next turn continues what was generated. A
+Forced calls are written in this form, so that the prompt of the next turn continues the generated tokens. A
 family's templates differ in white space, in ids and in quotes; all else is the family's declaration, which
 stays where the template shows no calls or does something that can't be followed.
 
@@ -95,7 +95,7 @@ def _lead_start(chat_format: ChatFormat, text: str, prompt: str) -> int:
 
 
 def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
-    """Return a form as it is written in a rendered text, from a place on."""
+    """Return a form with the marks that a rendered text has, from a place on."""
     name = text.find(NAMES[0], start)
     if name < 0:
         raise _Unlike

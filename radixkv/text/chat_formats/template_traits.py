@@ -54,15 +54,15 @@ class TemplateTraits:
     """Parts of a conversation that a template shows to the model.
 
     Attributes:
-        tools: it shows tools. `tools_option` is the argument that they must be given by; None: `tools`.
+        tools: it shows tools. `tools_option` is the argument that it takes them by; None: `tools`.
         calls: it shows the tool calls of earlier turns.
         arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
-        one_call: it takes one call of a message; others it refuses or drops.
-        drops_content: it drops what a message says beside its calls.
-        system: it takes messages of the system.
+        one_call: it takes a single call per message, and refuses or drops others.
+        drops_content: it drops the content of a message with calls.
+        system: it takes system messages.
         results: it shows messages of the role `tool`.
-        reasoning_field: the field of a message that it shows as reasoning, in some turn; None: in none.
-        late_system: it shows messages of the system after others.
+        reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
+        late_system: it shows system messages after others.
     """
 
     tools: bool = True

@@ -65,7 +65,7 @@ class BlockFormat:
 
     @property
     def is_super(self) -> bool:
-        """Whether a block has scales of groups that are multiples of its own scale."""
+        """True if a block scales groups by multiples of its own scale."""
         return self.inputs > GROUP
 
 

@@ -156,7 +156,7 @@ def _six_bit_block(source: int, target: int, column: int, columns: int) -> None:
 
 @functools.cache
 def _kernel() -> Any:
-    """One for all formats: compiling takes seconds, and asking each block for its format little."""
+    """Return the kernel of all formats: compiling takes seconds, testing each block's format little."""
 
     def repack(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (_NUM_ARGUMENTS,), np.int64)

@@ -37,7 +37,7 @@ _NUM_ARGUMENTS = 10
 # Of a section.
 FUNCTION, SECTION_PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN = range(8)
 _SECTION_SIZE = 8
-# Of a panel's work: what the format's function is called with.
+# Arguments of the format's function for a panel's work.
 _ROWS, _INPUT, _STRIDE, _WEIGHT, _UNITS, _OUTPUT, _OUTPUT_STRIDE, _COLUMNS, _BIAS, _ADD, _SUMS = range(11)
 _WORK_SIZE = 11
 #: Rows of one work item: enough to use a panel often, few enough to share a product out among many threads.
@@ -65,7 +65,7 @@ def _format_kernel(number: int, dots: int, lanes: int, emulated: int) -> Any:
     """Multiplies some rows by one panel of a format."""
     method = BlockMethod(bool(dots), lanes, bool(emulated))
     columns, highest = method.columns, method.heights[-1]
-    # The largest height that so many rows fill; what is left takes smaller ones.
+    # The largest height that n rows fill; the remainder takes smaller ones.
     fitting = tuple(max(h for h in method.heights if h <= max(1, n)) for n in range(highest + 1))
 
     def multiply(address):  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ from radixkv_kernels.cpu.memory import pointer
 from radixkv_kernels.cpu.vectors import exp2
 from radixkv_kernels.state_interface import OPERATION_SIZE
 
-# Places in the int64 argument block. Sizes are those of the state's shape.
+# Places in the int64 argument block. Sizes come from the state's shape.
 COUNTER, OPERATIONS, NUM_OPERATIONS, UNITS, NUM_SLOTS, NUM_RINGS, NUM_ROWS, SLOTS = range(8)
 RING, LENGTHS, OUTPUT, INPUT, CONSTANT, SIZE = 8, 12, 13, 14, 20, 24
 NUM_ARGUMENTS = 32

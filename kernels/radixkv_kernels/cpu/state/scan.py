@@ -4,9 +4,9 @@
     scan   s[c, n] = exp(dt[c] A[c, n]) s[c, n] + dt[c] x[c] b[n]        out[c] = sum over n of c[n] s[c, n]
     lru    s[c] = a[c] s[c] + x[c]                                       out[c] = s[c]
 
-A scan has nothing to gain from a ring but taking guesses back. So besides its inputs a ring keeps the state
-at its end, and how many tokens that sums up: where a step begins there, it goes on from it; where tokens were
-taken back, it computes anew from the slot through the inputs that are left.
+A scan needs a ring only to take guesses back. Besides its inputs, a ring keeps the state
+at its end, and the number of tokens in that: a step that begins there continues from it; after tokens were
+taken back, it recomputes from the slot through the remaining inputs.
 
 Units are blocks of channels. The lengths are read by all units and written after the call.
 """
@@ -53,7 +53,7 @@ BLOCK = 64
 
 @njit(forceinline=True, error_model="numpy")
 def _advance(s: Any, rate: Any, x: float, dt: float, b: Any) -> None:
-    """One channel's state [N] after one more token."""
+    """Advance a channel's state [N] by a token, in place."""
     u = dt * x
     for n in range(len(s)):
         s[n] = fma(u, b[n], exp2(dt * rate[n] * LOG2E) * s[n])
