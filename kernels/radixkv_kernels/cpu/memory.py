@@ -72,6 +72,24 @@ def emit_prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, byte), word(0), word(3), word(1)])
 
 
+def _call_intrinsic(typing_context: Any, address: Any, arguments: Any) -> Any:
+    """A call of the C function `void (int64, ...)` at an address."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kinds = sig.args[1]
+        values = [
+            context.cast(builder, builder.extract_value(args[1], place), kind, types.int64)
+            for place, kind in enumerate(kinds)
+        ]
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(values))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(address, arguments), codegen
+
+
+#: call(address, (a, b, ...)): call a function that `compile_kernel` made with parameters.
+call: Any = intrinsic(_call_intrinsic)
 pointer: Any = intrinsic(_pointer_intrinsic)
 take: Any = intrinsic(_take_intrinsic)
 as_float: Any = intrinsic(_as_float_intrinsic)
@@ -104,18 +122,19 @@ def aligned(size: int) -> Any:
     return buffer[skip : skip + size]
 
 
-def compile_kernel(function: Any, *, fast: bool = False) -> Any:
+def compile_kernel(function: Any, *, parameters: int | None = None, fast: bool = False) -> Any:
     """A C function `void (int64 *arguments)`, cached on disk where a folder can be written.
 
-    `fast` lets the compiler reorder sums.
+    With `parameters` it takes as many int64 instead. `fast` lets the compiler reorder sums.
     """
+    signature = "void(voidptr)" if parameters is None else f"void({', '.join(['int64'] * parameters)})"
     options: dict[str, Any] = {"fastmath": FAST} if fast else {}
     with _one_process_at_a_time(function), _without_garbage_collection():
         try:
-            return cfunc("void(voidptr)", cache=True, **options)(function)
+            return cfunc(signature, cache=True, **options)(function)
         except RuntimeError:
             # No folder to cache in: every process compiles again.
-            return cfunc("void(voidptr)", **options)(function)
+            return cfunc(signature, **options)(function)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU attention kernel: reads cache blocks in place, compiled by numba per head size and storage.
+"""The CPU attention kernel: reads cache blocks in place, compiled by numba once for all sizes.
 
 The algorithm, for one item (see `work_plan`) and one KV head::
 
@@ -19,6 +19,8 @@ order fixed by absolute positions, spelled out in vector code (`vectors.py`) and
 reordering. A row's bits depend on its query and its visible keys and values only: not on its tile, its
 companions, the chunk it came in, nor where its blocks lie.
 
+The products depend on head size and storage, and are compiled for each (`chunk_products`).
+
 Threads take (item, head) pairs from a shared counter, so a slow core takes fewer.
 """
 
@@ -35,23 +37,9 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.attention.stored_rows import FLOAT32, element_size, widen
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32, f32_row, i32, pointer, take
-from radixkv_kernels.cpu.vectors import (
-    CHUNK,
-    GROUP,
-    LANES,
-    STRANDS,
-    exp2,
-    fma,
-    scores,
-    softmax,
-    transpose,
-    weigh,
-)
-
-#: KV positions per segment: the unit of splitting and sharing.
-SEGMENT = 256
+from radixkv_kernels.cpu.attention.chunk_products import SEGMENT
+from radixkv_kernels.cpu.memory import aligned, call, compile_kernel, f32, f32_row, i32, pointer, take
+from radixkv_kernels.cpu.vectors import CHUNK, GROUP, LANES, STRANDS, exp2, fma, softmax
 
 # Places in the int64 argument block.
 (
@@ -84,8 +72,14 @@ SEGMENT = 256
     MAX_ROWS,
     BLOCK_SIZE,
     BLOCK_SHIFT,
+    HEAD_SIZE,
+    VALUE_SIZE,
+    VALUE_ROW,
+    SQUARE,
+    SCORE,
+    WEIGH,
     NUM_ARGUMENTS,
-) = range(30)
+) = range(36)
 
 _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
@@ -93,7 +87,7 @@ _NEG_INF = np.float32(-np.inf)
 #: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
 #: constant of that function, makes it compile again when they change.
 _REVISION = LANES
-for _name in ("memory.py", "vectors.py", "attention/stored_rows.py"):
+for _name in ("memory.py", "vectors.py", "attention/chunk_products.py"):
     _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
 
 
@@ -137,20 +131,14 @@ def _soft_cap(row: Any, softcap: Any) -> None:
 
 
 @functools.cache
-def attention_kernels(
-    head_size: int, kind: int, block_size: int, value_size: int, value_row: int
-) -> tuple[int, int]:
+def attention_kernels() -> tuple[int, int]:
     """Addresses of the compiled (attend, merge) functions, each `void (int64 *arguments)`.
 
-    Keys have `head_size` elements and values `value_size`; stored values are `value_row` elements apart.
-
-    The first call for a combination compiles for a few seconds; the result is cached on disk (numba's cache
-    folder, or NUMBA_CACHE_DIR).
+    They serve all sizes and storages: the products of a chunk are functions of their own (`chunk_products`),
+    called by their addresses in the arguments. The first call compiles for a few seconds; the result is cached
+    on disk (numba's cache folder, or NUMBA_CACHE_DIR).
     """
-    # Keys are transposed in squares of a vector's width, where a block and a head have room for one.
-    square = LANES if block_size % LANES == 0 and head_size % LANES == 0 else GROUP
-    attend = _make_attend(head_size, value_size, value_row, kind, square, _REVISION)
-    merge = _make_merge(value_size, _REVISION)
+    attend, merge = _make_attend(_REVISION), _make_merge(_REVISION)
     _keep.extend((attend, merge))
     return attend.address, merge.address
 
@@ -158,13 +146,12 @@ def attention_kernels(
 _keep: list[Any] = []
 
 
-def _make_attend(
-    head_size: int, value_size: int, value_row: int, kind: int, square: int, revision: int
-) -> Any:
+def _make_attend(revision: int) -> Any:
     def attend(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         max_rows = arg[MAX_ROWS] + 0 * revision
+        head_size, value_size = arg[HEAD_SIZE], arg[VALUE_SIZE]
         scratch = (
             aligned(max_rows * head_size).reshape((max_rows, head_size)),
             aligned(max_rows * SEGMENT).reshape((max_rows, SEGMENT)),
@@ -173,32 +160,25 @@ def _make_attend(
             np.empty((2, max_rows), np.float32),
             np.empty((2, max_rows), np.float32),
             aligned(head_size * CHUNK),
-            aligned(square * head_size).reshape((square, head_size)),
-            aligned(CHUNK * value_row).reshape((CHUNK, value_row)),
+            aligned(arg[SQUARE] * head_size),
+            aligned(CHUNK * arg[VALUE_ROW]),
+            np.empty(SEGMENT // GROUP, np.int64),
             np.empty(CHUNK // GROUP, np.int64),
         )
         while True:
             work = take(counter)
             if work >= arg[NUM_ITEMS] * arg[NUM_KV_HEADS]:
                 break
-            _run_item(arg, work, scratch, head_size, value_size, value_row, kind, square)
+            _run_item(arg, work, scratch)
 
     return compile_kernel(attend)
 
 
-@njit(inline="always")
-def _run_item(
-    arg: Any,
-    work: int,
-    scratch: Any,
-    head_size: int,
-    value_size: int,
-    value_row: int,
-    kind: int,
-    square: int,
-) -> None:
+@njit(forceinline=True)
+def _run_item(arg: Any, work: int, scratch: Any) -> None:
     """Attend one item of one KV head: load its rows, then segment after segment."""
-    q, weights, seg_out, acc, state, seg, _, _, _, _ = scratch
+    q, weights, seg_out, acc, state, seg, _, _, _, _, _ = scratch
+    head_size, value_size = arg[HEAD_SIZE], arg[VALUE_SIZE]
     kv_heads, group, window = arg[NUM_KV_HEADS], arg[GROUP_SIZE], arg[WINDOW]
     head = work % kv_heads
     item = carray(pointer(arg[ITEMS] + (work // kv_heads) * 32, np.int32), (8,))
@@ -229,9 +209,9 @@ def _run_item(
         begin = max(low, first_visible)
         if begin >= high:
             continue
-        _score_segment(arg, head, tables, begin, high, rows, scratch, head_size, value_row, kind, square)
+        _multiply_keys(arg, head, tables, begin, high, rows, scratch)
         _softmax_segment(arg, tokens, begin, high, weights, seg, group, window)
-        _weigh_segment(arg, head, tables, begin, high, rows, scratch, value_size, value_row, kind)
+        _weigh_values(arg, begin, high, rows, scratch)
         for r in range(rows):
             if seg[0, r] == _NEG_INF:
                 continue
@@ -261,62 +241,43 @@ def _cache_row(arg: Any, head: int, tables: Any, n: int) -> Any:
     return ((head * arg[NUM_BLOCKS] + block) << arg[BLOCK_SHIFT]) + (n & (arg[BLOCK_SIZE] - 1))
 
 
-@njit(inline="always")
-def _score_segment(
-    arg: Any,
-    head: int,
-    tables: Any,
-    begin: int,
-    high: int,
-    rows: int,
-    scratch: Any,
-    head_size: int,
-    value_row: int,
-    kind: int,
-    square: int,
+@njit(forceinline=True)
+def _multiply_keys(
+    arg: Any, head: int, tables: Any, begin: int, high: int, rows: int, scratch: Any
 ) -> None:
     """weights[:rows, :] = q . keys for the chunks of a segment that hold positions begin to high.
 
-    Columns before begin and from high on get any value. Keys are transposed in squares of `square`.
+    Columns before begin and from high on get any value. Notes where each group of keys lies, for the values.
     """
-    q, weights, _, _, _, _, columns, wide, _, _ = scratch
-    row_bytes = head_size * element_size(kind)
-    value_bytes = value_row * element_size(kind)
-    columns_at = np.int64(columns.ctypes.data)
+    q, weights, _, _, _, _, columns, wide, _, places, _ = scratch
+    square = arg[SQUARE]
+    base = begin // square * square
+    for n in range(base, high, GROUP):
+        places[(n - base) // GROUP] = _cache_row(arg, head, tables, n)
+    places_at = np.int64(places.ctypes.data)
     for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
-        first = max(begin // square * square, chunk)
-        for n in range(first, min(chunk + CHUNK, high), square):
-            row = _cache_row(arg, head, tables, n)
-            after = n + square
-            key_at = arg[KEY] + row * row_bytes
-            # Memory is what limits a few rows: ask for the next keys, and for these keys' values.
-            next_key = key_at
-            if after < high:
-                next_key = arg[KEY] + _cache_row(arg, head, tables, after) * row_bytes
-            value_at = arg[VALUE] + row * value_bytes
-            if kind != FLOAT32:
-                widen(kind, key_at, arg[KEY_SCALE] + row * 4, square, wide)
-                key_at = np.int64(wide.ctypes.data)
-            transpose(
-                key_at,
-                columns_at + (n - chunk) * 4,
-                head_size,
-                square,
-                kind,
-                next_key,
-                value_at,
-            )
-        scores(
-            np.int64(q.ctypes.data),
-            rows,
-            columns_at,
-            np.int64(weights.ctypes.data) + (chunk % SEGMENT) * 4,
-            head_size,
-            SEGMENT,
+        first = max(base, chunk)
+        call(
+            arg[SCORE],
+            (
+                places_at + (first - base) // GROUP * 8,
+                (min(chunk + CHUNK, high) - first + square - 1) // square,
+                # Squares of the segment from here on: what comes next is prefetched.
+                (high - first + square - 1) // square,
+                arg[KEY],
+                arg[KEY_SCALE],
+                arg[VALUE],
+                np.int64(q.ctypes.data),
+                rows,
+                np.int64(columns.ctypes.data),
+                first - chunk,
+                np.int64(wide.ctypes.data),
+                np.int64(weights.ctypes.data) + (chunk % SEGMENT) * 4,
+            ),
         )
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _softmax_segment(
     arg: Any, tokens: Any, begin: int, high: int, weights: Any, seg: Any, group: int, window: int
 ) -> None:
@@ -347,56 +308,38 @@ def _softmax_segment(
             softmax(np.int64(row.ctypes.data) + first * 4, count, top_at + r * 4, sum_at + r * 4)
 
 
-@njit(inline="always")
-def _weigh_segment(
-    arg: Any,
-    head: int,
-    tables: Any,
-    begin: int,
-    high: int,
-    rows: int,
-    scratch: Any,
-    value_size: int,
-    value_row: int,
-    kind: int,
-) -> None:
+@njit(forceinline=True)
+def _weigh_values(arg: Any, begin: int, high: int, rows: int, scratch: Any) -> None:
     """seg_out[:rows] = weights . values over positions begin to high of one segment."""
-    _, weights, seg_out, _, _, _, _, _, wide, places = scratch
-    row_bytes = value_row * element_size(kind)
+    _, weights, seg_out, _, _, _, _, _, wide, places, addresses = scratch
+    base = begin // arg[SQUARE] * arg[SQUARE]
     for r in range(rows):
-        for i in range(value_size):
+        for i in range(arg[VALUE_SIZE]):
             seg_out[r, i] = np.float32(0.0)
     for chunk in range(begin // CHUNK * CHUNK, high, CHUNK):
         first = max(begin // GROUP * GROUP, chunk)
-        groups = np.int64(0)
-        for n in range(first, min(chunk + CHUNK, high), GROUP):
-            row = _cache_row(arg, head, tables, n)
-            value_at = arg[VALUE] + row * row_bytes
-            written = min(high - n, np.int64(GROUP))
-            # Slots past the context may hold NaN, which zero weights would not cancel.
-            if kind != FLOAT32 or written < GROUP:
-                target = wide[groups * GROUP : (groups + 1) * GROUP]
-                widen(kind, value_at, arg[VALUE_SCALE] + row * 4, written, target)
-                value_at = np.int64(target.ctypes.data)
-            places[groups] = value_at
-            groups += 1
-        weigh(
-            np.int64(weights.ctypes.data) + (first % SEGMENT) * 4,
-            rows,
-            np.int64(places.ctypes.data),
-            groups,
-            np.int64(seg_out.ctypes.data),
-            value_size,
-            SEGMENT,
-            value_row,
+        call(
+            arg[WEIGH],
+            (
+                np.int64(places.ctypes.data) + (first - base) // GROUP * 8,
+                min(chunk + CHUNK, high) - first,
+                arg[VALUE],
+                arg[VALUE_SCALE],
+                np.int64(weights.ctypes.data) + (first % SEGMENT) * 4,
+                rows,
+                np.int64(addresses.ctypes.data),
+                np.int64(wide.ctypes.data),
+                np.int64(seg_out.ctypes.data),
+            ),
         )
 
 
-def _make_merge(value_size: int, revision: int) -> Any:
+def _make_merge(revision: int) -> Any:
     def merge(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER] + 8, np.int64)
         heads = arg[NUM_KV_HEADS] * arg[GROUP_SIZE] + 0 * revision
+        value_size = arg[VALUE_SIZE]
         state = np.empty((2, 1), np.float32)
         acc = np.empty(value_size, np.float32)
         merge_tokens = carray(pointer(arg[MERGE_TOKENS], np.int32), (arg[NUM_MERGE],))

@@ -8,6 +8,7 @@ import torch
 
 from radixkv_kernels.cpu.attention import attention_kernel as na
 from radixkv_kernels.cpu.attention import stored_rows
+from radixkv_kernels.cpu.attention.chunk_products import score_product, square_of, value_product
 from radixkv_kernels.cpu.attention.plan import CpuPlan, tile_tokens
 from radixkv_kernels.cpu.openmp import run_parallel
 from radixkv_kernels.interface import BackendConfig, Scoring
@@ -29,13 +30,11 @@ class AttentionLauncher:
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
         spec = config.spec
-        self._attend, self._merge = na.attention_kernels(
-            spec.head_size,
-            _KINDS[spec.storage_dtype],
-            spec.block_size,
-            spec.value_size,
-            spec.head_size if spec.value_in_key else spec.value_size,
-        )
+        self._attend, self._merge = na.attention_kernels()
+        kind = _KINDS[spec.storage_dtype]
+        square = square_of(spec.head_size, spec.block_size)
+        value_row = spec.head_size if spec.value_in_key else spec.value_size
+        value_bytes = value_row * spec.storage_dtype.itemsize
         self._arguments = np.zeros(na.NUM_ARGUMENTS, dtype=np.int64)
         # Each counter on its own cache line would not matter here: there is one take per item.
         self._counters = np.zeros(2, dtype=np.int64)
@@ -53,6 +52,10 @@ class AttentionLauncher:
         a[na.BLOCK_SIZE] = spec.block_size
         a[na.BLOCK_SHIFT] = spec.block_size.bit_length() - 1
         a[na.MAX_ROWS] = tile_tokens(config) * config.group_size
+        a[na.HEAD_SIZE], a[na.VALUE_SIZE] = spec.head_size, spec.value_size
+        a[na.VALUE_ROW], a[na.SQUARE] = value_row, square
+        a[na.SCORE] = score_product(spec.head_size, kind, square, value_bytes)
+        a[na.WEIGH] = value_product(spec.value_size, value_row, kind)
         self._prepared: tuple[CpuPlan, int | None] | None = None
         self._kv: PagedKV | None = None
         self._layers: list[tuple[int, ...]] = []  # of that cache: addresses of each layer's tensors

@@ -26,11 +26,10 @@ def element_size(kind: int) -> int:
 
 
 @njit(forceinline=True)
-def widen(kind: int, address: int, scale: int, count: int, rows: Any) -> None:
-    """Stored rows as float32, times their scales if quantised; rows from `count` on become zero."""
-    size = rows.shape[1]
+def widen(kind: int, address: int, scale: int, count: int, num_rows: int, size: int, rows: int) -> None:
+    """Stored rows as float32 at `rows`, times their scales if quantised; rows from `count` on become zero."""
     n = count * size
-    flat = f32_row(np.int64(rows.ctypes.data), rows.size)
+    flat = f32_row(rows, num_rows * size)
     if kind == FLOAT32:
         wide = f32_row(address, n)
         for i in range(n):
@@ -62,6 +61,6 @@ def widen(kind: int, address: int, scale: int, count: int, rows: Any) -> None:
         factors = f32_row(scale, count)
         for r in range(count):
             for i in range(size):
-                rows[r, i] *= factors[r]
-    for i in range(n, rows.size):
+                flat[r * size + i] *= factors[r]
+    for i in range(n, num_rows * size):
         flat[i] = np.float32(0.0)
