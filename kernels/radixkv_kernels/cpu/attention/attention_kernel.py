@@ -135,7 +135,7 @@ def attention_kernels() -> tuple[int, int]:
     """Addresses of the compiled (attend, merge) functions, each `void (int64 *arguments)`.
 
     They serve all sizes and storages: the products of a chunk are functions of their own (`chunk_products`),
-    called by their addresses in the arguments. The first call compiles for a few seconds; the result is cached
+    called by their addresses in the arguments. The first call compiles for some seconds; the result is cached
     on disk (numba's cache folder, or NUMBA_CACHE_DIR).
     """
     attend, merge = _make_attend(_REVISION), _make_merge(_REVISION)
@@ -242,9 +242,7 @@ def _cache_row(arg: Any, head: int, tables: Any, n: int) -> Any:
 
 
 @njit(forceinline=True)
-def _multiply_keys(
-    arg: Any, head: int, tables: Any, begin: int, high: int, rows: int, scratch: Any
-) -> None:
+def _multiply_keys(arg: Any, head: int, tables: Any, begin: int, high: int, rows: int, scratch: Any) -> None:
     """weights[:rows, :] = q . keys for the chunks of a segment that hold positions begin to high.
 
     Columns before begin and from high on get any value. Notes where each group of keys lies, for the values.

@@ -19,8 +19,8 @@ import numpy as np
 from numba import carray
 
 from radixkv_kernels.cpu.attention.stored_rows import FLOAT32, element_size, widen
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer
-from radixkv_kernels.cpu.vectors import CHUNK, GROUP, LANES, scores, transpose, weigh
+from radixkv_kernels.cpu.memory import compile_kernel, pointer
+from radixkv_kernels.cpu.vectors import GROUP, LANES, scores, transpose, weigh
 
 #: KV positions per segment: the unit of splitting and sharing, and the length of a row of weights.
 SEGMENT = 256
