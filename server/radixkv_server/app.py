@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server: `create_app` puts routes and middlewares together, `serve` loads, listens and ends cleanly.
+"""The server: `create_app` joins routes and middlewares, `serve` loads, listens and shuts down cleanly.
 
 The life of a request in here:
 1. `protocol` reads the headers within limits and a deadline; uvicorn starts the app.
@@ -69,7 +69,7 @@ APIS = (
 def create_app(
     engine: EngineClient, settings: ServerSettings | None = None, apis: Sequence[Api] = APIS
 ) -> FastAPI:
-    """An ASGI app that serves `engine`. The caller keeps the engine and closes it after the app.
+    """Make an ASGI app that serves `engine`. The caller closes the engine after the app.
 
     Args:
         apis: APIs to serve; one of them has the dialect of `/`.
@@ -141,7 +141,7 @@ def _add_middlewares(app: FastAPI, context: ServerContext, apis: Sequence[Api]) 
 
 @contextlib.contextmanager
 def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None]:
-    """Read the keys file again at SIGHUP while the block runs, where there is one.
+    """Reload the keys file, if there is one, at each SIGHUP while the block runs.
 
     Only the main thread is told of signals: on another, nothing happens.
     """
@@ -166,7 +166,7 @@ def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None
 
 @contextlib.contextmanager
 def _no_hangups(settings: ServerSettings) -> Iterator[None]:
-    """SIGHUP ends nothing where it reads the keys file again: that is read before the server runs, too."""
+    """Ignore SIGHUP before the server runs, if there is a keys file, instead of exiting."""
     if not _hears_hangups(settings):
         yield
         return
@@ -193,7 +193,7 @@ def make_server(
     on_ready: OnReady | None = None,
     apis: Sequence[Api] = APIS,
 ) -> HttpServer:
-    """An HTTP server of `create_app`'s app; `serve(sockets=[...])` runs it.
+    """Make an HTTP server of `create_app`'s app; `serve(sockets=[...])` runs it.
 
     Args:
         on_ready: called with host and port once requests are accepted.
@@ -237,7 +237,7 @@ def serve(
 
 
 def with_tenants(config: EngineConfig, settings: ServerSettings) -> EngineConfig:
-    """The engine's settings for these tenants: with several, `auto` schedules fairly among them.
+    """Return the engine's settings for these tenants: with several, `auto` schedules fairly among them.
 
     Raises:
         ConfigError: the keys file can't be read or says something wrong, or its floors together exceed the

@@ -44,7 +44,7 @@ OTHER_BODY_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class ServerContext:
-    """The engine and the helpers that stand on it; one per app, at `request.app.state.context`.
+    """The engine and its helpers; one per app, at `request.app.state.context`.
 
     Attributes:
         tasks: requests and background work, which the server finishes before it ends.
@@ -155,7 +155,7 @@ class ServerContext:
         return self.engine.is_healthy and not self.is_draining
 
     def max_body_bytes(self, num_prompts: int = 1) -> int:
-        """Largest body of a route that takes up to `num_prompts` prompts.
+        """Return the largest body of a route that takes up to `num_prompts` prompts.
 
         Where images are refused, a body that no context could hold is refused by its size.
         """
@@ -170,11 +170,11 @@ class ServerContext:
         return self.settings.served_model_names or (self.engine.model_name,)
 
     def adapters_of(self, caller: Tenant) -> list[AdapterCard]:
-        """The adapters that a tenant may use, by name."""
+        """Return the adapters that a tenant may use, by name."""
         return [card for card in self.engine.adapters.cards() if self.tenants.may_use(caller, card.name)]
 
     def adapter_name(self, model: str | None, caller: Tenant) -> str:
-        """The adapter that a request's model names; empty: it is the base.
+        """Return the adapter that a request's model names; empty: the base model.
 
         Raises:
             ApiError: 404; the tenant may not use that adapter: to it, there is none.
@@ -190,7 +190,7 @@ class ServerContext:
         return model
 
     def resolve_model(self, name: str | None) -> str:
-        """The name to answer with, the base's or an adapter's; a request without one gets the base.
+        """Return the name for the answer, the base's or an adapter's; the base is the default.
 
         Raises:
             ApiError: 404; another model was asked for.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialect: how one API words its errors and frames its streams, and which paths speak it.
+"""Dialect: an API's form of errors and framing of streams, and the paths that it applies to.
 
 Nothing below the APIs knows a shape of errors or events: the middlewares, the protocol and the streams ask
 the dialect of the request's path.
@@ -34,10 +34,10 @@ class Dialect(Protocol):
         """Return the frame that keeps an idle stream from timing out."""
 
     def error_body(self, error: ApiError, request_id: str | None) -> Json:
-        """The body of an error's answer; `request_id` is None where the request could not be read."""
+        """Return the body of an error's answer; `request_id` is None if the request could not be read."""
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
-        """An error inside a stream that has begun, framed; nothing follows it."""
+        """Return the framed error that ends a begun stream."""
 
     def limit_headers(self, limits: Sequence[LimitState]) -> dict[str, str]:
         """Return headers that tell a caller the remainders of its limits."""
@@ -55,7 +55,7 @@ def dump(value: Any) -> bytes:
 
 
 def dump_in_pieces(value: Json) -> bytes:
-    """As `dump`, for long answers: other threads run in between. Keys must be strings."""
+    """Yield the result of `dump` in pieces, so that other threads run in between. Keys must be strings."""
     return b"".join(_pieces(value, LEVELS_IN_PIECES))
 
 
@@ -113,7 +113,7 @@ class Dialects:
         self._by_prefix = [(prefix.rstrip("/"), by_prefix[prefix]) for prefix in longest_first]
 
     def of(self, path: str) -> Dialect:
-        """The dialect of a path, known or not. O(prefixes)."""
+        """Return the dialect of a path, known or not. O(prefixes)."""
         return next(
             dialect
             for prefix, dialect in self._by_prefix

@@ -33,7 +33,7 @@ _RETRY = {"Retry-After": "1"}
 
 
 class ApiError(Exception):
-    """An error with everything its HTTP answer needs.
+    """Error with the contents of its HTTP answer.
 
     Attributes:
         status: HTTP status code.
@@ -61,18 +61,18 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """A 400 about one field."""
+    """Make a 400 about a field."""
     return ApiError(400, message, param=param, code=code)
 
 
 def shutting_down() -> ApiError:
-    """The answer to requests that the end of the server cuts off."""
+    """Make the error of requests that the server's shutdown ends."""
     headers = {"Retry-After": "1"}  # another server, or this one's successor, may be there by then
     return ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """The answer to any exception; an unknown one becomes a 500 that tells nothing of the inside.
+    """Convert any exception; an unknown one becomes a 500 that reveals no internals.
 
     Callers log unknown ones; `is_expected` tells which they are.
     """

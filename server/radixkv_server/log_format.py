@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: str, level: str | None) -> None:
-    """Set how all of the process's logs are written, and from which level on radixkv's are.
+    """Set the format of all the process's logs, and the level of radixkv's.
 
     Args:
         log_format: one of `FORMATS`.

@@ -34,7 +34,7 @@ def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: 
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:
-    """OpenAPI 3.1: paths with their bodies and errors."""
+    """Make the OpenAPI 3.1 document: paths with their bodies and errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Duplicate Operation ID")  # GET and HEAD of one route
         document = get_openapi(title="radixkv", version=version, routes=app.routes)
@@ -74,12 +74,12 @@ def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, vers
 
 @functools.cache
 def _schemas(models: tuple[type[BaseModel], ...]) -> tuple[Mapping[Any, Json], Json]:
-    """References to the models' schemas, and their definitions; they take 0.1 s, the same for each app."""
+    """Return references to the models' schemas, and their definitions; takes 0.1 s, shared by all apps."""
     return models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
 
 
 def _schema_of(example: Any) -> Json:
-    """The schema of values like this one; strings may be null."""
+    """Return the schema of values like this one; strings may be null."""
     if isinstance(example, dict):
         properties = {name: _schema_of(value) for name, value in example.items()}
         return {"type": "object", "required": list(properties), "properties": properties}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded requests in the tokens of the model that served them, through the very code that serves them."""
+"""Recorded requests in their model's tokens, made by the same code as in the server."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class _TokenizerAlone:
 
 @dataclass(slots=True)
 class ServedModelCoding:
-    """The coding of prompts as a server of this model renders them; see `PromptCoding`."""
+    """Coding of prompts as rendered by a server of this model; see `PromptCoding`."""
 
     context: ServerContext
     is_exact: bool = True
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer) -> ServedModelCoding:
-        """By the tokenizer of the model that was served, with its chat template."""
+        """Make the coding of a served model, from its tokenizer with the chat template."""
         engine = cast(EngineClient, _TokenizerAlone(tokenizer))
         return cls(ServerContext.for_engine(engine, ServerSettings()))
 
@@ -112,7 +112,7 @@ class ServedModelCoding:
     async def _answer(
         self, chat: Chat, prompt: ChatPrompt, answer: Sequence[Block], record: Record
     ) -> list[int]:
-        """Tokens that were computed of an answer to a chat, as the template writes them in a later turn."""
+        """Return the computed tokens of an answer to a chat, as the template writes it in a later turn."""
         ids, said = list(map(int, prompt.ids)), [*prompt.messages, _assistant(answer)]
         whole = replace(chat, convert=lambda: said, add_generation_prompt=False, tools=prompt.tools)
         try:
@@ -158,7 +158,7 @@ class ServedModelCoding:
 
 
 def _assistant(answer: Sequence[Block]) -> Json:
-    """An answer as chat templates take it."""
+    """Return an answer in the form for chat templates."""
     message: Json = {"role": "assistant", "content": "".join(b.text for b in answer if b.kind == "text")}
     thoughts = "".join(block.text for block in answer if block.kind == "thinking")
     if thoughts:

@@ -127,7 +127,7 @@ class SqliteStore:
 
 
 def _join_servers(path: str) -> tuple[int, str]:
-    """Lock the file of the epoch, as the first server of a new one or as one more of the present one.
+    """Lock the epoch's file, as the first server of a new epoch or a further one of the present epoch.
 
     POSIX locks, unlike flock's, do not stay with child processes that outlive the server.
 

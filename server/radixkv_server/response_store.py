@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResponseStore: answers and conversations that may be asked for again, by tenant and id, within bounds.
+"""ResponseStore: stored answers and conversations by tenant and id, within bounds.
 
 The store holds bytes, never prompts' token ids or K/V. A tenant's least recently used entries make room for
 its new ones, and never another tenant's.
@@ -29,7 +29,7 @@ class StoreError(Exception):
 
 
 def check_size(data: bytes, most: int) -> bytes:
-    """Return an entry that may be kept.
+    """Check an entry's size, and return the entry.
 
     Raises:
         StoreError: it is larger than all entries of a tenant may be.
@@ -45,7 +45,7 @@ class ResponseStore(Protocol):
 
     @property
     def epoch(self) -> str:
-        """Name of the present run of the servers that share the store.
+        """Name of the current run of all servers that share the store.
 
         An entry that an earlier epoch left unfinished stays unfinished: no server works on it any more.
         """
@@ -54,7 +54,7 @@ class ResponseStore(Protocol):
         """Keep `data` as the tenant's latest entry; forget the oldest entries beyond the bounds."""
 
     async def get(self, tenant: str, key: str) -> bytes | None:
-        """Return the tenant's entry and count it as used now; None: there is none."""
+        """Return the tenant's entry and mark it as used now; None: there is none."""
 
     async def update(self, tenant: str, key: str, change: Change) -> bytes | None:
         """Replace the tenant's entry by the result of `change`, in a single transaction.

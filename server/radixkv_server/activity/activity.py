@@ -112,7 +112,7 @@ class SeenRequest:
 
     @property
     def started(self) -> float:
-        """When it arrived, by the monotonic clock."""
+        """Time of its arrival, by the monotonic clock."""
         return self._started
 
     @property
@@ -128,7 +128,7 @@ class SeenRequest:
 
     @property
     def report(self) -> MissReport | None:
-        """Why it missed; None: not known, or prefix caching is off."""
+        """Report on its miss; None: not known, or prefix caching is off."""
         return self.progress.report
 
     def look_at(self, request: Request, facts: PromptFacts) -> None:
@@ -155,7 +155,7 @@ class _Tenant:
 
 @dataclass(slots=True)
 class Activity:
-    """All tenants' latest requests.
+    """Latest requests of all tenants.
 
     Args:
         clock: seconds, for the windows.
@@ -172,7 +172,7 @@ class Activity:
 
     @property
     def tenants(self) -> list[str]:
-        """Tenants that have sent something."""
+        """Tenants that have sent requests."""
         return list(self._tenants)
 
     def begin(
@@ -199,7 +199,7 @@ class Activity:
         return known
 
     def changed(self, one: SeenRequest) -> None:
-        """A request is not as it was."""
+        """Note that a request has changed."""
         self.version += 1
         one.version = self.version
 
@@ -221,12 +221,12 @@ class Activity:
         self.changed(one)
 
     def ended(self, one: SeenRequest, state: State, error_code: str | None) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         one.state, one.error_code, one.duration_s = state, error_code, one.age_s
         self.changed(one)
 
     def _keep_prompt(self, one: SeenRequest) -> None:
-        """Keep a request's prompt, and of the oldest ones no more than there is room for."""
+        """Keep a request's prompt, and drop the oldest ones beyond the bound."""
         self._prompts.append(one)
         self._kept_tokens += len(one.prompt)
         while self._kept_tokens > KEPT_PROMPT_TOKENS or len(self._prompts) > KEPT_PROMPTS:
@@ -241,7 +241,7 @@ class Activity:
         return () if known is None else (known,)
 
     def latest(self, tenant: str | None, limit: int = KEPT_REQUESTS, after: int = 0) -> list[SeenRequest]:
-        """The latest requests of a tenant, or of all, newest first.
+        """Return the latest requests of a tenant, or of all, newest first.
 
         Args:
             after: only requests that changed since this version of the activity.
@@ -251,19 +251,19 @@ class Activity:
         return found[:limit]
 
     def find(self, tenant: str | None, name: str) -> SeenRequest | None:
-        """A request by its id."""
+        """Find a request by its id."""
         return next((one for each in self._chosen(tenant) for one in each.requests if one.id == name), None)
 
     def windows(self, tenant: str | None) -> dict[str, HitCounts]:
-        """Cached tokens of the last minutes, and since the start; of a tenant, or of all."""
+        """Return cached tokens of the last minutes, and since the start; of a tenant, or of all."""
         return windows_of((each.hits for each in self._chosen(tenant)), self.clock())
 
     def history(self, tenant: str | None) -> list[tuple[float, HitCounts]]:
-        """Recently cached tokens, in the form of `history_of`; of a tenant, or of all."""
+        """Return recently cached tokens, in the form of `history_of`; of a tenant, or of all."""
         return history_of((each.hits for each in self._chosen(tenant)), HISTORY_S, self.clock())
 
     def missed(self, tenant: str | None) -> dict[str, int]:
-        """Prompt tokens that were not found, by the reason for the first of them, since the start."""
+        """Return missed prompt tokens since the start, by the reason for the first of each prompt."""
         total: dict[str, int] = {}
         for each in self._chosen(tenant):
             for reason, count in each.missed.items():
@@ -271,5 +271,5 @@ class Activity:
         return total
 
     def num_running(self, tenant: str | None) -> int:
-        """Requests among the latest that have not ended."""
+        """Return the number of the latest requests that have not ended."""
         return sum(one.state == "running" for each in self._chosen(tenant) for one in each.requests)

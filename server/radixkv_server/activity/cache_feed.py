@@ -25,7 +25,7 @@ _BREATH_BLOCKS = 500  # after so many the event loop does something else
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A block came or went.
+    """Addition or removal of a block.
 
     Attributes:
         cursor: number among the changes of its owner.
@@ -42,7 +42,7 @@ class Change:
 
 
 class CacheFeed:
-    """The log, kept while somebody reads.
+    """Log of the cache's events, kept while there are readers.
 
     Args:
         cache: whose events.
@@ -73,7 +73,7 @@ class CacheFeed:
     # ------------------------------------------------------------------ readers
 
     async def join(self) -> None:
-        """A reader comes. Whatever changes after this call has begun will be in the log."""
+        """Add a reader. The log will contain all changes after the beginning of this call."""
         self._readers += 1
         if self._end is not None:
             self._end.cancel()
@@ -85,7 +85,7 @@ class CacheFeed:
             await asyncio.sleep(0)  # by now it has asked for the events
 
     def unsubscribe(self) -> None:
-        """A reader goes; after the last one the log ends in a while."""
+        """Remove a reader; some time after the last one has gone, the log ends."""
         self._readers -= 1
         if not self._readers and self._end is None:
             self._end = asyncio.get_running_loop().call_later(LINGER_S, self.close)
@@ -100,11 +100,11 @@ class CacheFeed:
             self._task = None
 
     def cursor(self, owner: tuple[str, str] | None, is_admin: bool) -> int:
-        """The end of the log as a reader counts it: of one owner, or, for admins, of all."""
+        """Return a reader's cursor for the end of the log: of an owner, or, for admins, of all."""
         return self._number if is_admin else self._places.get(owner, 0)
 
     def since(self, cursor: int, owner: tuple[str, str], is_admin: bool, limit: int) -> list[Change] | None:
-        """Return the changes after a cursor, oldest first; None: the log does not go back that far."""
+        """Return the changes after a cursor, oldest first; None: the log begins later."""
         if cursor < (self._lost if is_admin else self._lost_places.get(owner, 0)):
             return None
         found: list[Change] = []

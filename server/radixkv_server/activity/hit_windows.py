@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HitWindows: how much of prompts was found in a cache, in the last minutes and since the start."""
+"""HitWindows: hit rates of a cache, in the last minutes and since the start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HitCounts:
 
     @classmethod
     def of_prompt(cls, num_tokens: int, num_cached_tokens: int) -> HitCounts:
-        """Sums of one prompt."""
+        """Return the sums of a single prompt."""
         return cls(1, int(2 * num_cached_tokens >= num_tokens > 0), num_tokens, num_cached_tokens)
 
     def add(self, other: HitCounts) -> None:
@@ -41,7 +41,7 @@ class HitCounts:
         self.cached_tokens += other.cached_tokens
 
     def to_json(self) -> Json:
-        """With the rates that they make."""
+        """Return the sums with their rates."""
         return {
             "requests": self.requests,
             "hit_requests": self.hit_requests,
@@ -60,7 +60,7 @@ class HitWindows:
         self._buckets: deque[tuple[int, HitCounts]] = deque(maxlen=MAX_WINDOW_S // BUCKET_S + 1)
 
     def count(self, counts: HitCounts, now: float) -> None:
-        """A prompt was looked up."""
+        """Count a lookup."""
         bucket = int(now) // BUCKET_S
         if not self._buckets or self._buckets[-1][0] != bucket:
             self._buckets.append((bucket, HitCounts()))
@@ -68,13 +68,13 @@ class HitWindows:
         self.total.add(counts)
 
     def latest(self, seconds: float, now: float) -> Iterable[tuple[int, HitCounts]]:
-        """The buckets of the last `seconds`, by the clock in steps of `BUCKET_S`, the latest first."""
+        """Return the buckets of the last `seconds`, in steps of `BUCKET_S`, the latest first."""
         first = int(now - seconds) // BUCKET_S
         return itertools.takewhile(lambda bucket: bucket[0] > first, reversed(self._buckets))
 
 
 def windows_of(parts: Iterable[HitWindows], now: float) -> dict[str, HitCounts]:
-    """Sums over each of `WINDOWS`, of several together."""
+    """Return the sums over each of `WINDOWS`, added up over several parts."""
     sums = {name: HitCounts() for name in WINDOWS}
     for part in parts:
         for name, seconds in WINDOWS.items():
@@ -84,7 +84,7 @@ def windows_of(parts: Iterable[HitWindows], now: float) -> dict[str, HitCounts]:
 
 
 def history_of(parts: Iterable[HitWindows], seconds: float, now: float) -> list[tuple[float, HitCounts]]:
-    """Ages in seconds of each bucket with a prompt, and its sums, oldest first; of all parts."""
+    """Return age in seconds and sums of each bucket with a prompt, oldest first; over all parts."""
     sums: dict[int, HitCounts] = {}
     for part in parts:
         for bucket, counts in part.latest(seconds, now):
@@ -93,7 +93,7 @@ def history_of(parts: Iterable[HitWindows], seconds: float, now: float) -> list[
 
 
 def history_json(history: Iterable[tuple[float, HitCounts]]) -> list[Json]:
-    """A history as the routes of the cache tell it."""
+    """Return a history in the form of the cache's routes."""
     return [
         {"age_s": round(age, 1), "prompt_tokens": sums.prompt_tokens, "cached_tokens": sums.cached_tokens}
         for age, sums in history

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NodeNames: what clients call the nodes and blocks of the cache."""
+"""NodeNames: names of the cache's nodes and blocks for clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_KNOWN = 20_000  # names: 3 MB
 
 
 class NodeNames:
-    """Names of nodes and blocks that tell nothing of their place; the same while the server runs."""
+    """Opaque names of nodes and blocks, stable while the server runs."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(16)
@@ -19,7 +19,7 @@ class NodeNames:
         self._known = lru_cache(MAX_KNOWN)(self._compute)
 
     def of(self, number: int) -> str:
-        """`n` and twelve hex digits."""
+        """Return a name: `n` and twelve hex digits."""
         return self._known(number)
 
     def _compute(self, number: int) -> str:

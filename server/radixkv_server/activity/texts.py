@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def as_text(token_bytes: Callable[[int], bytes], token_ids: Sequence[int]) -> str:
-    """Return the text of tokens, control tokens spelt out; U+FFFD where it begins or ends within a character.
+    """Return the text of tokens, control tokens spelt out; cut characters become U+FFFD.
 
     0.1 to 0.5 us a token, in whatever thread.
     """

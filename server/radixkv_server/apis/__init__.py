@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The APIs that clients speak: one folder for each dialect."""
+"""The APIs of the server, a folder for each dialect."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AppliedRules: which rules for clients' own text have been applied; each is logged once."""
+"""AppliedRules: the rules for clients' own text that have been applied; each is logged once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AppliedRules:
     _told: set[str] = field(default_factory=set)
 
     def note(self, rule: ClientRule) -> None:
-        """A prompt was changed by a rule."""
+        """Note that a rule has changed a prompt."""
         if rule.what not in self._told:
             self._told.add(rule.what)
             logger.info(

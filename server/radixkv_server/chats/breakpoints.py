@@ -50,7 +50,7 @@ class CacheControl(StrictModel):
 
 
 def check_breakpoints(controls: Sequence[CacheControl]) -> None:
-    """Refuse what no API allows.
+    """Refuse breakpoints that no API allows.
 
     Args:
         controls: in the order of the prompt: tools, system, messages.
@@ -108,7 +108,7 @@ async def prefix_pins(
 
 
 def _changed_after(breakpoint: Breakpoint, chat: Chat) -> Chat:
-    """The chat up to a breakpoint, with something else after it, in messages of the same roles."""
+    """Return the chat up to a breakpoint, followed by another text, in messages of the same roles."""
 
     def convert() -> list[Message]:
         messages = chat.convert()
@@ -137,7 +137,7 @@ def _change(message: Message, breakpoint: Breakpoint) -> Message:
 
 
 def _with_another(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments with one more at their end."""
+    """Return the arguments with an additional one at the end."""
     members = {**arguments, "another": 0}
     if not isinstance(arguments, JsonText):
         return members
@@ -146,13 +146,13 @@ def _with_another(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mark(before: str, after: str) -> str:
-    """A character that makes no token with the text before it, and is not the one that follows."""
+    """Return a character that forms no token with the text before it, and differs from the next one."""
     usual = "x" if before[-1:].isdigit() else "0"
     return usual if after[:1] != usual else "~"
 
 
 def _stub(message: Message) -> Message:
-    """As little as templates take for such a message."""
+    """Return the shortest message of the same kind that templates accept."""
     thought = {"reasoning_content": _STUB} if message.get("reasoning_content") else {}
     return {**message, **_stubbed_calls(message), **thought, "content": _STUB}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CallMemory: the exact JSON text of tool calls that were answered, for APIs whose clients send objects back.
+"""CallMemory: exact JSON text of answered tool calls, for APIs whose clients send objects back.
 
 The prompt of the next turn contains the arguments again. They give the tokens in the cache only if they are
 exactly the text that the model wrote, spaces included; an API that gives arguments as parsed JSON loses that
@@ -29,14 +29,14 @@ _ENTRY_CHARS = 200
 
 
 class CallMemory:
-    """Texts of arguments by tenant and the call's id. Any thread."""
+    """Texts of arguments by tenant and the call's id. Thread-safe."""
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, _Texts] = OrderedDict()
         self._lock = threading.Lock()
 
     def remember(self, tenant: str, call_id: str, text: str) -> None:
-        """A call was answered with these arguments. O(1), amortised."""
+        """Keep the arguments of an answered call. O(1), amortised."""
         with self._lock:
             texts = self._tenants.setdefault(tenant, _Texts())
             self._tenants.move_to_end(tenant)
@@ -45,7 +45,7 @@ class CallMemory:
                 self._tenants.popitem(last=False)
 
     def recall(self, tenant: str, call_id: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arguments that a client sends back, as they were written if they are the same. O(arguments)."""
+        """Return the written form of arguments that a client sends back, if unchanged. O(arguments)."""
         with self._lock:
             texts = self._tenants.get(tenant)
             text = texts.get(call_id) if texts is not None else None

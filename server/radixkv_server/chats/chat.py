@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chats in no dialect: from messages, tools and options to a prompt, and from generated text to answers.
+"""Chats independent of APIs: from messages, tools and options to a prompt, and from output to answers.
 
 Each chat API converts its body to a `Chat` and says what `AnswerReaders` gives it; how the model's family
 writes tools, calls and reasoning is decided below (`radixkv.text.chat_formats`).
@@ -80,7 +80,7 @@ class InputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be continued.
+    """Conversation for the model to continue.
 
     Args:
         source: the messages as JSON-like data, used for their size alone.
@@ -117,7 +117,7 @@ class Chat:
 
     @property
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
-        """All tools that may be called."""
+        """Names of all tools that may be called."""
         return [*self.tools, *self.unlisted_tools]
 
 
@@ -147,7 +147,7 @@ class ChatPrompt:
 
 
 class AnswerReaders:
-    """Turns the text of one request's samples into events, each sample with a parser of its own.
+    """Readers of a request's samples, which turn text into events with a parser per sample.
 
     Args:
         make_parser: a parser for a further sample.
@@ -190,7 +190,7 @@ class AnswerReaders:
         return sample in self._called
 
     def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
-        """All events of a finished sample."""
+        """Return all events of a finished sample."""
         parser = self._make_parser()
         return self._shown(parser.push(sample.text) + parser.finish(cut=_is_cut(sample)))
 
@@ -200,7 +200,7 @@ class AnswerReaders:
         return [event for event in events if not isinstance(event, ReasoningDelta)]
 
     def answer(self, sample: CompletionOutput) -> Answer:
-        """The whole answer of a finished sample."""
+        """Return the whole answer of a finished sample."""
         return Answer.of(self.read_whole(sample))
 
 
@@ -210,7 +210,7 @@ def _is_cut(ended: OutputDelta | CompletionOutput) -> bool:
 
 
 async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
-    """The prompt of a chat, with its tools shown to the model one way or the other.
+    """Render the prompt of a chat, with its tools in the template or in a system message.
 
     Raises:
         ApiError, InvalidRequestError: the chat can't be rendered, or is far too long.
@@ -257,7 +257,7 @@ async def chat_request(
     renamed: Mapping[str, str] | None = None,
     prompt_only: bool = False,
 ) -> tuple[Request, PromptFacts, AnswerReaders]:
-    """The prompt of a chat with its sampling parameters, and what reads its answers.
+    """Return the prompt of a chat with its sampling parameters, and the readers of its answers.
 
     Args:
         sampling: arguments of SamplingParams; `max_tokens` is clamped to the room that the prompt leaves.
@@ -318,12 +318,12 @@ async def chat_request(
 
 
 def _form_note(chat_format: ChatFormat) -> str:
-    """Return the warning about a format that is not known."""
+    """Return the warning about an unknown format."""
     return DERIVED_FORM if chat_format.name == DERIVED else UNKNOWN_FORM
 
 
 def _check_free(chat: Chat, param: str) -> None:
-    """Refuses a call that must be made where the answer must look like something else."""
+    """Refuse a required call if the answer's content is constrained, too."""
     if chat.tool_choice not in ("none", "auto"):
         named = (
             chat.tool_choice if chat.tool_choice == "required" else f"of the function {chat.tool_choice!r}"
@@ -405,7 +405,7 @@ def _check_choice(chat: Chat) -> None:
 
 
 def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
-    """The token that a text is, if it is one."""
+    """Return the token that a text is, if it is a single one."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
         return None

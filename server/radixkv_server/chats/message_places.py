@@ -25,7 +25,7 @@ _MAX_PROBES = 16  # of one kind that are compared
 def place_name(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], before: bytes, after: bytes
 ) -> str | None:
-    """Whose text a place of the prompt lies in, as `the system prompt`; None: that can't be told.
+    """Name the part that contains a place of the prompt, such as `the system prompt`; None: not known.
 
     Args:
         messages: in the form of chat templates, their content as text.
@@ -49,7 +49,7 @@ def _text(message: Mapping[str, Any]) -> bytes:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """The strings of JSON-like data, names included."""
+    """Yield the strings of JSON-like data, including names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _fit(text: bytes, before: bytes, after: bytes) -> int:
-    """Bytes of a text that agree with both sides of a place, at the best place in it; 0: none fits."""
+    """Return the bytes of a text that agree with both sides of a place, at its best fit; 0: none fits."""
     best = 0
     for at in _candidates(text, before, after):
         if not 0 <= at <= len(text):

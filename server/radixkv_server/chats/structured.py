@@ -56,7 +56,7 @@ def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> 
 
 
 def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> StructuredOutputs | None:
-    """From a response format: `text` (None), `json_object`, or `json_schema`.
+    """Read a response format: `text` (None), `json_object`, or `json_schema`.
 
     Args:
         given: the format, with its `type`.
@@ -85,7 +85,7 @@ def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> Stru
 
 
 def grammar_of(given: Mapping[str, Any], param: str) -> StructuredOutputs:
-    """From `{"json": schema}` and so on, with errors that name the client's field.
+    """Read `{"json": schema}` and its variants, with errors that name the client's field.
 
     `grammar` may be in Lark or in EBNF, `ebnf` is in EBNF.
 
@@ -104,7 +104,7 @@ def grammar_of(given: Mapping[str, Any], param: str) -> StructuredOutputs:
 
 
 def tool_choice(given: str | Mapping[str, Any] | None) -> tuple[str, frozenset[str] | None]:
-    """From OpenAI's `tool_choice`, of chats or of responses.
+    """Read OpenAI's `tool_choice`, of chats or of responses.
 
     Returns:
         `auto`, `none`, `required` or a function's name; and the names of the only functions that may be
@@ -145,7 +145,7 @@ def _allowed_tools(given: object) -> tuple[str, frozenset[str]]:
 
 
 def _function_name(given: object) -> str | None:
-    """Of `{"type": "function", "function": {"name": ...}}`, or with the name beside the type."""
+    """Return the name in `{"type": "function", "function": {"name": ...}}`, or beside the type."""
     if not isinstance(given, Mapping) or given.get("type") != "function":
         return None
     function = given.get("function", given)

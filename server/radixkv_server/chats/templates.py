@@ -92,7 +92,7 @@ class ChatTemplates:
         return KnownTemplate(fitted.with_vocabulary(_special_tokens(tokenizer)), traits, thinking)
 
     def _with_response_template(self, found: ChatFormat) -> ChatFormat:
-        """The format with the tokenizer's own declaration of answers, if there is one."""
+        """Return the format with the tokenizer's own declaration of answers, if there is one."""
         given = self._tokenizer.facts.get("response_template")
         if given is None:
             return found
@@ -104,6 +104,6 @@ class ChatTemplates:
 
 
 def _special_tokens(tokenizer: TextTokenizer) -> list[str]:
-    """The spellings of the special tokens of a vocabulary."""
+    """Return the spellings of a vocabulary's special tokens."""
     added: Mapping[str, Any] = tokenizer.facts.get("added_tokens_decoder") or {}
     return [token["content"] for token in added.values()]

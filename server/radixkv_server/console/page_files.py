@@ -15,7 +15,7 @@ REASONS_MODULE = "reasons.js"
 
 
 def page_files() -> dict[str, bytes]:
-    """Contents of every file by its path below `/console`. O(their bytes)."""
+    """Return the contents of all files by path below `/console`. O(bytes)."""
     files = dict(_files_in(resources.files("radixkv_server.console") / "static", ""))
     words = {reason: [meaning.label, meaning.text] for reason, meaning in MEANINGS.items()}
     files[REASONS_MODULE] = f"export const REASONS = {json.dumps(words, indent=2)};\n".encode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison: a request beside an earlier one that its client named, and the finding about the two.
+"""Comparison: a request compared with an earlier one that its client named, and the finding.
 
     the earlier prompt    |  shared with this one  |  not shared  |
     this prompt           |  shared                |  its own             |
@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def missed_tokens(self) -> int:
-        """Tokens that this request would have found beyond, had it begun with the whole earlier prompt."""
+        """Additional tokens that a prompt beginning with the whole earlier one would have found."""
         return max(0, self.reusable_tokens - self.reused_tokens)
 
     @property
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """A request that its client wants to be compared.
+    """Request to be compared with an earlier one.
 
     Args:
         own: its fingerprint.
@@ -75,7 +75,7 @@ class Comparison:
     earlier: Fingerprint | None
 
     def finding(self, cached_tokens: int) -> Finding:
-        """Return the present finding. O(tokens): 0.1 ms for 100,000.
+        """Return the finding as of now. O(tokens): 0.1 ms for 100,000.
 
         Args:
             cached_tokens: cached tokens of the request's prompt.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of a request, through the engine, to an answer that is counted; in no dialect."""
+"""Generation independent of APIs: from a request's body through the engine to a metered answer."""

@@ -31,10 +31,10 @@ END_OF_EVENT = b"\n\n"
 
 
 class Story(Protocol):
-    """The answer as its API tells it; every method returns framed events."""
+    """Protocol of an API's background answer; every method returns framed events."""
 
     def begun(self) -> bytes:
-        """Say that the answer waits for its turn."""
+        """Report that the answer waits for its turn."""
 
     async def failed(self, error: ApiError) -> bytes:
         """Make the answer a failed one, and keep it."""
@@ -83,7 +83,7 @@ class BackgroundAnswer:
         self._add(story.begun())
 
     def start(self, timeout_s: float) -> asyncio.Task[None]:
-        """Begin to generate; the task ends with the answer."""
+        """Start generating; the task ends with the answer."""
         self._task = asyncio.ensure_future(self._run(timeout_s))
         return self._task
 
@@ -96,7 +96,7 @@ class BackgroundAnswer:
         await asyncio.wait([self._task])
 
     async def stream(self, after: int) -> AsyncGenerator[bytes]:
-        """Events from the one after number `after` on, to the end of the answer."""
+        """Yield the events after number `after`, to the end of the answer."""
         sent = after + 1
         while True:
             news = self._news
@@ -157,7 +157,7 @@ class Background:
         self._answers: dict[tuple[str, str], BackgroundAnswer] = {}
 
     def check_room(self, tenant: str) -> None:
-        """Make sure that one more answer of the tenant may begin.
+        """Check that another answer of the tenant may begin.
 
         Raises:
             ApiError: 429; too many have not ended.
@@ -172,7 +172,7 @@ class Background:
             raise ApiError(429, message, code="too_many_background_responses", headers={"Retry-After": "1"})
 
     def start(self, answer: BackgroundAnswer) -> None:
-        """Begin to generate an answer."""
+        """Start generating an answer."""
         self._forget()
         self._answers[answer.tenant, answer.id] = answer
         task = answer.start(self.timeout_s)
@@ -180,7 +180,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     def get(self, tenant: str, answer_id: str) -> BackgroundAnswer | None:
-        """Return the tenant's answer, running or kept; None: there is none."""
+        """Return the tenant's answer, running or kept, or None."""
         self._forget()
         return self._answers.get((tenant, answer_id))
 

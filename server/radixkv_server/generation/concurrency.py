@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several coroutines or streams as one: all end together, whichever way the first of them ends."""
+"""Several coroutines or streams joined into one: the end of any ends all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def gather_or_cancel(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Merged(Generic[T]):
-    """Items of all streams as they come, each with its stream's index; the first error ends them all.
+    """Iterator over the items of several streams, each with its stream's index; an error ends all.
 
     To be closed, whether or not it was read to its end.
     """

@@ -42,10 +42,10 @@ class WholeRenderer(ABC):
 
     @abstractmethod
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
-        """The body of a whole answer; one output per prompt, in order."""
+        """Return the body of a whole answer; one output per prompt, in order."""
 
     async def keep(self, usage: Usage) -> None:  # noqa: B027
-        """The answer is complete, and the client has not seen its end: keep what must be kept of it."""
+        """Store a complete answer, if needed, before the client sees its end."""
 
 
 class Renderer(WholeRenderer):
@@ -57,7 +57,7 @@ class Renderer(WholeRenderer):
 
     @abstractmethod
     def ending(self, usage: Usage) -> bytes:
-        """Framed events after the last delta."""
+        """Return framed events after the last delta."""
 
     def stream_dialect(self, dialect: Dialect) -> Dialect:
         """Dialect that frames the stream and errors in it; by default the API's own."""
@@ -65,7 +65,7 @@ class Renderer(WholeRenderer):
 
 
 class Generation:
-    """The engine's work for one HTTP request, in no dialect.
+    """The engine's work for an HTTP request, independent of its API.
 
     Attributes:
         usage: tokens used so far.
@@ -81,7 +81,7 @@ class Generation:
         record.operation = exchange.operation
 
     async def check_quota(self) -> None:
-        """Make sure, before the first of several prompts begins, that the tenant's ceiling lets all run.
+        """Check, before the first of several prompts begins, that the tenant's ceiling admits all.
 
         Raises:
             ContextLengthExceededError: one of them never can.
@@ -90,7 +90,7 @@ class Generation:
             await self._engine.check_quota(self._exchange.requests)
 
     async def run(self) -> list[RequestOutput]:
-        """Generate all of it, to the end, at once.
+        """Generate the whole answer, without a stream.
 
         Raises:
             RadixKVError: one of them was refused or failed; the others have been aborted.
@@ -104,7 +104,7 @@ class Generation:
         return outputs
 
     async def frames(self, renderer: Renderer) -> AsyncGenerator[bytes]:
-        """The answer as it comes, as framed events.
+        """Yield the answer as framed events.
 
         Raises:
             RadixKVError: one prompt was refused or failed; the others have been aborted.
@@ -130,14 +130,14 @@ class Generation:
 
     @contextlib.contextmanager
     def _naming_fields(self) -> Iterator[None]:
-        """Errors that the engine raises in here name the fields of this route's body."""
+        """Rename fields in the engine's errors to the fields of this route's body."""
         try:
             yield
         except InvalidRequestError as error:
             raise self._named(error) from None
 
     def _named(self, error: InvalidRequestError) -> InvalidRequestError:
-        """The engine does not know what prompt and grammar are called in this route's body."""
+        """Return an error with the names of prompt and grammar in this route's body."""
         if isinstance(error, ContextLengthExceededError):
             return ContextLengthExceededError(str(error), param=self._exchange.prompt_param)
         if error.param == "structured":
@@ -181,7 +181,7 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
 
 
 def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted: Asking) -> None:
-    """Have the adapter that a body's model names, if it is one, compute the requests.
+    """Let the requests use the adapter that the body's model names, if any.
 
     Raises:
         ApiError: 404; the caller may not use it.
@@ -194,7 +194,7 @@ def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Generic[AnyRenderer]):
-    """A request of a generation route that has been read and checked, and not run yet."""
+    """Request of a generation route, read and checked but not run yet."""
 
     context: ServerContext
     record: RequestRecord

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GrammarPlaces: which field of the body an error in an answer's grammar is about."""
+"""GrammarPlaces: the field of the body that an error in an answer's grammar concerns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GrammarPlaces:
     parts: Mapping[str, range] = field(default_factory=dict)
 
     def name(self, error: InvalidRequestError) -> InvalidRequestError:
-        """An error in the grammar, with the field's name and the line in its text."""
+        """Return an error in the grammar with the field's name and the line in its text."""
         message, param = str(error), self.param
         place = _PLACE.search(message)
         if place is None and len(self.parts) == 1 and _OF_SCHEMA not in message:

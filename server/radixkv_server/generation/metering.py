@@ -49,7 +49,7 @@ class Meter:
         return self
 
     def take_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        """The whole outputs of all prompts."""
+        """Count the whole outputs of all prompts."""
         now, tenant = time.monotonic(), self._record.tenant
         for index, (prompt, output) in enumerate(zip(self._prompts, outputs, strict=True)):
             prompt.take_output(output, now)
@@ -93,7 +93,7 @@ class Meter:
         self._keep_fingerprint(self._prompts[index])
 
     def _keep_fingerprint(self, prompt: PromptProgress) -> None:
-        """From here on others can be compared with the request, however it ends."""
+        """Store the fingerprint, so that later requests can be compared with this one, however it ends."""
         fingerprint, outcome = self._exchange.fingerprint, prompt.outcome
         if fingerprint is None or outcome is None:
             return
@@ -106,7 +106,7 @@ class Meter:
         self._fingerprints.put(self._record.tenant, self._exchange.id, fingerprint)
 
     def _answered(self) -> None:
-        """The answer is complete; its client may not have seen its end."""
+        """Count a complete answer, before its client has seen its end."""
         if self._exchange.fingerprint is not None:
             self._exchange.fingerprint.is_running = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From text and messages to checked token ids, without holding up the event loop."""
+"""PromptEncoder: from text and messages to checked token ids, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from radixkv_server.off_loop import INLINE_CHARS, off_loop
 
 
 class PromptEncoder:
-    """The one place of the server where prompts are rendered, tokenised and checked, by one engine."""
+    """Encoder of prompts: all rendering, tokenising and checks of the server, for one engine."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._max_chars: int | None = None
 
     async def encode(self, text: str, *, param: str) -> EncodedTokens:
-        """A prompt's tokens, checked.
+        """Encode a prompt, and check its tokens.
 
         Raises:
             InvalidRequestError: the text can't be tokenised, or gives no tokens.
@@ -84,7 +84,7 @@ class PromptEncoder:
             raise InvalidRequestError("the chat template can't render messages nested this deep") from None
 
     async def accept(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> EncodedTokens:
-        """The given ids, checked against the engine's limits.
+        """Check the given ids against the engine's limits, and return them.
 
         Raises:
             InvalidRequestError: there are none, or one is outside the vocabulary.
@@ -95,7 +95,7 @@ class PromptEncoder:
         return await off_loop(lambda: limits.encode(ids, param), tokens=len(ids))
 
     async def detokenize(self, ids: Sequence[int] | npt.NDArray[np.int32], param: str) -> str:
-        """The text of ids, special tokens included.
+        """Return the text of ids, including special tokens.
 
         Raises:
             ApiError: an id is outside the vocabulary.
@@ -115,7 +115,7 @@ class PromptEncoder:
         return await off_loop(work, tokens=len(ids))
 
     async def check_size(self, *values: Any, param: str) -> int:
-        """Characters in all strings of JSON-like data, if the context could hold them, whatever their tokens.
+        """Count characters in all strings of JSON-like data; refuse more than the context could ever hold.
 
         Raises:
             ContextLengthExceededError: it could not; found without tokenising, and without counting them all.
@@ -133,7 +133,7 @@ class PromptEncoder:
         return size
 
     def _find_most_chars(self) -> int:
-        """More characters than this don't fit into the context."""
+        """Return the most characters that can fit into the context."""
         if self._max_chars is None:
             tokenizer = self._engine.tokenizer
             longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))

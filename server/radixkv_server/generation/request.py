@@ -60,7 +60,7 @@ class PromptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The engine's requests for one HTTP request, in no dialect.
+    """The engine's requests for an HTTP request, independent of its API.
 
     Args:
         id: id of the answer, from which the engine's requests get theirs.
@@ -90,7 +90,7 @@ class Asking:
 
     @property
     def written_ends(self) -> list[int | None]:
-        """Return of each prompt the number of leading tokens that can count as written; None: all."""
+        """Return the number of leading tokens of each prompt that can count as written; None: all."""
         if not self.writes_to_pins:
             return [None] * len(self.requests)
         return [max((pin.num_tokens for pin in request.pins), default=0) for request in self.requests]
@@ -101,7 +101,7 @@ class Asking:
         return sum(len(request.prompt) for request in self.requests)
 
     def longest_answer(self, assumed: int) -> int:
-        """Most tokens that may be generated, all samples together; `assumed` each where no limit is given."""
+        """Return the most tokens that may be generated, over all samples; `assumed` is the default limit."""
         each = ((request.params.max_tokens, request.params.num_samples) for request in self.requests)
         return sum((assumed if limit is None else limit) * count for limit, count in each)
 
@@ -113,19 +113,19 @@ def token_ids(request: Request) -> npt.NDArray[np.int32]:
 
 
 def pin_whole(request: Request, ttl: float | None) -> None:
-    """Have the whole prompt of a request pinned for `ttl` seconds; None: as it is."""
+    """Have the whole prompt of a request pinned for `ttl` seconds; None: change nothing."""
     if ttl is not None:
         request.pins = (*request.pins, PrefixPin(len(request.prompt), ttl))
 
 
 def do_not_cache(request: Request) -> None:
-    """Have a request run without the prefix cache: nothing is found, nothing stays."""
+    """Have a request run without the prefix cache."""
     request.pins, request.keep_tokens = (), 0
     request.salt, request.cache_key_hint = new_id("uncached-"), ""
 
 
 def check_salt(salt: str) -> str:
-    """`salt`, if it is one.
+    """Return a salt after a check of its form.
 
     Raises:
         ApiError: it is empty, too long, or has other characters or path segments than a salt may have.
@@ -141,7 +141,7 @@ def check_salt(salt: str) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id of an answer: the prefix and 32 hex digits."""
+    """Make the id of an answer: the prefix and 32 hex digits."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 
@@ -153,7 +153,7 @@ def sampling_params(
     renamed: Mapping[str, str] | None = None,
     prompt_only: bool = False,
 ) -> SamplingParams:
-    """SamplingParams from the fields of a body; errors name the field as the client wrote it.
+    """Make SamplingParams from the fields of a body; errors name the field as the client wrote it.
 
     Whether the model has the tokens that they name is for the engine to say.
 

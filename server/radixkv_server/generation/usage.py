@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage of one HTTP request, in no dialect: the progress of its prompts and answers, and their sums.
+"""Usage of an HTTP request, independent of its API: progress of its prompts and answers, and sums.
 
 Usage, metrics, traces, rate limits and the list of the latest requests all read these records, which follow
 the engine's deltas or its output.
@@ -72,12 +72,12 @@ class PromptProgress:
 
     @property
     def report(self) -> MissReport | None:
-        """Why the rest missed; None: not known, or prefix caching is off."""
+        """Report on the miss; None: not known, or prefix caching is off."""
         return None if self.outcome is None else self.outcome.cache_report
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The rate after the first token; None: not enough came to tell it."""
+        """Rate after the first token; None: too few tokens to tell."""
         # The tokens of one step come at once, and a few say more about the clock than about the engine.
         if self.first_token_at is None or self._rated_tokens < MIN_RATED or self._rated_steps < MIN_STEPS:
             return None
@@ -111,7 +111,7 @@ class PromptProgress:
         return since
 
     def take_output(self, output: RequestOutput, now: float) -> None:
-        """The whole of it, read at `now`."""
+        """Count a whole output, read at `now`."""
         self.outcome = PromptOutcome(
             self.num_tokens,
             output.num_cached_tokens,
@@ -134,7 +134,7 @@ class PromptProgress:
                 self._rate(later, later - output.accepted_draft_tokens, now)
 
     def _take_times(self, times: RequestTimes, now: float) -> None:
-        """The last of these has just happened."""
+        """Take in times in seconds, the last of which is now."""
         latest = times.finished or times.first_token or times.first_scheduled or 0.0
         self.times, self.arrived_at = times, now - latest
 
@@ -175,7 +175,7 @@ class Usage:
 
     @property
     def by_tier(self) -> dict[str, tuple[int, float]] | None:
-        """Of the cached tokens, by memory: how many, and the seconds that they were waited for.
+        """Cached tokens by memory, with the seconds spent waiting for them.
 
         `memory` is the cache itself. None: the engine has no tiers.
         """
@@ -191,7 +191,7 @@ class Usage:
 
     @property
     def cache_write_tokens(self) -> int:
-        """Prompt tokens that the cache holds because of this request, and did not before.
+        """Prompt tokens that this request added to the cache.
 
         0 where prefix caching is off; on Messages, those up to the last breakpoint. Elsewhere, with
         `cached_tokens`, it adds up to `prompt_tokens`, but for tokens that had to be computed again although
@@ -205,17 +205,17 @@ class Usage:
 
     @property
     def accepted_prediction_tokens(self) -> int:
-        """Completion tokens that had been guessed rightly; see `EngineConfig.speculation`."""
+        """Completion tokens from accepted guesses; see `EngineConfig.speculation`."""
         return sum(prompt.accepted_draft_tokens for prompt in self.prompts)
 
     @property
     def rejected_prediction_tokens(self) -> int:
-        """Guesses that were wrong, which are no part of the completion."""
+        """Rejected guesses, which are not part of the completion."""
         return sum(prompt.rejected_draft_tokens for prompt in self.prompts)
 
     @property
     def pinned_tokens(self) -> int | None:
-        """Prompt tokens that are pinned, as far as the budget went; None: none were to be."""
+        """Prompt tokens pinned within the budget; None: no pins were requested."""
         pinned = [prompt.outcome.num_pinned_tokens for prompt in self.prompts if prompt.outcome]
         asked = [count for count in pinned if count is not None]
         return sum(asked) if asked else None
@@ -228,7 +228,7 @@ class Usage:
 
     @property
     def misses(self) -> list[tuple[MissReport, str | None]]:
-        """Why tokens were not found in the cache, by prompt, and what else is to be said of it.
+        """Reports on the misses of each prompt, with hints.
 
         Empty where the engine does not say.
         """

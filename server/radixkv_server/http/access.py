@@ -169,7 +169,7 @@ class AuthMiddleware:
 
 
 def authenticate(scope: Scope, keys: TenantRegistry) -> Tenant:
-    """Return the tenant of a request's key; everybody's where no keys are asked for.
+    """Return the tenant of a request's key, or everybody's if no keys are set.
 
     Raises:
         ApiError: 401; the request has no key, or one that is not known.
@@ -201,7 +201,7 @@ def require_admin(scope: Scope) -> None:
 
 
 class AdmissionMiddleware:
-    """Calls `check` for each POST to one of `routes`, before its body is read or a router looks for it.
+    """ASGI middleware: calls `check` for each POST to one of `routes`, before routing and reading.
 
     A flood must not hold up other requests: a refusal here costs a fraction of a route's work.
 

@@ -56,7 +56,7 @@ def _loads(text: str) -> Any:
 
 
 def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
-    """Parse JSON text. Other threads run in between, however long it is.
+    """Parse JSON text of any length, letting other threads run in between.
 
     Raises:
         ApiError: 400; the text is not UTF-8 or not JSON, nests deeper than `max_depth`, holds NaN,
@@ -90,7 +90,7 @@ def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
 
 
 class BodyReader:
-    """Reads JSON bodies: long ones in a thread, huge ones one at a time.
+    """Reader of JSON bodies: parses long ones in a thread, huge ones one at a time.
 
     Args:
         max_depth: deepest nesting of arrays and objects.
@@ -154,7 +154,7 @@ class BodyReader:
 
 
 def set_text_owner(tenant: str, body: BaseModel) -> None:
-    """Let the request's texts be encoded as its tenant's, in the part of the cache that its body names.
+    """Set the owner of the request's texts: its tenant and the salt in its body.
 
     No owner finds the tokens of another, so that no time tells of another's texts.
     """
@@ -187,13 +187,13 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    """The answer to a body over the limit."""
+    """Make the error of a body over the limit."""
     message = f"The request body is larger than {max_bytes:,} bytes."
     return ApiError(413, message, code="request_too_large")
 
 
 def _param(location: tuple[int | str, ...]) -> str | None:
-    """`("messages", 0, "content")` as `messages[0].content`."""
+    """Convert `("messages", 0, "content")` to `messages[0].content`."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -347,7 +347,7 @@ def _check_field(owner: dict[str, Any], name: str, rule: Rule, given: Any, ignor
 
 
 def as_data(value: Any) -> Any:
-    """The fields of messages and tools, extra ones included, as plain data. O(fields)."""
+    """Return the fields of messages and tools, including extra ones, as plain data. O(fields)."""
     if isinstance(value, BaseModel):
         return {name: as_data(item) for name, item in value}
     return [as_data(item) for item in value] if isinstance(value, list) and _has_models(value) else value

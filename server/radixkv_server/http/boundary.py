@@ -42,7 +42,7 @@ def _request_id(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestObserver:
-    """Counts, traces and logs requests that have ended.
+    """Observer that counts, traces and logs requests that have ended.
 
     Args:
         access_log: write a line for each.
@@ -59,7 +59,7 @@ class RequestObserver:
         self._tell(scope, route, record)
 
     def work_ended(self, scope: Scope, record: RequestRecord) -> None:
-        """Count work that went on after the request of `scope`, which has been counted itself."""
+        """Count background work after the request of `scope`, which has been counted itself."""
         self.metrics.observe_usage(record)
         self._tell({**scope, "method": "BACKGROUND"}, scope["route"].path, record)
 
@@ -125,7 +125,7 @@ class ObserveMiddleware:
 
 
 def access_fields(scope: Scope, record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of `access_line` by name, for logs that machines read."""
+    """Return the facts of `access_line` by name, for JSON logs."""
     client = scope.get("client")
     return {
         "client": client[0] if client else None,

@@ -30,7 +30,7 @@ BACKLOG = 2048
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to the address, not yet listening.
+    """Bind a TCP socket to the address, without listening yet.
 
     Raises:
         ConfigError: the name can't be resolved, or the address is in use, forbidden or not ours.
@@ -148,12 +148,12 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: `handled_signals` has set the handlers, and does not raise the signals again."""
+        """Do nothing: `handled_signals` has set the handlers, and does not raise the signals again."""
         yield
 
     @contextlib.contextmanager
     def handled_signals(self) -> Iterator[None]:
-        """Turn signals into a graceful end; a second one of any kind ends at once.
+        """Turn signals into a graceful shutdown; a second one of any kind exits at once.
 
         uvicorn raises a captured signal again when it has finished, so that a supervisor would see a
         process that was killed. Here a graceful end is a normal return.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestRecord: the known facts of one request, filled in as it goes through the server."""
+"""RequestRecord: the facts of a request, filled in as it passes through the server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestRecord:
         return self._reservation
 
     def hand_over(self) -> RequestRecord:
-        """Make a record for work that goes on after this request, and give it what counts for the limits."""
+        """Make a record for work that goes on after this request, and move the limits' reservation to it."""
         record = RequestRecord(self.request_id, self.caller)
         record._limiter, record._reservation = self._limiter, self._reservation
         self._reservation = None

@@ -25,7 +25,7 @@ OTHERS = "others"
 
 
 class TenantLabels:
-    """The label `tenant`, where there is more than one.
+    """Values of the label `tenant`, if there are several tenants.
 
     Args:
         enabled: add the label to metrics.

@@ -21,7 +21,7 @@ def _ignore(data: bytes) -> None:
 
 
 class UpstreamSide(asyncio.Protocol):
-    """A connection to an upstream, whose bytes are handed over in the moment in which they come.
+    """Connection to an upstream, which passes bytes on as soon as they come.
 
     Args:
         on_fault: called when the connection is lost, and was not closed.
@@ -131,7 +131,7 @@ class ClientSide:
         return await self._reader.read(READ_BYTES)
 
     def write(self, data: bytes) -> None:
-        """Send it something."""
+        """Send data to the client."""
         self._transport.write(data)
 
     def hand_on(self, data: bytes, source: UpstreamSide) -> None:
@@ -155,7 +155,7 @@ class ClientSide:
         return self._transport.is_closing()
 
     def write_eof(self) -> None:
-        """Send no more.
+        """End the sending side.
 
         Raises:
             OSError: the connection was lost.
@@ -163,7 +163,7 @@ class ClientSide:
         self._writer.write_eof()
 
     async def refuse(self, answer: bytes) -> None:
-        """Send the last answer, and take what still comes: closed with bytes unread, it would be reset."""
+        """Send the last answer, and drain unread bytes, which would cause a reset on closing."""
         self._writer.write(answer)
         with contextlib.suppress(OSError, TimeoutError):
             self._writer.write_eof()
@@ -179,7 +179,7 @@ class ClientSide:
 
 
 def _reset(transport: asyncio.WriteTransport) -> None:
-    """Close a connection so that the other side sees a reset, and no end."""
+    """Close a connection so that the other side sees a reset."""
     with contextlib.suppress(OSError, AttributeError):
         transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
@@ -188,7 +188,7 @@ def _reset(transport: asyncio.WriteTransport) -> None:
 
 
 def refusal(status: int, reason: bytes, message: bytes, kind: bytes, headers: bytes = b"") -> bytes:
-    """An answer of the proxy itself, after which the connection is closed."""
+    """Make an answer of the proxy itself, after which the connection is closed."""
     body = b'{"error": {"message": "%b", "type": "%b"}}' % (message, kind)
     length = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
     head = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\n" % (status, reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console of a proxy: the page of the servers' console, and the read-only routes that it asks."""
+"""The console of a proxy: the page of the servers' console, and the read-only routes that it uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VIEWS = b'<body data-views="overview tree requests">'  # those that need no mod
 
 
 def _page_files() -> list[StaticFile]:
-    """The page's files; the page itself is told which views a proxy has."""
+    """Return the page's files, with the list of a proxy's views in the page."""
     page = next(file for file in static_files() if file.path == "/")
     return [
         StaticFile.of(PAGE, page.body.replace(b"<body>", _VIEWS, 1)),
@@ -38,7 +38,7 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
 
 
 def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
-    """The routes. Other names than loopback's and the host's are refused: a page of others could use them."""
+    """Make the routes. Host names other than loopback's and the host's are refused, against foreign pages."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(
         TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", host], www_redirect=False
@@ -119,7 +119,7 @@ def _error(status: int, message: str, code: str) -> Response:
 
 
 def start_console(watched: Watched, prices: Prices | None, host: str, port: int) -> None:
-    """Serve it from a thread of its own, until the process ends."""
+    """Serve the console from a thread of its own, until the process ends."""
     app = make_app(watched, prices, host)
     config = uvicorn.Config(app, host=host, port=port, log_level="error", lifespan="off")
     threading.Thread(target=uvicorn.Server(config).run, name="console", daemon=True).start()

@@ -59,7 +59,7 @@ class Seen:
 
 
 class Feed:
-    """The way to the observer.
+    """Channel to the observer.
 
     Args:
         settings: an ObserverSettings, for each observer that is started.
@@ -94,11 +94,11 @@ class Feed:
             await self._stop()
 
     def begin(self, passage: Passage) -> None:
-        """Tell of a request that is whole. Never waits."""
+        """Report a complete request. Never waits."""
         self._put(passage, has_ended=False)
 
     def put(self, passage: Passage) -> None:
-        """Tell of a request whose answer has ended. Never waits."""
+        """Report a request whose answer has ended. Never waits."""
         self.num_dropped += not self._put(passage, has_ended=True)
 
     def _put(self, passage: Passage, *, has_ended: bool) -> bool:
@@ -126,7 +126,7 @@ class Feed:
         return True
 
     def put_states(self, states: list[UpstreamState]) -> None:
-        """Tell how the upstreams are. Never waits."""
+        """Report the states of upstreams. Never waits."""
         pipe = self._pipe
         if pipe is not None and not pipe.is_closing() and not pipe.get_write_buffer_size():
             pipe.write(_frame(states))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fleet: several upstreams of one proxy: which one gets a request, how each is, and what each holds."""
+"""Fleet: several upstreams of a proxy, with their states and cached blocks, and the choice among them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FleetMember:
 
     @classmethod
     def parse(cls, text: str) -> FleetMember:
-        """From `URL[,events=tcp://HOST:PORT[,OPTION=VALUE...]]`.
+        """Parse `URL[,events=tcp://HOST:PORT[,OPTION=VALUE...]]`.
 
         Raises:
             ConfigError: not of that form.
@@ -68,7 +68,7 @@ class FleetMember:
 
 
 class _Member:
-    """An upstream while the proxy runs."""
+    """Upstream of a running proxy."""
 
     def __init__(self, member: FleetMember) -> None:
         self.upstream = member.upstream
@@ -96,7 +96,7 @@ class _Member:
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """A request on its way: where it goes, and the books that are kept of it."""
+    """Request sent to an upstream, with its accounting."""
 
     fleet: Fleet
     member: _Member
@@ -113,13 +113,13 @@ class Sent:
         self.fleet.remember(name, self.member.address)
 
     def begun(self) -> None:
-        """The first byte of its answer's body has come: its prompt is computed."""
+        """Note the first byte of the answer's body: the prompt is computed."""
         Router.computed(self.route, time.monotonic())
         if self.member.learned is not None and self.prompt.num_units:
             self.member.learned.computed(self.prompt.blocks)
 
     def ended(self, share: float | None = None) -> None:
-        """Its answer has ended. Once.
+        """Note the end of the answer. Called once.
 
         Args:
             share: of its prompt that was cached, as the answer says; None: it does not.
@@ -131,7 +131,7 @@ class Sent:
 
 
 class Fleet:
-    """Chooses upstreams, follows their events and watches their health while it runs."""
+    """Upstreams of a proxy: chooses one per request, follows their events and checks their health."""
 
     def __init__(self, members: Sequence[FleetMember]) -> None:
         stream_secrets = [
@@ -168,11 +168,11 @@ class Fleet:
 
     @property
     def host(self) -> str:
-        """Of the first upstream: all are of one kind."""
+        """Host of the first upstream; all are of the same kind."""
         return next(iter(self._members.values())).upstream.host
 
     async def run(self) -> None:
-        """Follow and watch until cancelled."""
+        """Follow events and check health until cancelled."""
         subscriber = self._subscribe()
         try:
             async with self._client, asyncio.TaskGroup() as group:
@@ -231,7 +231,7 @@ class Fleet:
         return "healthy"  # it has no such route, and answers
 
     def states(self) -> list[UpstreamState]:
-        """All upstreams, as they are now."""
+        """Return the states of all upstreams."""
         now = time.monotonic()
         return [member.state(now) for member in self._members.values()]
 
@@ -288,7 +288,7 @@ class Fleet:
         return kept_by
 
     def remember(self, name: str, address: str) -> None:
-        """An upstream gave an answer of this name, and may keep it."""
+        """Note an upstream's answer of this name, which it may store."""
         self._keepers[name] = address
         self._keepers.move_to_end(name)
         if len(self._keepers) > MAX_NAMES:
@@ -301,7 +301,7 @@ class Fleet:
         )
 
     def failed(self, sent: Sent) -> None:
-        """It did not answer: if others do, nothing goes there until its health is seen to be good."""
+        """Note an upstream's failure: it gets no requests until a health check succeeds, if others do."""
         member = sent.member
         if member.replica.is_open and self.has_others({member.address}):
             logger.warning("%s failed at a request", member.address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removal of keys from bodies, before anything of them is looked at, kept or shown.
+"""Removal of keys from bodies, before they are inspected, stored or shown.
 
 Headers and queries, where keys belong, are never shown. Here keys are removed elsewhere: from fields of
 bodies that hold some, from URLs, and from texts that repeat the request's own key, however it is spelled,
@@ -89,7 +89,7 @@ def _cleaned(data: bytes, hide: Callable[[str], str], limits: BodyLimits) -> byt
 
 
 def _hiding(secrets: tuple[str, ...]) -> Callable[[str], str]:
-    """Return what removes these from a text, and keys from its URLs.
+    """Return a function that removes these secrets from a text, and keys from its URLs.
 
     A text may be JSON in JSON, so that any character of a key may be escaped, several times over.
     """

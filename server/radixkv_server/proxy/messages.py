@@ -113,7 +113,7 @@ class RequestStream:
         return held
 
     def _next_head(self) -> RequestHead | None:
-        """The head, once it is whole."""
+        """Return the head once it is complete."""
         assert self._parser is not None
         try:
             event = self._parser.next_event()
@@ -127,7 +127,7 @@ class RequestStream:
         return RequestHead(raw, event.method, event.target, list(event.headers), event.http_version)
 
     def _read_body(self) -> bool:
-        """Take what there is of the body; whether it has ended."""
+        """Read available data of the body; return True at its end."""
         assert self._parser is not None
         try:
             while isinstance(event := self._parser.next_event(), h11.Data):
@@ -159,11 +159,11 @@ class AnswerWatch:
         return self.is_opaque or bool(self._open)
 
     def expect(self, head: RequestHead, passage: Passage) -> None:
-        """An answer to this request will come."""
+        """Expect an answer to this request."""
         self._open.append((head, passage))
 
     def feed(self, data: bytes) -> None:
-        """Bytes that went by; empty: the connection's end. O(data)."""
+        """Take in passing bytes; empty: the connection's end. O(data)."""
         while self._open and not self.is_opaque:
             head, passage = self._open[0]
             try:
@@ -191,7 +191,7 @@ class AnswerWatch:
             self._on_end(passage)
 
     def _read_answer(self, passage: Passage) -> bool:
-        """Take what there is of an answer; whether it has ended."""
+        """Read available data of an answer; return True at its end."""
         assert self._parser is not None
         while True:
             event = self._parser.next_event()
@@ -210,7 +210,7 @@ class AnswerWatch:
 
 
 def answer_parser(head: RequestHead) -> h11.Connection:
-    """A parser for the answer to a request: that decides where it ends."""
+    """Make a parser for the answer to a request, which decides the answer's end."""
     parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     parser.send(h11.Request(method=head.method, target=head.target, headers=list(head.headers)))
     return parser

@@ -66,7 +66,7 @@ class ObserverSettings:
 
 
 class Observer:
-    """Takes requests one by one."""
+    """Recorder and analyser of requests, one by one."""
 
     def __init__(self, settings: ObserverSettings) -> None:
         self._limits = BodyLimits(settings.max_body_bytes, MAX_PIECES)
@@ -98,7 +98,7 @@ class Observer:
             self._watched.begin(seen, record)
 
     def _write(self, file: RecordFile, seen: Seen, record: Record) -> None:
-        """Append to the record; a fault is told once, and how much it cost when it is over."""
+        """Append to the record; a fault is logged once, and the number of lost requests at its end."""
         try:
             file.write(seen, record)
         except OSError as error:
@@ -116,13 +116,13 @@ class Observer:
             self._watched.take_states(states)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the record after the last request."""
         if self._file is not None:
             self._file.close()
 
 
 def main() -> None:
-    """Until the standard input ends."""
+    """Run the observer until its standard input ends."""
     logging.basicConfig(level=logging.INFO, format="radixkv proxy: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proxy says when to end
     if hasattr(os, "nice"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passage: a request and its answer while they go by, as far as they are kept to be looked at."""
+"""Passage: a passing request and its answer, kept for the observer within bounds."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ class Passage:
     def of(
         cls, target: bytes, headers: Iterable[tuple[bytes, bytes]], upstream: str, max_bytes: int
     ) -> Passage:
-        """Of a request whose head has been read."""
+        """Make the passage of a request whose head has been read."""
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         return cls(target.decode("latin-1"), named, upstream, max_bytes)
 
     def add_request(self, data: bytes | bytearray) -> None:
-        """More of the request's body."""
+        """Add data of the request's body."""
         self._request = self._extended(self._request, data)
 
     def answered(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """The head of the answer."""
+        """Note the head of the answer."""
         self.status = status
         self.answer_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
     def add_answer(self, data: bytes) -> None:
-        """More of the answer's body."""
+        """Add data of the answer's body."""
         if self.first_seconds is None:
             self.first_seconds = time.monotonic() - self._clock
         self._answer = self._extended(self._answer, data)
 
     def cut_off(self) -> None:
-        """Its answer ended before it was whole."""
+        """Note that the answer ended incomplete."""
         self.is_cut_off = True
 
     def end(self) -> None:
-        """Its answer has ended. Once."""
+        """Note the end of the answer. Called once."""
         self.seconds = time.monotonic() - self._clock
         Passage.open_bytes -= len(self._request or b"") + len(self._answer or b"")
 
@@ -99,7 +99,7 @@ class Passage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The keys that it came with, longest first: for removing them, wherever they are told again."""
+        """Keys of the request, longest first, to be removed from all texts."""
         found: set[str] = set()
         for name in SECRET_HEADERS:
             value = self.headers.get(name, "")

@@ -17,7 +17,7 @@ from radixkv_server.proxy.redaction import Redaction
 
 
 class RecordFile:
-    """Appends to a file that its owner alone may read; a full one is kept under another name.
+    """Append-only file readable by its owner alone; a full one is renamed.
 
     Args:
         max_bytes: of a file; then it is renamed, `FILE` to `FILE.1`, that to `FILE.2` and so on.
@@ -45,7 +45,7 @@ class RecordFile:
             data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         os.close(self._file)
 
     def _line(self, seen: Seen, record: Record) -> Json:
@@ -90,7 +90,7 @@ class RecordFile:
 
 
 def _whole(response: Any, record: Record) -> Any:
-    """A stream as the answer that it adds up to: pieces of words can't be hashed as the words are."""
+    """Assemble a stream's answer, since pieces of words have other hashes than whole words."""
     if isinstance(response, str):
         return answer_of_events(list(events_in(response)), record.dialect)
     return response

@@ -33,7 +33,7 @@ _FIELD = re.compile(r"[A-Za-z_$][A-Za-z0-9_.$-]{0,63}")
 
 
 class Redaction:
-    """Replaces texts by hashes, under a key of its own.
+    """Replacement of texts by hashes under a key of its own.
 
     Args:
         key: for hashes that agree with another one's.
@@ -43,7 +43,7 @@ class Redaction:
         self._key = secrets.token_bytes(32) if key is None else key
 
     def text(self, text: str) -> str:
-        """A text of hashes of its words. O(n)."""
+        """Replace each word of a text by its hash. O(n)."""
         return _WORD.sub(self._word, text)
 
     def _word(self, found: re.Match[str]) -> str:
@@ -52,7 +52,7 @@ class Redaction:
         return base64.urlsafe_b64encode(digest).decode()[: len(found[0])]
 
     def value(self, value: Any, name: str = "", *, is_text: bool = False) -> Any:
-        """JSON data with its texts replaced; the names of fields stay, where they are an API's. O(n).
+        """Replace the texts of JSON data; names of fields stay if they belong to an API. O(n).
 
         Args:
             is_text: all of it is the client's: names of fields, numbers and words of an API, too.
@@ -76,7 +76,7 @@ class Redaction:
         return self.text(str(value)) if is_number and (is_text or name in _NUMBERS_ARE_TEXT) else value
 
     def _item(self, item: Any, name: str, *, is_text: bool) -> Any:
-        """Of a list: numbers there are a text's, as tokens or bytes."""
+        """Redact an item of a list, where numbers are parts of a text: tokens or bytes."""
         if isinstance(item, int | float) and not isinstance(item, bool) and not is_text:
             digest = hashlib.blake2b(str(item).encode(), key=self._key, digest_size=4).digest()
             return int.from_bytes(digest, "little")

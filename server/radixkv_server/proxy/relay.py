@@ -26,7 +26,7 @@ _LINGER_S = 30.0
 
 
 class Relay:
-    """Joins a client's connection with one to the upstream, for as long as both last.
+    """Relay that joins a client's connection with one to the upstream while both last.
 
     Args:
         client: the connection; `run` closes it.
@@ -45,7 +45,7 @@ class Relay:
         self._is_faulty = False
 
     async def run(self) -> None:
-        """Until both sides have ended, or one of them fails; closes both."""
+        """Relay until both sides have ended, or either fails; then close both."""
         upstream = self._to_upstream
         sending = asyncio.create_task(self._send_requests())
         try:
@@ -102,7 +102,7 @@ class Relay:
             await self._to_upstream.write(held)
 
     def _asked(self) -> None:
-        """The current request is whole; not told where its answer has ended already."""
+        """Report that the current request is complete, unless its answer has already ended."""
         passage, self._asking = self._asking, None
         if passage is not None and passage.seconds is None:
             self._settings.on_begin(passage)
@@ -125,7 +125,7 @@ class Relay:
         await self._client.refuse(refusal(413, b"Content Too Large", text, b"invalid_request_error"))
 
     async def _connect(self) -> None:
-        """To the upstream, when there is something to send."""
+        """Connect to the upstream, once there is data to send."""
         if self._to_upstream.transport is not None:
             return
         try:
@@ -137,7 +137,7 @@ class Relay:
     # ------------------------------------------------------------------ to the client
 
     def _answered(self, data: bytes) -> None:
-        """Bytes of the upstream: they go on at once, and are looked at then."""
+        """Pass on bytes of the upstream at once, then parse them."""
         self._client.hand_on(data, self._to_upstream)
         self._answers.feed(data)
         if self._client.is_gone:
@@ -150,7 +150,7 @@ class Relay:
         self._to_upstream.close(is_faulty=True)
 
     def _switched(self) -> None:
-        """The answer left HTTP: the rest goes by without a look."""
+        """Pass on the rest without parsing, as the answer has left HTTP."""
         held = self._requests.give_up()
         if held and self._to_upstream.transport is not None:
             self._to_upstream.transport.write(held)

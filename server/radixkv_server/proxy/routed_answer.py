@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoutedAnswer: one upstream's answer on its way: where it begins and ends, and whether it is handed on."""
+"""RoutedAnswer: an upstream's answer: its beginning and end, and the decision to pass it on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RoutedAnswer:
         return 200 <= self._passage.status < 300
 
     def take(self, data: bytes) -> bytes:
-        """Bytes that came, or none at the connection's end; those to hand on now.
+        """Take in bytes, or none at the connection's end; return the bytes to pass on now.
 
         A head is held until it is whole: it may say that the request is for another upstream.
         """
@@ -133,7 +133,7 @@ class RoutedAnswer:
             del self._tail[:-_TAIL_BYTES]
 
     def finish(self) -> None:
-        """Close the books."""
+        """Finish the accounting of the request."""
         worked = self.is_whole and self._worked and not self._passage.is_cut_off
         self.sent.ended(reported_share(bytes(self._tail)) if worked else None)
         if not self.is_whole and not self.is_switched and not self.goes_elsewhere:

@@ -91,7 +91,7 @@ class _ServerTokens:
 
 
 class _Refused(Exception):
-    """The request is refused wherever it goes."""
+    """Every upstream would refuse the request."""
 
 
 class _NotHere(Exception):
@@ -99,7 +99,7 @@ class _NotHere(Exception):
 
 
 class PromptReader:
-    """Reads requests, with the help of servers that tokenise them.
+    """Reader of requests' prompts, with the help of servers that tokenise them.
 
     Args:
         client: asks these.
@@ -121,7 +121,7 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="radixkv-proxy-reader")
 
     async def _work(self, size: int, work: Callable[[], Result]) -> Result:
-        """Return what `work` does, on the event loop if its input of `size` bytes is short.
+        """Return the result of `work`, run on the event loop if its input of `size` bytes is short.
 
         Raises:
             TimeoutError: it took too long; a thread may still be busy with it.
@@ -132,11 +132,11 @@ class PromptReader:
         return await asyncio.wait_for(working, _READ_S)
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Stop taking work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, address: str) -> None:
-        """Another server may be there now."""
+        """Forget the capabilities of a server, which may have been replaced."""
         self._others.discard(address)
 
     async def read(

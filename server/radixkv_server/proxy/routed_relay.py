@@ -73,7 +73,7 @@ class _Asked:
 
 
 class RoutedRelay:
-    """Serves one client's connection, request after request.
+    """Relay of a client's connection, request after request.
 
     Args:
         client: the connection; `run` closes it.
@@ -95,7 +95,7 @@ class RoutedRelay:
         self._kept: dict[Upstream, UpstreamSide] = {}  # for the next request there
 
     async def run(self) -> None:
-        """Until the client leaves, or an answer that ends with its connection has ended."""
+        """Serve until the client leaves, or an answer ends with its connection."""
         is_faulty = False
         try:
             while (asked := await self._read_request()) is not None:
@@ -113,7 +113,7 @@ class RoutedRelay:
     # ------------------------------------------------------------------ the request
 
     async def _read_request(self) -> _Asked | None:
-        """The next one; None: there is none, or it was refused."""
+        """Read the next request; None: there is none, or it was refused."""
         requests, pieces, body, head = RequestStream(only_one=True), bytearray(), bytearray(), None
         requests.body = body.extend
         while not requests.num_ended:
@@ -153,7 +153,7 @@ class RoutedRelay:
         RoutedRelay.open_bytes += count
 
     async def _route(self, asked: _Asked) -> bool:
-        """Send a request to one upstream after the other until one answers; whether another may follow."""
+        """Send a request to upstreams in turn until one answers; return True if another may follow."""
         head = asked.head
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         passage = Passage.of(head.target, head.headers, "", self._settings.max_kept_bytes)
@@ -200,7 +200,7 @@ class RoutedRelay:
     # ------------------------------------------------------------------ its answer
 
     async def _ask(self, asked: _Asked, answer: RoutedAnswer) -> bool:
-        """Ask the chosen upstream, on the connection that is kept to it, if there is one."""
+        """Send the request to the chosen upstream, over an open connection if there is one."""
         upstream = answer.sent.member.upstream
         kept, was_sent = self._kept.pop(upstream, None), False
         if kept is not None and kept.is_idle:
@@ -271,7 +271,7 @@ class RoutedRelay:
                     await leaving
 
     async def _join(self, side: UpstreamSide, leaving: asyncio.Task[bytes]) -> None:
-        """The connection has left HTTP: bytes go both ways until one side ends."""
+        """Pass bytes both ways until either side ends, after the connection has left HTTP."""
 
         async def send_on() -> None:
             data = await leaving
@@ -306,4 +306,4 @@ def _has_left(leaving: asyncio.Task[bytes]) -> bool:
 
 
 def _ignore(data: bytes) -> None:
-    """Of a request that is not served, or that comes as it is."""
+    """Drop a copy of a body that is not needed: its request is not served, or passed on unchanged."""

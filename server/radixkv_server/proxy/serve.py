@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the proxy: listens for clients, and gives each a relay."""
+"""Main function of the proxy: listens for clients, and gives each a relay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def serve(
     *,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Until SIGINT or SIGTERM, or `stop`.
+    """Serve until SIGINT or SIGTERM, or `stop`.
 
     Args:
         on_ready: called with the port once it is open.
@@ -129,7 +129,7 @@ def _pass_over(passage: Passage) -> None:
 
 
 async def _tell_states(fleet: Fleet, feed: Feed) -> None:
-    """For the console."""
+    """Pass the states of upstreams to the console, again and again."""
     while True:
         feed.put_states(fleet.states())
         await asyncio.sleep(STATES_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream: the server that the proxy hands on to, and what of a request's head must be changed for it."""
+"""Upstream: the server behind the proxy, and the changes that it needs to a request's head."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Upstream:
 
     @classmethod
     def parse(cls, url: str) -> Upstream:
-        """From `http://HOST[:PORT][/PREFIX]` or `https://...`.
+        """Parse `http://HOST[:PORT][/PREFIX]` or `https://...`.
 
         Raises:
             ConfigError: not of that form.
@@ -73,7 +73,7 @@ class Upstream:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
     async def connect(self, protocol: asyncio.Protocol) -> None:
-        """Make a new connection this protocol's.
+        """Open a new connection with this protocol.
 
         Raises:
             OSError: there is none to be had.

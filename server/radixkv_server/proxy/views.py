@@ -27,12 +27,12 @@ def _text_of(units: Sequence[int]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Marks that part messages as lines."""
+    """Return text with the marks between messages as lines."""
     return text.replace("\x1e", "\n").replace("\x1f", ": ").strip("\n")
 
 
 class Views:
-    """JSON of everything that is read."""
+    """Answers of the console's routes as JSON."""
 
     def __init__(self, watched: Watched, prices: Prices | None = None) -> None:
         self._watched = watched
@@ -40,7 +40,7 @@ class Views:
         self._names = NodeNames()
 
     def overview(self) -> Json:
-        """As GET /v1/cache."""
+        """Return the body of GET /v1/cache."""
         watched, stats = self._watched, self._watched.stats()
         missed: dict[str, int] = {}
         for reason, tokens in watched.missed.items():
@@ -69,11 +69,11 @@ class Views:
         }
 
     def requests(self, limit: int, after: int = 0) -> list[Json]:
-        """As the data of GET /v1/cache/requests."""
+        """Return the data of GET /v1/cache/requests."""
         return [self._summary(one) for one in self._watched.latest(limit, after)]
 
     def request(self, name: str) -> Json | None:
-        """As GET /v1/cache/requests/NAME; None: it is not among the latest."""
+        """Return the body of GET /v1/cache/requests/NAME; None: not among the latest."""
         one = self._watched.find(name)
         if one is None:
             return None
@@ -98,7 +98,7 @@ class Views:
         return {"object": "cache.request", **self._summary(one), "nodes": [], "explanation": explanation}
 
     def tree(self, limit: int, depth: int) -> Json:
-        """As GET /v1/cache/tree; counts in tokens, as far as they are known."""
+        """Return the body of GET /v1/cache/tree; counts are in tokens, as far as known."""
         found = self._tree(SHOWN_CHARS).heaviest(limit, depth)
         rate = self._watched.tokens_per_unit
         for node in found["nodes"]:
@@ -108,7 +108,7 @@ class Views:
         return found
 
     def search(self, text: str, limit: int) -> Json:
-        """As GET /v1/cache/tree?search=TEXT."""
+        """Return the body of GET /v1/cache/tree?search=TEXT."""
         return self._tree(-1).search(text, limit)
 
     def _tree(self, shown: int) -> TreeJson:
@@ -136,7 +136,7 @@ class Views:
         return found
 
     def metrics(self) -> str:
-        """Times to the first byte, as Prometheus reads them."""
+        """Return times to the first byte in Prometheus' format."""
         name, (bounds, counts, total) = "radixkv_time_to_first_token_seconds", self._watched.first_bytes()
         lines = [f"# TYPE {name} histogram"]
         for bound, count in zip(bounds, counts, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watched: the latest requests that went by, what these rules expect of each, and sums over all of them."""
+"""Watched: the latest requests with their predictions, and sums over all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST_BYTE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, floa
 
 @dataclass(frozen=True, slots=True)
 class WatchedRequest:
-    """A request whose answer has ended.
+    """Request whose answer has ended.
 
     Attributes:
         place: in the order of asking.
@@ -64,13 +64,13 @@ class WatchedRequest:
 
     @property
     def cached_tokens(self) -> int:
-        """As the answer told, else as these rules expect."""
+        """Cached tokens as reported by the answer, else as predicted."""
         reported = self.observation.reported_tokens
         return self.observation.cached_tokens if reported is None else reported
 
     @property
     def reason(self) -> str:
-        """Why no more was found; `upstream_missed`: the prompt was steady, and its time was not over."""
+        """Reason for the miss; `upstream_missed`: the prompt was unchanged, and its entry had not expired."""
         observed = self.observation
         if observed.fault == "client" and observed.reason in ("hit", "first"):
             return "concurrent"
@@ -78,7 +78,7 @@ class WatchedRequest:
 
 
 class Watched:
-    """Takes requests in one thread, is read in others."""
+    """Requests and sums, written by one thread, read by others."""
 
     def __init__(self, rule_set: RuleSet, memory_bytes: int) -> None:
         self.rule_set = rule_set
@@ -98,7 +98,7 @@ class Watched:
         self._lock = threading.Lock()
 
     def begin(self, seen: Seen, record: Record) -> None:
-        """A request is asked; later ones can find it. O(its size)."""
+        """Take in a new request, which later ones can find. O(its size)."""
         with self._lock:
             self._running[seen.number] = (self._next_place(), self._rules.begin(record))
             if len(self._running) > MAX_RUNNING:
@@ -138,7 +138,7 @@ class Watched:
 
     @property
     def num_running(self) -> int:
-        """Requests whose answer has not ended."""
+        """Number of requests whose answer has not ended."""
         return len(self._running)
 
     def take_states(self, states: Sequence[UpstreamState]) -> None:
@@ -146,13 +146,13 @@ class Watched:
         self.states = states
 
     def of_upstream(self, address: str) -> HitCounts:
-        """Sums over the requests that one of them answered."""
+        """Return the sums over an upstream's requests."""
         with self._lock:
             return replace(self._by_upstream[address])
 
     @property
     def tokens_per_unit(self) -> float:
-        """Tokens of the prompts for each unit of the tree."""
+        """Ratio of prompt tokens to units of the tree."""
         return self._tokens / self._chars
 
     def latest(self, limit: int, after: int = 0) -> list[WatchedRequest]:
@@ -166,17 +166,17 @@ class Watched:
         return self._latest.get(name)
 
     def windows(self) -> dict[str, HitCounts]:
-        """Sums over the latest minutes, about, and over all."""
+        """Return the sums over about the latest minutes, and over all."""
         with self._lock:
             return windows_of([self._hits], time.monotonic())
 
     def history(self) -> list[tuple[float, HitCounts]]:
-        """Sums over ten seconds each, with their age, the oldest first; of an hour."""
+        """Return the sums over each ten seconds of an hour, with their ages, oldest first."""
         with self._lock:
             return history_of([self._hits], MAX_WINDOW_S, time.monotonic())
 
     def first_bytes(self) -> tuple[tuple[float, ...], list[int], float]:
-        """Bounds of seconds to the first byte of an answer, how many were within each, and their sum."""
+        """Return the histogram of seconds to the first byte: bounds, counts, and the sum."""
         with self._lock:
             return FIRST_BYTE_BOUNDS, list(self._first_bytes), self._first_seconds
 
@@ -186,7 +186,7 @@ class Watched:
             return self._rules.cache.stats
 
     def snapshot(self, shown: int = SHOWN_CHARS) -> TreeSnapshot:
-        """The tree, with the first units of each node; -1: all of them. O(nodes)."""
+        """Return the tree, with the first units of each node; -1: all of them. O(nodes)."""
         with self._lock:
             walk = TreeWalk(self._rules.cache.tree, shown_tokens=shown, max_nodes=MAX_SEEN_NODES)
             while walk.advance():

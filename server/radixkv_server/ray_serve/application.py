@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application that Ray Serve runs: one front over a number of engines, with settings for both.
+"""Application for Ray Serve: a front over several engines, with settings for both.
 
 `build` makes it from a config file of `serve deploy`:
 
@@ -45,7 +45,7 @@ _CLOSING_S = 15.0
 
 
 def application(config: EngineConfig, settings: ServerSettings, replicas: ReplicaSettings) -> Application:
-    """The application for `serve.run`.
+    """Make the application for `serve.run`.
 
     Raises:
         ConfigError: see `with_tenants`; or there is no policy of a name.
@@ -107,7 +107,7 @@ def _autoscaling(replicas: ReplicaSettings, number: int) -> AutoscalingConfig:
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """From the `args` of an application in a config file: settings by the flags' names, with underscores.
+    """Make the application from `args` in a config file: settings by the flags' names, with underscores.
 
     Raises:
         ConfigError: an unknown name, or a value out of range.

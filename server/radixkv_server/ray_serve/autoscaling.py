@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number of replicas by the seconds that prompts wait. Pure; Ray Serve asks it."""
+"""Number of replicas from the waiting time of prompts; a pure function that Ray Serve calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDLE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decide how many replicas there should be.
+    """Decision about the number of replicas.
 
     Attributes:
         high_since, low_since: since when prompts wait for too long, or hardly at all; None: they don't.
@@ -39,7 +39,7 @@ def decide(
     down_after_s: float,
     up_after_s: float = UP_AFTER_S,
 ) -> Decision:
-    """Work is conserved: twice the target is brought to it by twice the replicas. One at a time goes.
+    """Scale replicas in proportion to the wait over the target; remove them one at a time.
 
     Args:
         queues_s: by replica; replicas that are still starting report none.

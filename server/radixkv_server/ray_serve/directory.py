@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicaDirectory: a request router of Ray Serve that says which replicas there are, and calls one.
+"""ReplicaDirectory: a request router of Ray Serve that lists the replicas, and calls a given one.
 
 Which replica gets a prompt is decided by `radixkv.cluster.routing`, on token ids and exact block events,
 before anything is sent; Ray Serve is asked to call that replica and no other.
@@ -18,7 +18,7 @@ Listener = Callable[[frozenset[str]], None]
 
 
 class _Watched:
-    """The replicas that this process may call. Ray Serve makes the routers itself, so they meet here."""
+    """Replicas that this process may call, shared by all routers, which Ray Serve makes itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,23 +49,23 @@ def watch(deployment: str, listener: Listener) -> None:
 
 
 class ReplicaDirectory(RequestRouter):
-    """A call says by the keyword `replica` whom it is for; without, anybody answers."""
+    """Router to the replica named by a call's keyword `replica`, or to any."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The called replica; where it has gone, the others, which refuse calls meant for another one."""
+        """Return the called replica, or, if it is gone, the others, which refuse calls for another one."""
         wanted = None if pending_request is None else pending_request.kwargs.get("replica")
         named = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
         return [named or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray Serve knows of other replicas."""
+        """Take in a new list of replicas from Ray Serve."""
         super().update_replicas(replicas)
         self._tell()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """A replica is found dead before Ray Serve's controller has said so."""
+        """Drop a replica found dead before Ray Serve's controller reports it."""
         super().on_replica_actor_died(replica_id)
         self._tell()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Front: the ingress on Ray Serve, the very app of the single server over all replicas that there are."""
+"""Front: the ingress on Ray Serve, which is the single server's app over all replicas."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _APP: ContextVar[Any] = ContextVar("radixkv_front_app")
 
 
 def made_app() -> Any:
-    """The app that the `Front` made just now."""
+    """Return the app that the `Front` has just made."""
     return _APP.get()
 
 
 class Front:
-    """Made when the first replica is there.
+    """Front, complete once the first replica is available.
 
     Args:
         engines: the handle of the engines' deployment.
@@ -55,13 +55,13 @@ class Front:
         _APP.set(_Served(create_app(engine, settings)))
 
     async def __del__(self) -> None:
-        """Ray Serve has drained it."""
+        """Close after Ray Serve has drained it."""
         await asyncio.to_thread(self._thread.stop)
         await self._joining.engine().close()
 
 
 class _Served:
-    """An app without the routes that Ray Serve looks for by itself, and can't read all kinds of."""
+    """App without a list of routes, as Ray Serve can't read all kinds of them."""
 
     routes = ()
     router = SimpleNamespace(redirect_slashes=False)
@@ -75,7 +75,7 @@ class _Served:
 
 
 class Joining:
-    """Connects to each replica that Ray Serve tells of, and lets those go that it tells of no more."""
+    """Connections to the replicas that Ray Serve lists, closed once they are no longer listed."""
 
     def __init__(self, engines: Any) -> None:
         self._engines = engines
@@ -85,11 +85,11 @@ class Joining:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def engine(self) -> ReplicatedEngine:
-        """All replicas as one; waits for the first."""
+        """Return an engine client over all replicas; waits for the first."""
         return self._made.result()
 
     async def keep_up(self) -> None:
-        """Until cancelled."""
+        """Follow the list of replicas until cancelled."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def take(names: frozenset[str]) -> None:
@@ -112,7 +112,7 @@ class Joining:
                     self._made.result().drain(name)
 
     async def _attend(self, name: str) -> None:
-        """A replica, until Ray Serve no longer lists it."""
+        """Serve with a replica until Ray Serve no longer lists it."""
         while name in self._names:
             try:
                 await self._join(name)
@@ -138,7 +138,7 @@ class Joining:
                 self._made.result().remove(name)
 
     async def tell_queues(self) -> None:
-        """Tell the replicas how long prompts wait, for Ray Serve's autoscaler; until cancelled."""
+        """Report the waiting time of prompts to the replicas, for Ray Serve's autoscaler, until cancelled."""
         engine = self._made.result()
         while True:
             await asyncio.sleep(TELL_S)

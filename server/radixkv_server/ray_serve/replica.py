@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EngineReplica: one engine as Ray Serve runs it: made, watched, drained and replaced by Ray Serve.
+"""EngineReplica: an engine that Ray Serve makes, watches, drains and replaces.
 
 Requests come over connections of their own (`radixkv.cluster.remote.tcp`), which cost microseconds where a
 call through Ray costs milliseconds, and which say at once that a reader, or the whole replica, has gone.
@@ -30,7 +30,7 @@ _STALE_S = 10.0
 
 
 class EngineReplica:
-    """See the module's text.
+    """Actor with an engine.
 
     Args:
         config: of the engine.
@@ -43,7 +43,7 @@ class EngineReplica:
         self._queues: dict[str, tuple[float, float]] = {}  # by front: when it said so, seconds
 
     async def name(self) -> str:
-        """By which it is called."""
+        """Name by which it is called."""
         return self._name
 
     async def attach(self, *, replica: str) -> AsyncGenerator[EngineAddress]:
@@ -61,7 +61,7 @@ class EngineReplica:
             await asyncio.sleep(_LOOK_S)
 
     async def note_queue(self, front: str, queue_s: float, *, replica: str) -> None:
-        """A front says how long prompts wait, for the autoscaler."""
+        """Note a front's report of the prompts' waiting time, for the autoscaler."""
         self._check(replica)
         self._queues[front] = (time.monotonic(), queue_s)
 
@@ -76,7 +76,7 @@ class EngineReplica:
             raise LookupError(f"the replica {replica} has gone; this is {self._name}")
 
     async def check_health(self) -> None:
-        """Asked by Ray Serve, which replaces a replica that raises.
+        """Check the engine for Ray Serve, which replaces a replica that raises.
 
         Raises:
             EngineStoppedError: the engine has failed.
@@ -85,7 +85,7 @@ class EngineReplica:
             raise EngineStoppedError("the engine has failed")
 
     def __del__(self) -> None:
-        """Ray Serve has drained it: what waits to be kept in tiers is written."""
+        """Write pending blocks to the tiers after Ray Serve has drained it."""
         self._engine.close()
 
 
@@ -98,8 +98,8 @@ def _make_engine(config: EngineConfig) -> ReplicaEngine:
 
 
 class AutoscaledReplica(EngineReplica):
-    """A replica that reports its queue: Ray Serve can't have that of a fixed number of replicas."""
+    """Replica that reports its queue, which Ray Serve rejects for a fixed number of replicas."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The report to Ray Serve's autoscaler."""
+        """Return the report to Ray Serve's autoscaler."""
         return {QUEUE_S: self.queue_s}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a replica: in the replica's own process, or in a copy of one that has the model already.
+"""The engine of a replica: in the replica's own process, or in a fork of one that has loaded the model.
 
 The second is ready in a second, and replicas on one machine share the memory of their weights. Ray's own
 process of the replica then only watches it: when one of the two ends, so does the other.
@@ -38,7 +38,7 @@ _CLOSE_S = 12.0
 
 
 class ReplicaEngine(Protocol):
-    """An engine that is served at an address.
+    """Engine served at an address.
 
     Attributes:
         num_clients: connected to it now.
@@ -53,7 +53,7 @@ class ReplicaEngine(Protocol):
     def num_clients(self) -> int: ...
 
     def close(self) -> None:
-        """Write what its tiers are to keep, and end it; requests that run fail."""
+        """Write pending blocks to the tiers, and end the engine; running requests fail."""
 
 
 def may_fork(config: EngineConfig, num_gpus: int) -> bool:
@@ -63,7 +63,7 @@ def may_fork(config: EngineConfig, num_gpus: int) -> bool:
 
 
 class OwnEngine:
-    """An engine in this process.
+    """Engine in this process.
 
     Args:
         config: for all replicas; folders and ports become this one's own (`Slot`).
@@ -105,7 +105,7 @@ class _Word(NamedTuple):
 
 
 class ForkedEngine:
-    """An engine in a copy of the process that has the model of `config`, on this machine; see `fork_engine`.
+    """Engine in a fork of this machine's process with the model of `config`; see `fork_engine`.
 
     Args:
         cluster: names the sharing group of the process: it never outlives that by more than a minute.
@@ -164,7 +164,7 @@ def _path(config: EngineConfig, cluster: str) -> Path:
 
 
 def _serve(config: EngineConfig, host: str, loaded: LoadedModel, connection: Connection) -> None:
-    """In the copy: until it is told to end, or the replica's process has gone."""
+    """Serve in the fork until it is told to end, or the replica's process has exited."""
     configure_logging("text", None)
     engine = OwnEngine(config, host, loaded=loaded)
     try:

@@ -39,7 +39,7 @@ def serve_replicas(
     *,
     on_ready: OnReady | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then end what runs and take the application away again.
+    """Serve until SIGINT or SIGTERM, then finish running requests and remove the application.
 
     Args:
         on_ready: called with host and port once requests are accepted.
@@ -120,7 +120,7 @@ def _connect(ray: Any, replicas: ReplicaSettings) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes.
+    """Check that the cluster is reachable, since Ray itself would try for minutes.
 
     Raises:
         OSError, ValueError: no server listens at HOST:PORT, or it is no address.
@@ -173,7 +173,7 @@ def _free_port(host: str) -> int:
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM ends the wait; where signals can't be heard, nothing does."""
+    """Wait for the first SIGINT or SIGTERM; without end where signals can't be received."""
 
     def __init__(self) -> None:
         self._told = threading.Event()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicaSettings: how many replicas there are, and where."""
+"""ReplicaSettings: number and places of the replicas."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: numbers for a machine's replicas, so that each has its own folders and ports, and has them again.
+"""Slots: numbers of a machine's replicas, which give each its own folders and ports, reused later.
 
 A replica takes the first number that no living process holds. One that comes in the place of another finds
 the disk tier of its predecessor, and begins with that cache.
@@ -25,7 +25,7 @@ MAX_SLOTS = 1024
 
 
 def private_folder() -> Path:
-    """Meeting place of one machine's replicas: this user's own, since data from its sockets is trusted.
+    """Return the folder shared by a machine's replicas; private to the user, as its sockets are trusted.
 
     Raises:
         ConfigError: it can't be made, or others could write there.
@@ -45,14 +45,14 @@ def private_folder() -> Path:
 
 @dataclass(slots=True)
 class Slot:
-    """A number that is this process's until it ends, however that may be."""
+    """Number held by this process until its end, even by a crash."""
 
     number: int
     _lock: int  # a file descriptor
 
     @classmethod
     def take(cls, config: EngineConfig) -> Slot:
-        """The first that is free, among the replicas on this machine with the same tiers, events and model.
+        """Take the first free number among this machine's replicas with the same tiers, events and model.
 
         Raises:
             ConfigError: the folder of the locks can't be used, or there are too many.
@@ -74,7 +74,7 @@ class Slot:
         raise ConfigError(f"more than {MAX_SLOTS} replicas on one machine: {folder}")
 
     def config(self, config: EngineConfig) -> EngineConfig:
-        """The settings with this replica's own folders (`PATH/replica-0`) and ports (two for each)."""
+        """Return the settings with this replica's own folders (`PATH/replica-0`) and ports (two for each)."""
         tiers = []
         for text, spec in zip(config.kv_tier, parse_tiers(config.kv_tier), strict=True):
             own = Path(spec.where) / f"replica-{self.number}"
@@ -99,5 +99,5 @@ class Slot:
         return ",".join([shifted[0], f"replay={shifted[1]}", *options])
 
     def release(self) -> None:
-        """Another may have the number."""
+        """Release the number for another replica."""
         os.close(self._lock)

@@ -72,7 +72,7 @@ async def load_lora_adapter(request: Request) -> Response:
 
 @router.post("/v1/unload_lora_adapter")
 async def unload_lora_adapter(request: Request) -> Response:
-    """Forget an adapter; requests that have begun end with it."""
+    """Forget an adapter; running requests finish with it."""
     require_admin(request.scope)
     context = context_of(request)
     body = await context.bodies.read(request, UnloadAdapterRequest, context.max_body_bytes())
@@ -87,7 +87,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 
 def _folder(context: ServerContext, given: str) -> Path:
-    """The folder that a path names.
+    """Return the folder that a path names.
 
     Raises:
         ApiError: it is not below --lora-dir, or there is no such setting.

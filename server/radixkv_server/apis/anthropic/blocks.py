@@ -84,7 +84,7 @@ class ServerToolResultBlock(StrictModel):
 
     @property
     def text(self) -> str:
-        """The result as the model sees it."""
+        """Text of the result for the model."""
         text = "" if self.content is None else result_text(self.content)
         return f"Error: {text}" if self.is_error else text
 
@@ -106,7 +106,7 @@ Texts = Annotated[str | Annotated[list[Text], FAIL_FAST], TEXT_OR_LIST]
 
 
 def text_of(texts: str | list[Any]) -> str:
-    """A text, or texts joined by line breaks."""
+    """Return a text, or texts joined by line breaks."""
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 
@@ -163,7 +163,7 @@ class SearchResultBlock(StrictModel):
 
 
 class ToolReferenceBlock(StrictModel):
-    """Shows a tool that the prompt does not list."""
+    """Definition of a tool that the prompt does not list."""
 
     type: Literal["tool_reference"]
     tool_name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -181,7 +181,7 @@ class ToolDefinition(StrictModel):
 
 
 class ToolAdditionBlock(StrictModel):
-    """From here on a tool can be called."""
+    """Mark from which on a tool can be called."""
 
     type: Literal["tool_addition"]
     tool: Annotated[ToolNameReference | ToolDefinition, _CHANGE]
@@ -189,7 +189,7 @@ class ToolAdditionBlock(StrictModel):
 
 
 class ToolRemovalBlock(StrictModel):
-    """From here on a tool should not be called."""
+    """Mark from which on a tool should not be called."""
 
     type: Literal["tool_removal"]
     tool: Annotated[ToolNameReference, _CHANGE]
@@ -200,7 +200,7 @@ _Sealed = Annotated[Any, WithoutEffect("the summary itself is read")]
 
 
 class CompactionBlock(StrictModel):
-    """A summary of all that came before it, which it stands for; null: of nothing."""
+    """Summary that replaces everything before it; null: of nothing."""
 
     type: Literal["compaction"]
     content: str | None = None
@@ -321,7 +321,7 @@ class InputMessage(StrictModel):
 
     @property
     def blocks(self) -> list[Any]:
-        """The content as blocks."""
+        """Content as blocks."""
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)] if self.content else []
         return self.content

@@ -94,7 +94,7 @@ class ClearThinking(StrictModel):
         return self.keep.value if isinstance(self.keep, _ThinkingTurns) else None
 
     def edit(self, messages: Sequence[InputMessage]) -> tuple[list[InputMessage], int]:
-        """The messages, and of how many turns the thinking was left out. O(blocks)."""
+        """Return the messages, and the number of turns without their thinking. O(blocks)."""
         turns: list[list[int]] = []
         is_new = True
         for index, message in enumerate(messages):
@@ -155,7 +155,7 @@ class ClearToolUses(StrictModel):
     ) = None
 
     def edit(self, messages: Sequence[InputMessage]) -> tuple[list[InputMessage], int]:
-        """The messages, and how many results were cleared; the trigger is not looked at. O(blocks)."""
+        """Return the messages, and the number of cleared results, ignoring the trigger. O(blocks)."""
         names = {block.id: block.name for block in _calls(messages)}
         results = [
             block.tool_use_id
@@ -266,7 +266,7 @@ def _calls(messages: Sequence[InputMessage]) -> list[ToolUseBlock]:
 
 
 def _call_id(block: Any) -> str | None:
-    """The call that a block makes or answers."""
+    """Return the id of the call that a block makes or answers."""
     if isinstance(block, ToolUseBlock):
         return block.id
     return block.tool_use_id if isinstance(block, ToolResultBlock) else None

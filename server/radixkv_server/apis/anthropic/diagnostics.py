@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`diagnostics` of the Messages API: why a prompt could not be read from the cache as far as an earlier one.
+"""`diagnostics` of the Messages API: reason for a shorter cache hit than an earlier request's.
 
 not asked                    no field
 the first turn               null
@@ -48,7 +48,7 @@ def parts_of(body: MessagesRequest, model: str) -> RequestParts:
 
 
 def answer_fields(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
-    """The fields of an answer to a request that has `diagnostics`."""
+    """Return the fields of an answer to a request with `diagnostics`."""
     finding = diagnosis.finding(usage)
     return {"diagnostics": _words(finding), **diagnosis.own(finding, usage)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anthropic's dialect: errors as its SDKs turn them into exception classes, framing of events, limits."""
+"""Anthropic's dialect: errors that its SDKs turn into exception classes, framing of events, limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AnthropicDialect:
 
 
 def _timestamp(seconds: float) -> str:
-    """A time as RFC 3339 has it, in UTC, rounded up to seconds.
+    """Format a time by RFC 3339, in UTC, rounded up to seconds.
 
     >>> _timestamp(0.5)
     '1970-01-01T00:00:01Z'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages: from content blocks to the plain form that chat templates expect, and where breakpoints end up.
+"""Conversion of content blocks to the plain messages of chat templates, with places of breakpoints.
 
 system (string or blocks)           one system message
 texts of a user                     one user message, joined by line breaks

@@ -88,7 +88,7 @@ async def count_tokens(context: ServerContext, body: CountTokensRequest, caller:
 
 
 async def messages_chat(context: ServerContext, body: CountTokensRequest, caller: Tenant) -> Chat:
-    """The conversation of a body after the edits that it asks for."""
+    """Return the chat of a body after its requested edits."""
     edited, _ = await _edited(context, body, caller)
     return _chat_of(context, edited, caller)[0]
 
@@ -99,7 +99,7 @@ async def _count(context: ServerContext, body: CountTokensRequest, caller: Tenan
 
 
 async def _edited(context: ServerContext, body: Body, caller: Tenant) -> tuple[Body, Json]:
-    """The body after the edits that it asks for, and what its answer tells of them."""
+    """Return the body after its requested edits, and the answer's report on them."""
     if body.context_management is None:
         return body, {}
 
@@ -155,7 +155,7 @@ def _thinking(body: CountTokensRequest) -> Thinking:
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:
-    """Arguments of SamplingParams, where the client gave them."""
+    """Return the arguments of SamplingParams that the client gave."""
     names = ("temperature", "top_p", "top_k")
     options = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     if body.stop_sequences:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of POST /v1/messages: content blocks, a stop reason and usage, whole or as typed events.
+"""Answers of POST /v1/messages: content blocks, a stop reason and usage, whole or as typed events.
 
 message_start                      with the usage that is known
 content_block_start                0, of type text, thinking or tool_use
@@ -76,7 +76,7 @@ def usage_json(usage: Usage, pins: Sequence[PrefixPin]) -> Json:
 
 
 def stop_json(finish_reason: str | None, stop_reason: int | str | None, has_calls: bool) -> Json:
-    """Why the answer ended."""
+    """Return the stop reason of an answer."""
     if finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(stop_reason, str):
@@ -179,7 +179,7 @@ def parsed_input(arguments: str) -> dict[str, Any]:
 
 
 class _BlockEvents:
-    """The content blocks of one stream; one is open at a time.
+    """Events of a stream's content blocks; one block is open at a time.
 
     Attributes:
         has_calls: whether a tool has been called.
@@ -195,7 +195,7 @@ class _BlockEvents:
         self._text: list[str] = []  # of the open block
 
     def take(self, said: AnswerEvent) -> list[bytes]:
-        """Events for one part of the answer."""
+        """Return events for a part of the answer."""
         if isinstance(said, ContentDelta):
             opening = self._begin("text", {"text": ""})
             self._text.append(said.text)
@@ -238,7 +238,7 @@ class _BlockEvents:
 
     @property
     def _index(self) -> int:
-        """Of the open block."""
+        """Index of the open block."""
         return len(self.content)
 
     def _begin(self, kind: str, fields: Json) -> list[bytes]:

@@ -34,7 +34,7 @@ async def count_message_tokens(request: Request) -> Response:
 
 @router.post("/tokenize/v1/messages")
 async def tokenize_message(request: Request) -> Response:
-    """The tokens that /v1/messages would send to the model, and where the cache looks them up."""
+    """Return the tokens that /v1/messages would send to the model, and their cache namespace."""
     return await tell_prompt(request, MessagesRequest, parse_messages)
 
 

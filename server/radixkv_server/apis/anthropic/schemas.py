@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of the Messages routes: pydantic models of the requests, checked strictly.
+"""Bodies of the Messages routes: pydantic models, checked strictly.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
@@ -90,13 +90,13 @@ class Diagnostics(StrictModel):
 
 
 class CreateThread(StrictModel):
-    """Keep this conversation under the id of its answer."""
+    """Request to store this conversation under the id of its answer."""
 
     type: Literal["create"]
 
 
 class ContinueThread(StrictModel):
-    """The messages go on after the answer of this id, which was kept."""
+    """Request to continue a stored conversation after the answer of this id."""
 
     type: Literal["continue"]
     previous_message_id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -106,7 +106,7 @@ _THREAD = ByType("thread", lambda kind, known: f"thread: there is no type {kind!
 
 
 class CountTokensRequest(StrictModel):
-    """Body of POST /v1/messages/count_tokens: all that decides how a conversation becomes a prompt."""
+    """Body of POST /v1/messages/count_tokens: all fields that determine the prompt."""
 
     messages: Annotated[list[InputMessage], FAIL_FAST, TEXT_ONLY]
     model: str | None = None
@@ -139,26 +139,26 @@ class CountTokensRequest(StrictModel):
 
     @property
     def effort(self) -> str | None:
-        """The latest that was asked for: by a message of the system, or for all."""
+        """Latest requested effort: of a system message, or of the body."""
         of_messages = (message.output_config for message in reversed(self.messages))
         efforts = (config.effort for config in (*of_messages, self.output_config) if config is not None)
         return next((effort for effort in efforts if effort is not None), None)
 
     @property
     def listed_tools(self) -> list[AnthropicTool | KnownTool]:
-        """The tools that the prompt begins with."""
+        """Tools at the beginning of the prompt."""
         tools = self.tools or ()
         return [tool for tool in client_tools(tools) if not is_deferred(tool, tools)]
 
     @property
     def loaded_tools(self) -> list[AnthropicTool | KnownTool]:
-        """Further tools that the model can call, since a message shows them, or may."""
+        """Further tools that the model can call, which messages show or may show."""
         tools = self.tools or ()
         return [*(tool for tool in client_tools(tools) if is_deferred(tool, tools)), *self.added_tools]
 
     @property
     def added_tools(self) -> list[AnthropicTool | KnownTool]:
-        """The tools that messages define."""
+        """Tools that messages define."""
         blocks = (block for message in self.messages for block in message.blocks)
         changes = (block.tool for block in blocks if isinstance(block, ToolAdditionBlock))
         return client_tools([change.definition for change in changes if isinstance(change, ToolDefinition)])
@@ -283,7 +283,7 @@ class MessagesRequest(CountTokensRequest, RequestFields):
         return self.max_tokens == 0
 
     def _check_prewarm(self) -> None:
-        """Refuse what says how an answer is to be given, where there is none."""
+        """Refuse fields about the answer in a request without one."""
         choice, thinking = self.tool_choice, self.thinking
         refused = {
             "stream": bool(self.stream),

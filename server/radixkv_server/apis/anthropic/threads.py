@@ -36,7 +36,7 @@ class Threads:
         self._tenant = tenant
 
     async def whole(self, body: MessagesRequest) -> MessagesRequest:
-        """The body of the whole conversation, as if its client had sent that. O(its text).
+        """Return the body of the whole conversation, as if the client had sent that. O(text).
 
         Raises:
             ApiError: 404; the answer to be continued was not kept, or no longer is. 400; the body sends again
@@ -62,7 +62,7 @@ class Threads:
             raise validation_error(error, MessagesRequest) from None
 
     async def keep(self, message_id: str, body: MessagesRequest, content: Sequence[Json]) -> None:
-        """Keep an answer, and the whole conversation that led to it, if they are of a thread.
+        """Store an answer with its whole conversation, if they belong to a thread.
 
         Where that fails the answer goes out; whoever builds on it is told that it is not there.
         """
@@ -97,7 +97,7 @@ class Threads:
 
 
 def _without_breakpoints(value: Json) -> Json:
-    """A message or block, without its own `cache_control` and that of the blocks in it, and without nulls."""
+    """Return a message or block without `cache_control`, also of blocks in it, and without nulls."""
     kept = {name: item for name, item in value.items() if name != "cache_control" and item is not None}
     if isinstance(kept.get("content"), list):
         kept["content"] = [_without_breakpoints(block) for block in kept["content"]]

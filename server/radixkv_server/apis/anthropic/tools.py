@@ -161,7 +161,7 @@ def is_deferred(tool: AnthropicTool | KnownTool, tools: Sequence[Any]) -> bool:
 
 
 def shown(tool: AnthropicTool | KnownTool) -> str:
-    """A tool as the text of a message shows it."""
+    """Return a tool as text for a message."""
     return json.dumps(tool.for_template(), ensure_ascii=False)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The advisor's findings in words: where prompts of one group break, and what to move."""
+"""The advisor's findings for people: the places where prompts of a group break, and the remedy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_POINTS = 1000  # of the advisor's, among which one is looked for
 
 
 def owner_of(point: BreakPoint) -> tuple[str, str]:
-    """The tenant and the salt whose prompts break there."""
+    """Return the tenant and the salt whose prompts break there."""
     tenant, salt = (*point.namespace, "", "")[:2]
     return str(tenant), str(salt)
 
 
 def recoverable_each(point: BreakPoint) -> int:
-    """About how many tokens more of one such prompt would have been found."""
+    """Estimate the additional tokens that would have been found for each such prompt."""
     return point.recoverable_tokens // max(1, point.count)
 
 

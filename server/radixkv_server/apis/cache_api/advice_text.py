@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences for people: what differs at a break, and what to do about a miss."""
+"""Sentences for people about the difference at a break, and the remedy for a miss."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class Divergence:
     group: BreakPoint | None = None
 
     def with_text(self, before: str, one: str, other: str | None) -> Divergence:
-        """The same with what differs: the prompt and the other one part after `before`."""
+        """Return the divergence with the differing texts, which begin after `before`."""
         words = (word_at(before, one), word_at(before, other) if other else "")
         return replace(self, kind=what_differs(before, one, other or ""), words=words)
 
 
 def word_at(before: str, after: str) -> str:
-    """The word in which a text is cut; "" where none is."""
+    """Return the word in which a text is cut; "": none."""
     begin, end = _WORD_BEFORE.search(before), _WORD_AFTER.match(after)
     assert begin is not None
     assert end is not None
@@ -113,12 +113,12 @@ def divergence_advice(found: Divergence) -> str:
 
 
 def cause_advice(found: Divergence, cause: str) -> str:
-    """The same where the cause is known."""
+    """Describe a break with a known cause."""
     return f"{_what_breaks(found)}: {_tokens(found.missed)} are computed for it. It seems that {cause}."
 
 
 def prompt_group_advice(found: Divergence) -> str:
-    """The same of all prompts of a group that break there: `recoverable` is their sum."""
+    """Describe a break of all prompts of a group: `recoverable` is their sum."""
     if not found.recoverable:
         return (
             f"{_what_breaks(found)}; nothing after it was the same, so there is nothing to win by moving it."
@@ -130,7 +130,7 @@ def prompt_group_advice(found: Divergence) -> str:
 
 
 def _what_breaks(found: Divergence) -> str:
-    """As `A date at token 41, in the system prompt (“3 May” instead of “2 May”), breaks ...`."""
+    """Return `A date at token 41, in the system prompt (“3 May” instead of “2 May”), breaks ...`."""
     kind = found.kind or "something"
     what = "Text that differs" if kind == "text" else kind[0].upper() + kind[1:]
     one, other = found.words

@@ -32,7 +32,7 @@ _REMOVED = {"evicted": "evicted", "expired": "ttl_passed", "reset": "reset"}
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A prompt that missed.
+    """Prompt that missed.
 
     Args:
         owner: its tenant and salt.
@@ -54,7 +54,7 @@ class Broken:
 
 
 def breaker_json(found: Breaker | None) -> Json | None:
-    """A breaker as JSON; None: nothing breaks the prompt."""
+    """Return a breaker as JSON; None: nothing breaks the prompt."""
     if found is None:
         return None
     return {
@@ -90,7 +90,7 @@ async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
 
 
 async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breaker | None:
-    """The same of a request, while its prompt is remembered."""
+    """Find the cause of a request's break while its prompt is remembered."""
     report = one.report
     if report is None or not one.prompt:
         return None
@@ -114,7 +114,7 @@ def _is_earlier(one: SeenRequest, broken: Broken) -> bool:
 
 
 def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
-    """The request that shares most leading tokens with a prompt, of several the most alike further on."""
+    """Return the request with the longest common prefix; among equals, the most similar further on."""
     tokens = encode_tokens(ids)
     shared = [shared_bytes(tokens, encode_tokens(one.prompt)) // TOKEN_BYTES for one in earlier]
     if not shared:
@@ -128,7 +128,7 @@ def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[See
 def _parts_of(
     context: ServerContext, *prompts: tuple[MakeParts | None, Sequence[int]]
 ) -> tuple[PromptParts, ...]:
-    """Prompts as they are compared: chats if all of them are, else texts."""
+    """Return prompts in comparable form: as chats if all of them are chats, else as texts."""
     if all(parts is not None for parts, _ in prompts):
         return tuple(parts() for parts, _ in prompts if parts is not None)
     return tuple(PromptParts.of_text(context.text_of(list(ids))) for _, ids in prompts)
@@ -180,7 +180,7 @@ def _in_answer(earlier: SeenRequest, broken: Broken) -> Breaker:
 
 
 def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
-    """More of the prompt was there in an earlier request than was found, and was not removed."""
+    """Describe a miss of tokens that an earlier request had and that were not removed."""
     request = broken.request
     first = earlier.progress.first_token_at
     if first is None or (request is not None and first > request.started):

@@ -26,7 +26,7 @@ class Caller:
 
     @property
     def scope(self) -> str | None:
-        """The tenant whose nodes are asked for; None: all."""
+        """Tenant whose nodes are requested; None: all."""
         return None if self.is_admin else self.tenant
 
     def may_read(self, tenant: str | None, salt: str | None) -> bool:

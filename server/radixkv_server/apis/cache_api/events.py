@@ -29,7 +29,7 @@ async def event_frames(
     snapshot: Callable[[], Awaitable[Json]],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Frames until the client leaves, the server or the engine ends, or the client reads too slowly.
+    """Yield frames until the client leaves or reads too slowly, or the server or the engine ends.
 
     Raises:
         ApiError: the server is about to end.

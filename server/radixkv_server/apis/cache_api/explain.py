@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations: how much of a prompt would be found, where it breaks, and the text around the break."""
+"""Explanations of a prompt's match: its length, the place of the break, and the text around it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
 
 
 def report_json(report: MissReport) -> Json:
-    """The facts of a report, without any tokens."""
+    """Return the facts of a report, without any tokens."""
     return {
         "prompt_tokens": report.num_prompt_tokens,
         "cached_tokens": report.num_hit_tokens,
@@ -118,7 +118,7 @@ def _explanation(
 
 
 def _place(prompt: Prompt, position: int) -> str | None:
-    """Whose text a place of a prompt is in."""
+    """Name the part that contains a place of a prompt."""
     if prompt.place_name is None:
         return None
     ids = prompt.ids
@@ -128,7 +128,7 @@ def _place(prompt: Prompt, position: int) -> str | None:
 
 
 def _detail(report: MissReport) -> str:
-    """The report as a sentence; of a divergence without the token ids, whose text stands beside it."""
+    """Return the report as a sentence; for a divergence without token ids, whose text is shown beside it."""
     if report.reason != "diverged":
         return report.detail
     return (
@@ -138,7 +138,7 @@ def _detail(report: MissReport) -> str:
 
 
 def _around(context: ServerContext, ids: Sequence[int], position: int, cached: Sequence[int]) -> Json:
-    """The text before a break, and how the prompt and the nearest cached one go on."""
+    """Return the text before a break, and its continuations in the prompt and the nearest cached one."""
     new, old = list(ids[position : position + SHOWN_TOKENS]), list(cached[:SHOWN_TOKENS])
     return {
         "position": position,

@@ -13,7 +13,7 @@ MAX_SEEN_NODES = 20_000  # of a user's, to sum up its blocks
 
 
 async def overview(context: ServerContext, caller: Caller) -> Json:
-    """The figures of the caller's tenant, or, for an admin, of all and of each."""
+    """Return the figures of the caller's tenant, or, for an admin, of all tenants and each."""
     engine, activity = context.engine, context.activity
     quotas = await engine.cache.quotas()
     shown: Json = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins over HTTP: set, listed and ended within one tenant's part of the cache."""
+"""Pins over HTTP: set, listed and ended within a tenant's part of the cache."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
 
 
 async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> list[int]:
-    """The tokens from the beginning of a prompt to the end of one of the caller's own nodes.
+    """Return the tokens from the root to the end of one of the caller's own nodes.
 
     Raises:
         ApiError: 404; there is no such node of the caller's (any more).
@@ -83,7 +83,7 @@ def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> li
 
 
 def pin_json(context: ServerContext, pin: PinInfo, caller: Caller) -> Json:
-    """A pin as its owner, or an admin, sees it."""
+    """Return a pin as JSON for its owner or an admin."""
     may_read = caller.may_read(pin.tenant, pin.salt)
     shown: Json = {
         "object": "cache.pin",
@@ -100,7 +100,7 @@ def pin_json(context: ServerContext, pin: PinInfo, caller: Caller) -> Json:
 
 
 async def list_pins(context: ServerContext, caller: Caller) -> Json:
-    """The caller's pins; an admin's list has everybody's."""
+    """List the caller's pins, or, for an admin, all pins."""
     pins = await context.engine.cache.pins(tenant=caller.scope, max_tokens=SHOWN_TOKENS)
     if not caller.is_admin:
         pins = [pin for pin in pins if pin.salt == caller.salt]

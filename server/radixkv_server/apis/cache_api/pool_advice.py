@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice about the pool: how many times its size the contexts of the last minutes need, and what to do."""
+"""Advice about the pool, if the contexts of the last minutes need more memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORTH_TELLING = 1.1
 
 
 async def pool_advice(context: ServerContext) -> Json | None:
-    """Return what to do where the contexts of the last ten minutes need more than the pool; None: they fit.
+    """Return advice if the contexts of the last ten minutes need more than the pool; None: they fit.
 
     Counted are the prompts that the server keeps, which are at most four million tokens: greater needs are
     told as smaller than they are. O(their tokens), off the event loop.

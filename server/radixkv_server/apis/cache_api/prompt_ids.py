@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of a cache route to the token ids of a generation request with the same fields."""
+"""Token ids of a cache route's prompt, equal to a generation request's with the same fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prompt:
 async def prompt_ids(
     context: ServerContext, body: CachePromptFields, *, add_generation_prompt: bool = True
 ) -> list[int]:
-    """The token ids of a body's prompt; see `prompt_of`."""
+    """Return the token ids of a body's prompt; see `prompt_of`."""
     return (await prompt_of(context, body, add_generation_prompt=add_generation_prompt)).ids
 
 

@@ -12,7 +12,7 @@ from radixkv_server.http.request_record import record_of
 
 
 def caller_of(request: Request, cache_salt: str | None = None) -> Caller:
-    """The caller of a request.
+    """Return the caller of a request.
 
     Args:
         cache_salt: as the request says it; None: not at all.
@@ -48,7 +48,7 @@ def query_of(request: Request, *known: str) -> dict[str, str]:
 
 
 def number_in(values: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """An integer out of the query.
+    """Return an integer of the query.
 
     Raises:
         ApiError: 400; it is none, or out of range.

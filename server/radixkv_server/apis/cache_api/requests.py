@@ -22,7 +22,7 @@ LOOK_S = 0.5  # how often a stream looks for what has changed
 
 
 def requests_json(context: ServerContext, caller: Caller, limit: int, after: int = 0) -> list[Json]:
-    """The latest requests, newest first."""
+    """Return the latest requests, newest first."""
     return [_summary(context, one, caller) for one in context.activity.latest(caller.scope, limit, after)]
 
 

@@ -55,13 +55,13 @@ B = TypeVar("B", bound=CachePromptFields)
 
 
 def _asked(request: Request, *names: str) -> tuple[ServerContext, Caller, dict[str, str]]:
-    """Of a GET: the context, its caller, and its query, in which `names` and a salt may stand."""
+    """Return the context of a GET, its caller, and its query, which may have `names` and a salt."""
     query = query_of(request, *names, "cache_salt")
     return context_of(request), caller_of(request, query.get("cache_salt")), query
 
 
 async def _sent(request: Request, model: type[B], num_prompts: int = 1) -> tuple[ServerContext, B, Caller]:
-    """Of a request about a prompt, or several: the context, the body and its caller."""
+    """Return the context of a request about prompts, its body and its caller."""
     context = context_of(request)
     body = await context.bodies.read(request, model, context.max_body_bytes(num_prompts))
     caller = caller_of(request, body.cache_salt)
@@ -71,14 +71,14 @@ async def _sent(request: Request, model: type[B], num_prompts: int = 1) -> tuple
 
 @router.get("/v1/cache")
 async def get_overview(request: Request) -> Response:
-    """Hit rates, misses by reason, the pool and the tenants."""
+    """Return hit rates, misses by reason, the pool and the tenants."""
     context, caller, _ = _asked(request)
     return json_response(await overview(context, caller))
 
 
 @router.get("/v1/cache/requests")
 async def get_requests(request: Request) -> Response:
-    """The latest requests; as a stream where the client accepts one."""
+    """Return the latest requests, as a stream if the client accepts one."""
     context, caller, query = _asked(request, "limit")
     limit = number_in(query, "limit", KEPT_REQUESTS, 1, KEPT_REQUESTS)
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -164,7 +164,7 @@ async def explain_prompt(request: Request) -> Response:
 
 @router.get("/v1/cache/pins")
 async def get_pins(request: Request) -> Response:
-    """The caller's pins."""
+    """List the caller's pins."""
     context, caller, _ = _asked(request)
     return json_response(await list_pins(context, caller))
 
@@ -220,7 +220,7 @@ async def publish(request: Request) -> Response:
 
 @router.delete("/v1/cache/public")
 async def unpublish(request: Request) -> Response:
-    """Share it no longer with new requests."""
+    """Stop sharing a prefix with new requests."""
     require_admin(request.scope)
     if not await context_of(request).engine.cache.unpublish(await _public_ids(request)):
         raise ApiError(404, "This prefix is not public.", code="not_public")
@@ -238,7 +238,7 @@ async def _public_ids(request: Request) -> list[int]:
 
 @router.post("/v1/cache/reset")
 async def reset(request: Request) -> Response:
-    """Forget all that is cached, of all tenants."""
+    """Empty the cache of all tenants."""
     require_admin(request.scope)
     query_of(request)
     await context_of(request).engine.cache.reset()

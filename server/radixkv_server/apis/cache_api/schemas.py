@@ -34,7 +34,7 @@ def _one_of(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _text_or_ids(value: Any) -> Any:
-    """By hand: a union would report one error per element and branch."""
+    """Check by hand, as a union would report an error per element and branch."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list) and all(type(item) is int for item in value):
@@ -43,7 +43,7 @@ def _text_or_ids(value: Any) -> Any:
 
 
 class CachePromptFields(ChatCompletionRequest):
-    """A chat, or a prompt, as generation requests have it."""
+    """A chat or a prompt, in the fields of generation requests."""
 
     messages: Annotated[list[ChatMessage], FAIL_FAST] = Field(default_factory=list)
     prompt: Any = None
@@ -64,7 +64,7 @@ class PromptBody(CachePromptFields):
 
 
 class ComparedPrompts(StrictModel):
-    """Two prompts, each a text, token ids, messages, or a body with these and what else it has."""
+    """Two prompts, each a text, token ids, messages, or a whole body."""
 
     prompt: Any
     other: Any = Field(alias="with")
@@ -82,7 +82,7 @@ class ComparedPrompts(StrictModel):
 
 
 class ExplainBody(CachePromptFields):
-    """Body of POST /v1/cache/explain: a prompt, or two of them to compare with one another."""
+    """Body of POST /v1/cache/explain: a prompt, or two prompts to compare."""
 
     compare: ComparedPrompts | None = None
 
@@ -92,7 +92,7 @@ class ExplainBody(CachePromptFields):
         return _one_of(value, ("messages", "prompt", "compare"))
 
     def compared(self) -> tuple[CachePromptFields, CachePromptFields]:
-        """The two as bodies of their own, with what stands beside them in this one."""
+        """Both prompts as bodies of their own, with the other fields of this one."""
         assert self.compare is not None
         return self._about(self.compare.prompt), self._about(self.compare.other)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree as JSON: the heaviest nodes first, and the nodes that hold a text."""
+"""The tree as JSON: the heaviest nodes, and the nodes that contain a text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TreeJson:
         self._ranks = {node_id: rank for rank, (_, node_id) in enumerate(ranked, 1)}
 
     def heaviest(self, limit: int, depth: int) -> Json:
-        """The nodes with the most tokens in and below them; each after its parent."""
+        """Return the nodes with the most tokens in and below them, each after its parent."""
         nodes = [node for node in self._nodes if node.level < depth]
         nodes.sort(key=lambda node: (-self._tokens[node.id], node.level, node.id))
         shown = nodes[:limit]
@@ -104,7 +104,7 @@ class TreeJson:
         return self._text_of(node.token_ids)
 
     def search(self, wanted: str, limit: int) -> Json:
-        """The nodes whose text, read on from the node above, holds `wanted` in whatever case."""
+        """Return the nodes whose text, continued from the node above, contains `wanted` in any case."""
         sought = wanted.casefold()
         tails: dict[int, str] = {}  # the end of each node's text, with what is before it
         found: list[Json] = []

@@ -40,7 +40,7 @@ class MarkedPart:
 
 
 def marked_parts(content: str | Sequence[TextPart] | None) -> Iterator[MarkedPart]:
-    """The parts of a message that end with a breakpoint, in the text that `content.joined` gives."""
+    """Return the parts of a message that end with a breakpoint, in the text of `content.joined`."""
     chars = -1
     for part in content if not isinstance(content, str) and content else ():
         chars += 1 + len(part.words)

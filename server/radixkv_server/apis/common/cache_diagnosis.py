@@ -47,16 +47,16 @@ class CacheDiagnosis:
         self._comparison = comparison
 
     def finding(self, usage: Usage) -> Finding:
-        """In no words."""
+        """Return the finding, independent of APIs."""
         return self._comparison.finding(usage.cached_tokens)
 
     def openai(self, usage: Usage) -> Json:
-        """The fields of an answer in OpenAI's dialect; some where it gave the id of a request."""
+        """Return the fields of an answer in OpenAI's form; none unless the client named a request."""
         finding = self.finding(usage)
         return {"prompt_cache_diagnostics": openai_words(finding), **self.own(finding, usage)}
 
     def own(self, finding: Finding, usage: Usage) -> Json:
-        """`cache_diagnosis`, which stands beside every dialect's words."""
+        """Return `cache_diagnosis`, the field that all APIs have."""
         found = finding_json(self._comparison.earlier_id, finding)
         if finding.state == "compared":
             found |= {"prompt_tokens": usage.prompt_tokens, **self._break(finding, usage)}
@@ -108,7 +108,7 @@ def finding_json(earlier_id: str | None, finding: Finding) -> Json:
 
 
 def openai_words(finding: Finding) -> Json:
-    """OpenAI's `prompt_cache_diagnostics`."""
+    """Return OpenAI's `prompt_cache_diagnostics`."""
     if finding.state == "not_found":
         return {"type": "comparison_response_not_found"}
     difference = finding.difference

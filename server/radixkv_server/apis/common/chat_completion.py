@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a chat completion, which several APIs take: its prompt, or all of it.
+"""Body of a chat completion, shared by several APIs: its prompt fields, or all fields.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
@@ -143,7 +143,7 @@ class ChatCustomFormat(StrictModel):
 
     @functools.cached_property
     def plain(self) -> CustomFormat:
-        """The format as Responses have it, checked."""
+        """Return the format in the form of Responses, checked."""
         grammar = self.grammar
         if grammar is None:
             return CustomFormat(type=self.type)
@@ -182,7 +182,7 @@ class ChatCustomTool(StrictModel):
         return None if self.custom.format is None else self.custom.format.plain.lark
 
     def for_template(self) -> dict[str, Any]:
-        """Return the function that the tool is to templates."""
+        """Return the tool as a function for templates."""
         wanted = None if self.custom.format is None else self.custom.format.plain
         function = {"name": self.name, **custom_function(self.custom.description, wanted)}
         return {"type": "function", "function": function}
@@ -209,7 +209,7 @@ class ChatFields(ChatTemplateFields):
     continue_final_message: bool | None = None
 
     def check_ending(self, messages: Sequence[ChatMessage]) -> None:
-        """Raise ParamError where the last message is to be continued and can't be."""
+        """Raise ParamError if the last message is to be continued and can't be."""
         param = "continue_final_message"
         if self.continue_final_message and self.add_generation_prompt:
             raise ParamError(f"add_generation_prompt and {param} exclude each other.", param)

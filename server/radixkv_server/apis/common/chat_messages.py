@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a chat: the form that clients send, and the plain form that chat templates expect.
+"""Messages of a chat: the clients' form, and the plain form for chat templates.
 
 Content is a text, or a list of parts that are texts each.
 """
@@ -24,7 +24,7 @@ _OfAnswer = Annotated[Any, WithoutEffect("it is of an answer's text, which is th
 
 
 class PromptCacheBreakpoint(StrictModel):
-    """The prompt up to the end of this part is to stay cached; `ttl`: else the request's."""
+    """Breakpoint: the prompt up to the end of this part stays cached for `ttl`, or the request's time."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
@@ -65,7 +65,7 @@ class TextPart(StrictModel):
 
 
 def joined(content: str | Sequence[TextPart]) -> str:
-    """A text, or parts joined by line breaks."""
+    """Return a text, or parts joined by line breaks."""
     return content if isinstance(content, str) else "\n".join(part.words for part in content)
 
 
@@ -200,7 +200,7 @@ def template_messages(messages: Sequence[ChatMessage], recall: Recall = _as_give
 
 
 def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Breakpoint]]:
-    """The breakpoints of messages, and where they stand in `template_messages`. O(parts)."""
+    """Return the breakpoints of messages, and their places in `template_messages`. O(parts)."""
     found = []
     for index, message in enumerate(messages):
         chars = -1

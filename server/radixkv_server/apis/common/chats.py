@@ -25,7 +25,7 @@ from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 def template_options(
     context: ServerContext, variables: Mapping[str, Any] | None, template: str | None
 ) -> dict[str, Any]:
-    """Arguments of the chat template, and the template itself where a request brings its own.
+    """Return the arguments of the chat template, and the template itself if the request has one.
 
     Raises:
         ApiError: 400; requests may not bring any.
@@ -77,7 +77,7 @@ def completion_chat(context: ServerContext, body: ChatCompletionRequest, caller:
 
 
 def _with_functions(choice: Any) -> Any:
-    """Return a `tool_choice` that names functions where it named custom tools."""
+    """Return a `tool_choice` with the names of custom tools replaced by their functions'."""
     if not isinstance(choice, Mapping):
         return choice
     if isinstance(allowed := choice.get("allowed_tools", choice).get("tools"), list):

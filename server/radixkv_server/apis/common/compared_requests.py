@@ -68,7 +68,7 @@ async def diagnosed(
 def _as_templates_get_them(
     parts: RequestParts, rule: ClientRule | None, *, sorts_tools: bool
 ) -> RequestParts:
-    """The parts as the template got them: tools sorted, what clients write of themselves constant."""
+    """Return the parts as given to the template: tools sorted, clients' text about themselves constant."""
     if sorts_tools:
         parts = replace(parts, tools=canonical_tools(parts.tools))
     if rule is None:
@@ -81,7 +81,7 @@ def _as_templates_get_them(
 
 
 def text_block(text: str) -> Json:
-    """A text as a block."""
+    """Return a text as a block."""
     return {"type": "text", "text": text}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Custom tools, which take text: the functions that they are to chat templates, and the text of their calls.
+"""Custom tools, which take text: their functions for chat templates, and the text of their calls.
 
 The model calls a function with one argument, `input`. A grammar of the input is enforced; the model writes
 the input inside of a JSON string, so the grammar is rewritten for that (`radixkv.grammar.escaped_lark`).
@@ -80,7 +80,7 @@ class CustomInput:
         return self._string.push(text)
 
     def finish(self) -> str:
-        """Return the characters that `push` could not tell. O(arguments)."""
+        """Return the rest of the input, which `push` could not decide. O(arguments)."""
         if self._string.is_found:
             return ""
         try:
@@ -92,7 +92,7 @@ class CustomInput:
 
     @property
     def arguments(self) -> str:
-        """The arguments so far, as the model wrote them."""
+        """Arguments so far, as the model wrote them."""
         return "".join(self._arguments)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields that OpenAI's routes share, chat and text completions as well as responses, and their checks.
+"""Fields shared by OpenAI's routes (chat and text completions, responses), and their checks.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
@@ -62,7 +62,7 @@ IncludeObfuscation = Annotated[Any, WithoutEffect("a stream's events have no pad
 
 
 class EngineOptions(StrictModel):
-    """Wishes that no dialect has a field for.
+    """Options without a field in any API.
 
     Attributes:
         session_done: this is the last request of its session: what only it has cached is evicted first.
@@ -159,7 +159,7 @@ class SamplingFields(RequestFields):
         return value
 
     def sampling_options(self) -> dict[str, Any]:
-        """The fields that go to SamplingParams as they are, where the client gave them."""
+        """Return the given fields that SamplingParams takes unchanged."""
         names = (
             "temperature",
             "top_p",
@@ -201,7 +201,7 @@ ToolName = Annotated[str, AfterValidator(_tool_name)]
 
 
 def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    """JSON's string keys as token ids.
+    """Convert JSON's string keys to token ids.
 
     Raises:
         InvalidRequestError: a key is not a token id.
@@ -216,13 +216,13 @@ def parse_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
 
 
 def check_stream_options(body: SamplingFields, options: object) -> None:
-    """Raise ParamError for options of a stream where none is asked for."""
+    """Raise ParamError for stream options without a stream."""
     if options is not None and not body.stream:
         raise ParamError("stream_options is only allowed when stream is true.", "stream_options")
 
 
 def check_logprobs(value: int | None, param: str) -> None:
-    """Raise ParamError for a number of alternatives that is out of range."""
+    """Raise ParamError if the number of alternatives is out of range."""
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise ParamError(f"{param} must be from 0 to {MAX_LOGPROBS}.", param)
 
@@ -250,7 +250,7 @@ class ToolChoice(_Choosable, _Choosables):
     allowed_tools: _Choosables | None = None
 
     def given(self) -> dict[str, Any]:
-        """As plain data, as the client gave it."""
+        """Return the choice as plain data, in the client's form."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -261,7 +261,7 @@ AnyToolChoice = Annotated[
 
 
 def plain_choice(given: str | ToolChoice | None) -> str | dict[str, Any] | None:
-    """A body's `tool_choice` as plain data."""
+    """Return a body's `tool_choice` as plain data."""
     return given.given() if isinstance(given, ToolChoice) else given
 
 
@@ -278,7 +278,7 @@ class PromptCacheOptions(StrictModel):
     comparison_response_id: str | None = None
 
     def echoed(self) -> dict[str, Any]:
-        """As a response echoes them."""
+        """Return the options in the form that a response repeats."""
         return {
             "mode": self.mode or "implicit",
             "ttl": self.ttl or DEFAULT_TTL,
@@ -287,7 +287,7 @@ class PromptCacheOptions(StrictModel):
 
 
 def kept_s(name: str | None) -> float | None:
-    """Seconds of a time as OpenAI names it; None: it names none."""
+    """Convert OpenAI's name of a retention time to seconds; None: no time."""
     return None if name is None else _KEPT_S.get(name)
 
 
@@ -319,13 +319,13 @@ class CacheFields(StrictModel):
 
     @property
     def compared_with(self) -> str | None:
-        """The id of the earlier request that this one is to be compared with."""
+        """Id of the earlier request to compare with."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
     @property
     def pinned_s(self) -> float | None:
-        """Seconds for which the whole prompt is to be pinned, after each use; None: not at all.
+        """Return the seconds to pin the whole prompt after each use; None: no pin.
 
         The implicit breakpoint: there is one where anything is said of breakpoints.
         """
@@ -335,14 +335,14 @@ class CacheFields(StrictModel):
         return None if self.is_explicit else self.breakpoint_s()
 
     def breakpoint_s(self, ttl: str | None = None) -> float:
-        """Seconds for which a breakpoint with this time of its own, if it has one, is to be pinned."""
+        """Return the seconds to pin a breakpoint, by its own time or the default."""
         options = self.prompt_cache_options
         given = ttl or self.prompt_cache_retention or (options.ttl if options is not None else None)
         return kept_s(given) or kept_s(DEFAULT_TTL) or 0.0
 
 
 class PrewarmFields(CacheFields):
-    """The same, of routes that answer."""
+    """Fields of the prefix cache for generation routes."""
 
     generate: bool | None = None
 
@@ -354,7 +354,7 @@ class PrewarmFields(CacheFields):
 
 
 class ChatTemplateFields(StrictModel):
-    """Beyond OpenAI: another template, and its variables."""
+    """Fields beyond OpenAI's: another template, and its variables."""
 
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

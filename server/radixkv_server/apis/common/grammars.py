@@ -36,7 +36,7 @@ class SchemaFields(StrictModel):
     strict: Any = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that the client gave, by their names in the API."""
+        """Return the given fields, by their names in the API."""
         return {name.rstrip("_"): getattr(self, name) for name in self.model_fields_set if name in _SCHEMA}
 
 
@@ -53,7 +53,7 @@ class ResponseFormat(StrictModel):
 
 
 class GrammarFields(StrictModel):
-    """At most one of the grammars."""
+    """Fields of grammars, of which a client may give one."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None

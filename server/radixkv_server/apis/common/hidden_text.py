@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that a client brings back in the next turn as it is: encoded, not encrypted, with a prefix."""
+"""Text that a client returns unchanged in the next turn: encoded, not encrypted, with a prefix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import binascii
 
 
 def hide(text: str, mark: str) -> str:
-    """The text as clients send it back."""
+    """Encode a text for clients, who send it back."""
     return mark + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
 
 
 def unhide(given: object, mark: str) -> str:
-    """The text that `hide` made; empty for anything else."""
+    """Decode the result of `hide`; empty for anything else."""
     if not isinstance(given, str) or not given.startswith(mark):
         return ""
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unions whose branches are easily told apart: objects by their `type`, and texts from lists of parts.
+"""Unions with simple discriminators: the `type` of objects, and texts or lists of parts.
 
 A plain union would report the errors of the branch that the client did not mean. The branches' tags are in
 brackets: those are left out of the field names in error messages.
@@ -57,7 +57,7 @@ class ByType:
 
 
 def kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """The types that a model's objects have: its `KINDS`, or the literals of its `type`."""
+    """Return the types of a model's objects: its `KINDS`, or the literals of its `type`."""
     known: tuple[str, ...] | None = getattr(model, "KINDS", None)
     return known or tuple(_literals(model.model_fields["type"].annotation))
 

@@ -48,7 +48,7 @@ _PARTS = ("content", "output", "outputs", "source")
 
 
 def placeholder(kind: str, content: str) -> str:
-    """Text that stands for an image or another medium.
+    """Return the text that stands for an image or another medium.
 
     Args:
         content: its data, or its address. The query of an address is ignored: signatures change each time.
@@ -61,7 +61,7 @@ def placeholder(kind: str, content: str) -> str:
 
 
 def _as_text_only(messages: Any, info: ValidationInfo) -> Any:
-    """The messages or items of a body with text in place of all media.
+    """Return the messages or items of a body with text in place of all media.
 
     Raises:
         ParamError: one that is refused, or without content.
@@ -101,7 +101,7 @@ TEXT_ONLY = BeforeValidator(_as_text_only)
 
 
 def _latest_words(messages: Sequence[Any]) -> list[int]:
-    """Indices of the messages of the user's last turn, without messages that belong to results of tools."""
+    """Return indices of the messages of the user's last turn, without messages of tool results."""
     words: list[int] = []
     before = ""
     for index, message in enumerate(messages):
@@ -114,7 +114,7 @@ def _latest_words(messages: Sequence[Any]) -> list[int]:
 
 
 def _speaker(message: Json) -> str:
-    """Speaker of a message: `user`, `assistant`, or `tool`; empty for the system."""
+    """Return the speaker of a message: `user`, `assistant`, or `tool`; empty for the system."""
     kind, role, content = message.get("type"), message.get("role"), message.get("content")
     has_results = isinstance(content, list) and any(
         isinstance(block, dict) and block.get("type") == "tool_result" for block in content
@@ -127,7 +127,7 @@ def _speaker(message: Json) -> str:
 
 
 def _replaced(value: Any, path: str, places: list[str]) -> Any:
-    """A message, item, part or list of these without media; `places` gets where they were.
+    """Return a message, item, part or list of these without media; their places are added to `places`.
 
     A copy where something was replaced. O(parts).
     """
@@ -159,7 +159,7 @@ def _is_text(part: Json) -> bool:
 
 
 def _kept(part: Json) -> Json:
-    """Fields of a part that stay with its text: those about the cache."""
+    """Return the fields of a part that stay with its text: cache controls."""
     return {name: part[name] for name in ("cache_control", "prompt_cache_breakpoint") if name in part}
 
 
@@ -173,6 +173,6 @@ def _shown(kind: str, part: Json, path: str) -> str:
 
 
 def _contents(part: Json) -> Iterator[str]:
-    """Names of a part's content, the best first."""
+    """Return names of a part's content, the best first."""
     for place in (part, *(part[name] for name in _NESTED if isinstance(part.get(name), dict))):
         yield from (place[name] for name in _CONTENT if isinstance(place.get(name), str) and place[name])

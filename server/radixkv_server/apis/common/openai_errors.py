@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's dialect: errors as its SDKs turn them into exception classes, and its framing of events."""
+"""OpenAI's dialect: errors that its SDKs turn into exception classes, and its framing of events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPENAI = OpenAIDialect()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as OpenAI writes them, rounded up to milliseconds below a second and to seconds above.
+    """Format seconds as OpenAI does, rounded up to milliseconds below a second and to seconds above.
 
     >>> duration(0), duration(0.0171), duration(1.2), duration(360)
     ('0s', '18ms', '2s', '6m0s')

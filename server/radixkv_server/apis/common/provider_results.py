@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of tools that ran at a provider, as text: the same text each time that a client sends them."""
+"""Results of tools that ran at a provider, as text, the same each time that a client sends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TEXTS = ("text", "input_text", "output_text")
 
 
 def result_text(value: Any) -> str:
-    """Return a result as text: texts as they are, lists one below the other, all else as sorted JSON."""
+    """Return a result as text: texts unchanged, lists joined by line breaks, all else as sorted JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -21,7 +21,7 @@ def result_text(value: Any) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """The value without what only the provider can read."""
+    """Return the value without parts that only the provider can read."""
     if isinstance(value, dict):
         return {name: _readable(item) for name, item in value.items() if not _is_sealed(name, item)}
     return [_readable(item) for item in value] if isinstance(value, list) else value

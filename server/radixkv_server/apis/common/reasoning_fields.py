@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields by which clients of chat completions say how to think, and whether they want to see it.
+"""Fields of chat completions about reasoning: its settings, and its place in the answer.
 
 `reasoning_effort` is OpenAI's, `reasoning` and `include_reasoning` OpenRouter's (vLLM takes these, too),
 `thinking` Anthropic's, DeepSeek's and LiteLLM's, `enable_thinking` and `thinking_budget` Qwen's,
@@ -21,7 +21,7 @@ Budget = Annotated[int, Field(ge=0)]
 
 
 class ThinkingSetting(StrictModel):
-    """Anthropic's form: on, off, or as the template has it."""
+    """Anthropic's form: on, off, or the template's default."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Budget | None = None
@@ -96,7 +96,7 @@ class ReasoningFields(StrictModel):
 
     @property
     def wanted_thinking(self) -> Thinking:
-        """The wishes about thinking, in no dialect."""
+        """Settings of thinking, independent of APIs."""
         setting, budget = self.thinking, self.thinking_budget
         if budget is None and isinstance(setting, ThinkingSetting):
             budget = setting.budget_tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StringMember: a string in a JSON object, read while the object is being written."""
+"""StringMember: streaming reader of a string in a JSON object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHARACTERS = re.compile(rf'(?:[^"\\\x00-\x1f]+|{_ESCAPE})*')
 
 
 class StringMember:
-    """The first member of an object that comes in pieces, if that is a string of this name.
+    """Reader of the first member of a streamed object, if that is a string of this name.
 
     Attributes:
         is_found: its value has begun.

@@ -34,7 +34,7 @@ class TextOffsets:
         self._next = start
 
     def take(self, token_id: int) -> int:
-        """The offset of the next token."""
+        """Return the offset of the next token."""
         offset = self._next
         self._next += len(self._decoder.push([token_id]))
         return offset
@@ -57,7 +57,7 @@ class ContentTokens:
         self._at = 0
 
     def add(self, logprobs: Sequence[TokenLogprobs] | None) -> None:
-        """Further tokens of the answer. O(tokens)."""
+        """Add tokens of the answer. O(tokens)."""
         for entry in logprobs or ():
             token_id = entry.chosen.token_id
             text = self._decoder.push([token_id])
@@ -94,7 +94,7 @@ class ContentTokens:
 
 
 class LogprobsFormat:
-    """Turns TokenLogprobs into the chat and the text-completion shape.
+    """Converter of TokenLogprobs into the forms of chat and text completions.
 
     Args:
         as_ids: tokens are named by their ids, `token_id:42` (vLLM's `return_tokens_as_token_ids`).
@@ -150,7 +150,7 @@ class LogprobsFormat:
         }
 
     def offsets(self, start: int, *, skip_special_tokens: bool) -> TextOffsets:
-        """Offsets of tokens that follow `start` characters."""
+        """Make the offsets of tokens after `start` characters."""
         return TextOffsets(self.tokenizer, start, skip_special_tokens=skip_special_tokens)
 
     def _text_top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
@@ -177,7 +177,7 @@ def _id_name(token_id: int) -> str:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: a masked token gets OpenAI's -9999."""
+    """Replace infinity, which JSON lacks: a masked token gets OpenAI's -9999."""
     return max(float(logprob), -9999.0)
 
 
@@ -195,7 +195,7 @@ class TokenDetailFields(StrictModel):
 
 
 class TokenDetails:
-    """The fields of an answer that a body asks for; none where it asks for none."""
+    """Fields with token details that a body requests for its answer."""
 
     def __init__(self, body: TokenDetailFields) -> None:
         self._with_ids = bool(body.return_token_ids)

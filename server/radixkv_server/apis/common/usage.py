@@ -28,7 +28,7 @@ def usage_details(usage: Usage) -> Json:
 
 
 def tier_details(usage: Usage) -> Json:
-    """Of the cached tokens, what each memory gave, and the milliseconds that it took; empty without tiers."""
+    """Return cached tokens by memory, with the milliseconds that each took; empty without tiers."""
     by_tier = usage.by_tier
     if by_tier is None:
         return {}

@@ -68,7 +68,7 @@ def _sampling_defaults(engine: EngineClient) -> Json:
 
 @router.post("/apply-template")
 async def apply_template(request: Request) -> Response:
-    """The body of a chat completion as the text of its prompt; nothing is generated."""
+    """Render the prompt of a chat completion as text, without generating."""
     context = context_of(request)
     body = await context.bodies.read(request, ChatCompletionRequest, context.max_body_bytes())
     context.resolve_model(body.model)

@@ -71,7 +71,7 @@ async def parse_ollama(
 def _chat(
     context: ServerContext, body: OllamaChatRequest | OllamaGenerateRequest, caller: Tenant
 ) -> tuple[ChatCompletionRequest, list[str]]:
-    """Return the chat completion that a body comes down to, and what of it has no effect."""
+    """Return the chat completion for a body, and the body's fields without effect."""
     fields = body.chat(functools.partial(context.calls.recall, caller.name))
     ignored = Ignored(context.settings.unknown_fields == "warn", context.settings.images)
     try:

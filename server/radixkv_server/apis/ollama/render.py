@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of Ollama's routes: one object, or a line of JSON for each piece and one with the figures."""
+"""Answers of Ollama's routes: an object, or a line of JSON for each piece and a last one with the usage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def line(value: Json) -> bytes:
 
 
 def timestamp() -> str:
-    """Return the time now as RFC 3339 has it."""
+    """Return the time now in RFC 3339."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 

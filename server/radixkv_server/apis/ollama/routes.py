@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ollama's routes: chat, generate, and those by which its clients find models."""
+"""Ollama's routes: chat, generate, and the discovery of models."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ async def ollama_show(request: Request) -> Response:
 
 @router.get("/api/tags")
 async def ollama_tags(request: Request) -> Response:
-    """List the names of the model that is served."""
+    """List the names of the served model."""
     context = context_of(request)
     return json_response({"models": [_card(context, name) for name in context.model_names]})
 
 
 @router.get("/api/ps")
 async def ollama_ps(request: Request) -> Response:
-    """List the model as one that is loaded and stays so."""
+    """List the model as permanently loaded."""
     context = context_of(request)
     length = context.engine.limits.max_model_len
     more = {"size_vram": 0, "expires_at": "2318-01-01T00:00:00Z", "context_length": length}
@@ -114,7 +114,7 @@ async def ollama_alive() -> Response:
 
 @router.get("/api/version")
 async def ollama_version() -> Response:
-    """The version of Ollama's API that is spoken here, and the server's own."""
+    """Return the version of Ollama's API, and the server's own."""
     return json_response({"version": SPOKEN, "server": f"radixkv {radixkv.__version__}"})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of Ollama's routes, and the chat completions that they come down to.
+"""Bodies of Ollama's routes, and their conversion into chat completions.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """

@@ -136,7 +136,7 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
 
 
 def _check_prompt_logprobs(body: CompletionRequest, num_tokens: int) -> None:
-    """Each choice tells of its prompt."""
+    """Limit the number of prompt logprobs, which every choice repeats."""
     each = _prompt_logprobs(body)
     entries = 0 if each is None else num_tokens * (each + 1) * (body.n or 1)
     if entries > MAX_PROMPT_LOGPROBS:

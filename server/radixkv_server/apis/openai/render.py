@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of the OpenAI routes: usage, choices and chunks.
+"""Answers of the OpenAI routes: usage, choices and chunks.
 
 Plain dictionaries: they are built once per token in a stream, and their shape is checked by tests with
 the real client.
@@ -65,7 +65,7 @@ class Envelope:
 
 
 def usage_json(usage: Usage) -> Json:
-    """OpenAI's `usage`."""
+    """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -79,7 +79,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 class _ChunkWriter:
-    """Chunks of one stream as events, and its end: with usage where the body's `stream_options` say so."""
+    """Writer of a stream's chunks as events, and of its end, with usage if `stream_options` ask for it."""
 
     def __init__(self, body: CommonFields, envelope: Envelope) -> None:
         self._envelope = envelope
@@ -95,7 +95,7 @@ class _ChunkWriter:
         return self._event([choice], more)
 
     def ending(self, usage: Usage, **more: Any) -> bytes:
-        """The usage, if it was asked for, with what else is to be said at the end; and `[DONE]`."""
+        """Frame the usage, if requested, with final fields, and `[DONE]`."""
         return self._event([], {"usage": usage_json(usage), **more}) + _DONE if self._at_the_end else _DONE
 
     def _event(self, choices: list[Json], more: Json) -> bytes:
@@ -252,7 +252,7 @@ class ChatRenderer(Renderer):
 
 
 def _finish_reason(reason: str | None, has_called: bool) -> str | None:
-    """An answer that ends by itself, with calls, ends for these to be made."""
+    """Return the finish reason; an answer that ends by itself with calls has `tool_calls`."""
     return "tool_calls" if reason == "stop" and has_called else reason
 
 
@@ -303,7 +303,7 @@ class TextRenderer(Renderer):
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
         part: CompletionOutput | OutputDelta,
     ) -> Json:
-        """A choice, or its next part: what belongs to its prompt comes with the first."""
+        """Return a choice, or its next part; fields about the prompt come with the first part."""
         echo = ""
         details: Json = {}
         is_first = index not in self._offsets

@@ -34,19 +34,19 @@ async def create_completion(request: Request) -> Response:
 
 @router.post("/tokenize/v1/chat/completions")
 async def tokenize_chat_completion(request: Request) -> Response:
-    """The tokens that /v1/chat/completions would send to the model, and where the cache looks them up."""
+    """Return the tokens that /v1/chat/completions would send to the model, and their cache namespace."""
     return await tell_prompt(request, ChatCompletionRequest, parse_chat)
 
 
 @router.post("/tokenize/v1/completions")
 async def tokenize_completion(request: Request) -> Response:
-    """The same of /v1/completions; of several prompts the longest."""
+    """Return the tokens of /v1/completions likewise; of several prompts, the longest."""
     return await tell_prompt(request, CompletionRequest, parse_completion, takes_many_prompts=True)
 
 
 @router.post("/v1/embeddings")
 async def create_embedding() -> Response:
-    """Refused."""
+    """Refuse embeddings."""
     raise ApiError(
         400,
         "This server generates text and computes no embeddings: its models are trained to predict the next "
@@ -57,7 +57,7 @@ async def create_embedding() -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """The names the model is served under, in a list that OpenAI's and Anthropic's SDKs read."""
+    """List the names of the served model, in a form for OpenAI's and Anthropic's SDKs."""
     context, caller = context_of(request), record_of(request.scope).caller
     names = [*context.model_names, *(card.name for card in context.adapters_of(caller))]
     cards = [await _model_card(context, name) for name in names]

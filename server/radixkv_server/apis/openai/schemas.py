@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of POST /v1/completions, checked strictly; that of a chat is shared with other APIs.
+"""Body of POST /v1/completions, checked strictly; the body of a chat is shared with other APIs.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """
@@ -52,7 +52,7 @@ class CompletionRequest(CommonFields):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list, one or many."""
+        """Prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt

@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of a chat as the model gets it; of `content` in llama.cpp's form."""
+    """Return token ids of a text, or of a rendered chat; of `content` in llama.cpp's form."""
     context = context_of(request)
     body = await context.bodies.read(request, TokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
@@ -59,7 +59,7 @@ async def tokenize(request: Request) -> Response:
 
 
 def _piece(tokenizer: TextTokenizer, token: int) -> Json:
-    """A token with its text; with its bytes where they are not whole characters."""
+    """Return a token with its text, or with its bytes if they are not whole characters."""
     raw = tokenizer.token_bytes(token)
     try:
         return {"id": token, "piece": raw.decode("utf-8")}
@@ -69,7 +69,7 @@ def _piece(tokenizer: TextTokenizer, token: int) -> Json:
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     context = context_of(request)
     body = await context.bodies.read(request, DetokenizeRequest, context.max_body_bytes())
     context.resolve_model(body.model)
@@ -78,14 +78,14 @@ async def detokenize(request: Request) -> Response:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
-    """200 while the engine works, 503 when it has failed or stopped. Needs no key."""
+    """Answer 200 while the engine works, 503 once it has failed or stopped. Needs no key."""
     healthy = context_of(request).engine.is_healthy
     return json_response({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
 
 
 @router.api_route("/health/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> Response:
-    """200 while requests should be sent here; 503 once the server is about to end, and without an engine.
+    """Answer 200 while requests should be sent here; 503 during the shutdown, and without an engine.
 
     Needs no key.
     """
@@ -98,13 +98,13 @@ async def ready(request: Request) -> Response:
 @router.api_route("/ping", methods=["GET", "HEAD"])
 @router.post("/ping", include_in_schema=False)
 async def ping(request: Request) -> Response:
-    """As /health, with no body. Needs no key."""
+    """Answer like /health, without a body. Needs no key."""
     return Response(status_code=200 if context_of(request).engine.is_healthy else 503)
 
 
 @router.get("/load")
 async def load(request: Request) -> Response:
-    """Requests to generate that run or wait: the caller's, and of all tenants for an admin."""
+    """Return the running and waiting generations of the caller, and of all tenants for an admin."""
     tenants, caller = context_of(request).tenants, record_of(request.scope).caller
     return json_response({"server_load": tenants.num_running(caller)})
 
@@ -118,13 +118,13 @@ async def tokenizer_info(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    """The server's version."""
+    """Return the server's version."""
     return json_response({"version": radixkv.__version__})
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format: a user's own, and all for an admin."""
+    """Return metrics in Prometheus' text format: a user's own, and all for an admin."""
     caller = record_of(request.scope).caller
     text = context_of(request).metrics.render(None if caller.is_admin else caller.name)
     return Response(text, media_type=CONTENT_TYPE)

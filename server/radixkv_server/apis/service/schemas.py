@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of the service routes."""
+"""Bodies of the service routes."""
 
 from __future__ import annotations
 
