@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.triton.copy import copy_kernel
 from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
+from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
 from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
@@ -59,15 +62,39 @@ class Configuration:
     softcap: bool = False
     sinks: bool = False
     deterministic: bool = False
+    value_size: int = 0
+    value_in_key: bool = False
+
+    @property
+    def spec(self) -> KVSpec:
+        """Of one layer, one block."""
+        quantization = None if self.kv_dtype is None else "int8"  # any: the kernel's constants are the same
+        sizes = {"value_size": self.value_size, "value_in_key": self.value_in_key}
+        return KVSpec(
+            1,
+            1,
+            16,
+            self.heads[1],
+            self.head_size,
+            torch.bfloat16,
+            torch.device("cpu"),
+            quantization,
+            **sizes,
+        )
+
+    @property
+    def heads_per_program(self) -> int:
+        """Query heads of a program."""
+        return heads_per_program(widest(self.spec), self.heads[0] // self.heads[1])
 
     def tiles(self, target: str) -> tuple[Tile, Tile]:
         """The tile that work is cut for, and the one the kernel runs with, on a target."""
         capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
         element = _BYTES[self.dtype]
-        group = self.heads[0] // self.heads[1]
-        planned = choose_tile(self.head_size, group, self.kind, element, capability)
+        group, size = self.heads_per_program, widest(self.spec)
+        planned = choose_tile(size, group, self.kind, element, capability)
         launched = launch_tile(
-            *(planned, self.head_size, element, capability),
+            *(planned, size, element, capability),
             group_size=group,
             block_size=self.block_size,
             featured=self.window or self.softcap,
@@ -120,6 +147,23 @@ CONFIGURATIONS = [
     Configuration(
         "32:8 d128 fp8 deterministic, long", (32, 8), 128, "long", kv_dtype="fp8e4nv", deterministic=True
     ),
+    # Latents: DeepSeek V3, GLM-4.7-Flash, MiniCPM3. Keys and values of two sizes: MiMo-V2-Flash. Gemma 4.
+    *_both("128:1 d576 latents", (128, 1), 576, value_size=512, value_in_key=True),
+    *_both("20:1 d576 latents", (20, 1), 576, value_size=512, value_in_key=True),
+    *_both("20:1 d576 fp8 e4m3 latents", (20, 1), 576, kv_dtype="fp8e4nv", value_size=512, value_in_key=True),
+    *_both("40:1 d288 latents", (40, 1), 288, value_size=256, value_in_key=True),
+    *_both("64:4 d192/128", (64, 4), 192, value_size=128),
+    *_both("64:8 d192/128 window, sinks", (64, 8), 192, value_size=128, window=True, sinks=True),
+    *_both("32:4 d512", (32, 4), 512),
+    *_both("32:4 d512 fp8 e4m3 KV", (32, 4), 512, kv_dtype="fp8e4nv"),
+    *_both("32:4 d512 fp32", (32, 4), 512, dtype="fp32"),
+    Configuration(
+        "128:1 d576 latents deterministic, long",
+        *((128, 1), 576, "long"),
+        value_size=512,
+        value_in_key=True,
+        deterministic=True,
+    ),
 ]
 TESTED = (
     "32:8 d128",
@@ -128,6 +172,7 @@ TESTED = (
     "64:8 d64 window, sinks",
     "32:8 d128 fp8 e4m3 KV",
     "32:8 d128 deterministic",
+    "128:1 d576 latents deterministic",
 )
 
 
@@ -152,7 +197,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
     """Signature, constants and 16-aligned arguments of the attention kernel for a configuration."""
     stored = c.kv_dtype or c.dtype
     planned, tile = c.tiles(target)
-    group = c.heads[0] // c.heads[1]
+    group = c.heads_per_program
     types = dict.fromkeys(
         (
             "key_scale_ptr",
@@ -170,8 +215,8 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
     constants = {
         "HQ": c.heads[0],
         "HKV": c.heads[1],
-        "D": c.head_size,
-        "DP": max(16, triton.next_power_of_2(c.head_size)),
+        "PARTS": c.heads[0] // c.heads[1] // group,
+        **head_constants(c.spec),
         "BM": tile.rows,
         "SPLIT": -(-(planned.rows // group) // (tile.rows // group)),
         "BN": tile.keys,
@@ -230,8 +275,8 @@ def compile_merge(heads: int, head_size: int, target: str) -> Any:
     pointers |= dict.fromkeys(("partial_out_ptr", "partial_stat_ptr", "sinks_ptr"), "*fp32")
     constants = {
         "HQ": heads,
-        "D": head_size,
-        "DP": triton.next_power_of_2(head_size),
+        "V": head_size,
+        "VP": triton.next_power_of_2(head_size),
         "BH": 4,
         "SINKS": True,
     }
@@ -255,6 +300,8 @@ def compile_write(kv_heads: int, head_size: int, stored: str, target: str) -> An
         "HP": triton.next_power_of_2(kv_heads),
         "D": head_size,
         "DP": triton.next_power_of_2(head_size),
+        "V": head_size,
+        "VP": triton.next_power_of_2(head_size),
         "KIND": {"bf16": 0, "i8": 1}.get(stored, 2),
         "HAS_ROWS": True,
     }

@@ -46,7 +46,7 @@ class ToyTiling(Tiling):
     segment = 64
 
     def choose(self, kind: str) -> Tile:
-        rows = max(16 if kind == "short" else 32, self.config.group_size)
+        rows = max(16 if kind == "short" else 32, self.group)
         return dataclasses.replace(super().choose(kind), rows=1 << (rows - 1).bit_length(), keys=32)
 
 

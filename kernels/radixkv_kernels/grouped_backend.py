@@ -43,7 +43,8 @@ class GroupedBackend(AttentionBackend):
         super().__init__(backends[0].config)
         self.backends = backends
         self._places, self._aliases = layout.places, frozenset(layout.aliases)
-        # Windows that the layers of a group have asked for: buffers are staged for these alone.
+        # Windows that the layers of a group have asked for: buffers are staged for these alone, and for all
+        # before the first step.
         self._windows: list[set[int | None]] = [set() for _ in backends]
 
     def plan(
@@ -124,7 +125,7 @@ class GroupedBackend(AttentionBackend):
         """Each group's backend, plan and windows."""
         assert isinstance(plan, GroupedPlan)
         return [
-            (backend, each, own & set(windows))
+            (backend, each, own & set(windows) if own else windows)
             for backend, each, own in zip(self.backends, plan.plans, self._windows, strict=True)
         ]
 

@@ -24,6 +24,8 @@ from radixkv_kernels.states import GRID, StateSpec
 
 logger = logging.getLogger("radixkv")
 
+#: Most elements of a value that the Triton kernels read.
+_LARGEST_GPU_VALUE = 512
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
@@ -147,11 +149,11 @@ def _check_sizes(loaded: LoadedModel) -> None:
     """Refuse heads that the GPU's kernels do not read.
 
     Raises:
-        ConfigError: names the sizes.
+        ConfigError: names the size.
     """
     for group in loaded.attention.groups:
-        if group.key_size > 256 or group.value_size != group.key_size:
+        if group.value_size > _LARGEST_GPU_VALUE:
             raise ConfigError(
-                f"{loaded.name} has keys of {group.key_size} and values of {group.value_size} elements; the "
-                "kernels for GPUs read keys and values of one size up to 256: use --device cpu"
+                f"{loaded.name} has values of {group.value_size} elements; the kernels for GPUs read values of "
+                f"up to {_LARGEST_GPU_VALUE}: use --device cpu"
             )

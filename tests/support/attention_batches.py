@@ -114,6 +114,8 @@ def make_batch(
     quantization: str | None = None,
     shared: dict[int, tuple[int, int]] | None = None,
     seed: int = 0,
+    value_size: int = 0,
+    value_in_key: bool = False,
     **options: Any,
 ) -> Batch:
     """`lengths` are (query tokens, context length) per request; `shared[r] = (s, n)`: request r has the
@@ -126,9 +128,8 @@ def make_batch(
     num_query_heads, num_kv_heads = heads
     counts = [-(-context // block_size) for _, context in lengths]
     num_blocks = sum(counts) + 3
-    spec = KVSpec(
-        2, num_blocks, block_size, num_kv_heads, head_size, dtype, torch.device("cpu"), quantization
-    )
+    shape = (2, num_blocks, block_size, num_kv_heads, head_size, dtype, torch.device("cpu"), quantization)
+    spec = KVSpec(*shape, value_size=value_size, value_in_key=value_in_key)
     kv = PagedKV(spec)
     fill_nan(kv)
     backend = build_backend(backend_name, kv, num_query_heads, dtype, **options)
@@ -148,7 +149,9 @@ def make_batch(
         slots = np.array([s if s not in written else -1 for s in slots.tolist()], dtype=np.int64)
         written.update(slots.tolist())
         key = torch.randn(context, num_kv_heads, head_size, generator=generator).to(dtype)
-        value = torch.randn(context, num_kv_heads, head_size, generator=generator).to(dtype)
+        value = torch.randn(context, num_kv_heads, spec.value_size, generator=generator).to(dtype)
+        if value_in_key:
+            value = key[..., : spec.value_size]
         writer.write(kv, 0, key, value, torch.from_numpy(slots))
     starts = np.concatenate([[0], np.cumsum([n for n, _ in lengths])]).astype(np.int32)
     query = torch.randn(int(starts[-1]), num_query_heads, head_size, generator=generator).to(dtype)

@@ -31,17 +31,11 @@ class TritonBackend(AttentionBackend):
         tiling: tiles to use in place of the shipped ones.
 
     Raises:
-        ValueError: the block size does not divide the tiling's segment.
+        ValueError: the block size does not divide the tiling's segment, or values of more than 512 elements.
     """
 
     def __init__(self, config: BackendConfig, tiling: Tiling | None = None) -> None:
         super().__init__(config)
-        spec = config.spec
-        if spec.head_size > 256 or spec.value_size != spec.head_size:
-            raise ValueError(
-                f"the triton backend reads keys and values of one size up to 256, not of {spec.head_size} "
-                f"and {spec.value_size} elements"
-            )
         tiling = tiling or Tiling(config)
         if tiling.segment % config.spec.block_size:
             raise ValueError(

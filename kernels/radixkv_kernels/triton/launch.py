@@ -11,6 +11,7 @@ import triton
 from radixkv_kernels.interface import BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton import merge, unified_attention
+from radixkv_kernels.triton.head_shape import head_constants
 from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
 from radixkv_kernels.triton.tiles import Tile, Tiling
 
@@ -20,6 +21,7 @@ class KernelLauncher:
 
     def __init__(self, config: BackendConfig, tiling: Tiling, partials: Partials) -> None:
         self.config, self.tiling, self._partials = config, tiling, partials
+        self._heads = head_constants(config.spec)
         # Stands for tensors that a layer does not have; the kernels don't read it.
         self._none = torch.zeros(1, dtype=torch.float32, device=config.spec.device)
 
@@ -42,12 +44,7 @@ class KernelLauncher:
             raise ValueError("out must be contiguous")
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = self._none if scoring.sinks is None else scoring.sinks.to(torch.float32)
-        shape = {
-            "HQ": self.config.num_query_heads,
-            "D": kv.spec.head_size,
-            "DP": max(16, triton.next_power_of_2(kv.spec.head_size)),
-            "SINKS": scoring.sinks is not None,
-        }
+        shape = {"HQ": self.config.num_query_heads, "SINKS": scoring.sinks is not None}
         short, long, merged = grids
         for planned, grid, is_long in ((self.tiling.long, long, True), (self.tiling.short, short, False)):
             if grid:
@@ -60,6 +57,8 @@ class KernelLauncher:
                 self._partials.stat,
                 buffers.blob,
                 sinks,
+                V=self._heads["V"],
+                VP=self._heads["VP"],
                 BH=heads,
                 num_warps=4,
                 **shape,
@@ -80,10 +79,11 @@ class KernelLauncher:
         shape: dict[str, Any],
     ) -> None:
         """Run the attention kernel over the short or the long items of a plan."""
-        spec, group, softcap = self.config.spec, self.config.group_size, scoring.softcap
+        spec, group, softcap = self.config.spec, self.tiling.group, scoring.softcap
+        parts = self.config.group_size // group
         tile = self.tiling.launched(planned, featured=scoring.window is not None or softcap is not None)
         split = -(-(planned.rows // group) // (tile.rows // group))
-        unified_attention.attention_kernel[(grid * split, spec.num_kv_heads)](
+        unified_attention.attention_kernel[(grid * split, spec.num_kv_heads * parts)](
             query,
             kv.key[layer],
             # The kernel reads quantised values in pairs.
@@ -102,6 +102,7 @@ class KernelLauncher:
             query.stride(1),
             spec.num_blocks * spec.block_size,
             HKV=spec.num_kv_heads,
+            PARTS=parts,
             BM=tile.rows,
             SPLIT=split,
             BN=tile.keys,
@@ -115,4 +116,5 @@ class KernelLauncher:
             num_warps=tile.warps,
             num_stages=tile.stages,
             **shape,
+            **self._heads,
         )

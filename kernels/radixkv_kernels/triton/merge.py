@@ -46,7 +46,7 @@ def finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
 @triton.jit
 def merge_kernel(
     out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr,
-    HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr,
+    HQ: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (token bucket, ceil(HQ / BH)): fold the partials of BH heads of one token."""
     index = tl.program_id(0)
@@ -54,17 +54,17 @@ def merge_kernel(
         return
     head = tl.program_id(1) * BH + tl.arange(0, BH)
     valid = head < HQ
-    d = tl.arange(0, DP)
-    inside = valid[:, None] & (d < D)[None, :]
+    w = tl.arange(0, VP)
+    inside = valid[:, None] & (w < V)[None, :]
     token = tl.load(blob_ptr + tl.load(blob_ptr + 5) + index)
     ends = blob_ptr + tl.load(blob_ptr + 8) + index
     slots = blob_ptr + tl.load(blob_ptr + 9)
-    total_out = tl.zeros((BH, DP), tl.float32)
+    total_out = tl.zeros((BH, VP), tl.float32)
     total_max = tl.full((BH,), float("-inf"), tl.float32)
     total_sum = tl.zeros((BH,), tl.float32)
     for i in range(tl.load(ends), tl.load(ends + 1)):
         slot = tl.load(slots + i).to(tl.int64) * HQ + head
-        out = tl.load(partial_out_ptr + slot[:, None] * D + d[None, :], mask=inside, other=0.0)
+        out = tl.load(partial_out_ptr + slot[:, None] * V + w[None, :], mask=inside, other=0.0)
         top = tl.load(partial_stat_ptr + slot * 2, mask=valid, other=0.0)
         sums = tl.load(partial_stat_ptr + slot * 2 + 1, mask=valid, other=1.0)
         total_out, total_max, total_sum = fold(total_out, total_max, total_sum, out, top, sums)
@@ -72,5 +72,5 @@ def merge_kernel(
     if SINKS:
         sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
     result = finish(total_out, total_max, total_sum, sink, SINKS)
-    out_at = (token.to(tl.int64) * HQ + head) * D
-    tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+    out_at = (token.to(tl.int64) * HQ + head) * V
+    tl.store(out_ptr + out_at[:, None] + w[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

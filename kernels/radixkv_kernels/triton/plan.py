@@ -42,20 +42,20 @@ def work_settings(config: BackendConfig, tiling: Tiling) -> WorkSettings:
     memory traffic).
     """
     spec = config.spec
-    group = config.group_size
-    element = spec.storage_dtype.itemsize
+    group = tiling.group
+    stored = spec.head_size if spec.value_in_key else spec.head_size + spec.value_size
     return WorkSettings(
         segment=tiling.segment,
         block_size=spec.block_size,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=config.num_query_heads // group,
         short_tile=tiling.short.rows // group,
         long_tile=tiling.long.rows // group,
         group_tile=tiling.long.rows // group,
         parallel=_programs(spec.device),
         share=config.share_prefixes,
-        load_cost=2.0 * tiling.segment * spec.head_size * element,
-        partial_cost=2.0 * group * (spec.head_size + 2) * 4,
-        min_saving=0.0 if spec.device.type != "cuda" else 16e6 / spec.num_kv_heads,
+        load_cost=1.0 * tiling.segment * stored * spec.storage_dtype.itemsize,
+        partial_cost=2.0 * group * (spec.value_size + 2) * 4,
+        min_saving=0.0 if spec.device.type != "cuda" else 16e6 * group / config.num_query_heads,
     )
 
 

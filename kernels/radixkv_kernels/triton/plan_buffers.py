@@ -52,11 +52,11 @@ class PlanBuffers:
 
 
 class Partials:
-    """Device memory for one layer's partials: float32 [slots, heads, head size], and two numbers each."""
+    """Device memory for one layer's partials: float32 [slots, heads, value size], and two numbers each."""
 
     def __init__(self, config: BackendConfig, settings: WorkSettings) -> None:
         self.slots = partial_slots(config, settings)
         rows = self.slots * config.num_query_heads
-        device, size = config.spec.device, config.spec.head_size
+        device, size = config.spec.device, config.spec.value_size
         self.out = torch.empty(rows * size, dtype=torch.float32, device=device)
         self.stat = torch.empty(rows * 2, dtype=torch.float32, device=device)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from radixkv_kernels.interface import BackendConfig
+from radixkv_kernels.triton.head_shape import heads_per_program, widest
 
 #: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 512
@@ -42,6 +43,8 @@ HOPPER_TILES: dict[tuple[int, str], Tile] = {
     (128, "long"): Tile(128, 64, 8, 3),
     (256, "short"): Tile(16, 32, 4, 3),
     (256, "long"): Tile(32, 32, 8, 3),
+    (512, "short"): Tile(16, 32, 8, 2),
+    (512, "long"): Tile(32, 32, 8, 2),
 }
 
 #: The same below 9.0.
@@ -52,6 +55,8 @@ AMPERE_TILES: dict[tuple[int, str], Tile] = {
     (128, "long"): Tile(64, 64, 8, 2),
     (256, "short"): Tile(16, 32, 4, 2),
     (256, "long"): Tile(32, 16, 8, 2),
+    (512, "short"): Tile(16, 16, 8, 2),
+    (512, "long"): Tile(32, 16, 8, 2),
 }
 
 #: Stands for a compute capability on AMD GPUs.
@@ -82,15 +87,17 @@ def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int, 
     """The tile that work is cut for.
 
     Args:
-        head_size: padded up to a power of two, 64 or more, for the look-up.
-        group_size: query heads per KV head; rows grow to hold at least one token's whole group.
+        head_size: padded up to a power of two from 64 to 512, for the look-up.
+        group_size: query heads of a program; rows grow to hold at least one token's whole group.
         kind: `short` or `long`.
         element_bytes: of queries. Four-byte types use small tiles: their products run outside tensor cores.
         capability: compute capability x 10, or `CDNA`.
     """
-    padded = max(64, 1 << (head_size - 1).bit_length())
+    padded = min(512, max(64, 1 << (head_size - 1).bit_length()))
     if element_bytes == 4:
         tile = Tile(16, 32, 8, 2) if kind == "short" or padded > 128 else Tile(32, 16, 8, 2)
+        if padded > 256:
+            tile = replace(tile, keys=16)
     else:
         tiles = HOPPER_TILES if capability >= 90 else CDNA_TILES if capability == CDNA else AMPERE_TILES
         tile = tiles[padded, kind]
@@ -116,7 +123,7 @@ def launch_tile(
     item), which still hold one token's group.
 
     Args:
-        group_size: query heads per KV head.
+        group_size: query heads of a program.
         featured: the layer has a window or softcap.
         quantized: its cache is.
         by_segment: segments are folded one by one (deterministic mode).
@@ -170,6 +177,7 @@ class Tiling:
         segment: KV positions per segment.
         unit: KV positions that items count in. Deterministic mode has segments of one length; otherwise a
             step of little work has shorter ones.
+        group: query heads of a program, all of one KV head.
         short, long: what work is cut for.
     """
 
@@ -179,6 +187,7 @@ class Tiling:
         self.config = config
         self.unit = self.segment if config.deterministic else min(self.segment, MIN_SEGMENT)
         self.capability = capability_of(config.spec.device)
+        self.group = heads_per_program(widest(config.spec), config.group_size)
         self.long = self.choose("long")
         self.short = self.long if config.deterministic else self.choose("short")
 
@@ -186,17 +195,17 @@ class Tiling:
         """The tile that work of a kind is cut for."""
         config = self.config
         element = config.compute_dtype.itemsize
-        return choose_tile(config.spec.head_size, config.group_size, kind, element, self.capability)
+        return choose_tile(widest(config.spec), self.group, kind, element, self.capability)
 
     def launched(self, planned: Tile, featured: bool) -> Tile:
         """The tile that a layer runs with; `featured`: see `launch_tile`."""
         spec, element = self.config.spec, self.config.compute_dtype.itemsize
         return launch_tile(
             planned,
-            spec.head_size,
+            widest(spec),
             element,
             self.capability,
-            group_size=self.config.group_size,
+            group_size=self.group,
             block_size=spec.block_size,
             featured=featured,
             quantized=spec.quantization is not None,

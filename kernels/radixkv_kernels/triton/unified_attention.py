@@ -40,9 +40,10 @@ from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 @triton.jit
 def _tile_step(
-    q, acc, odd, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    q, rest, acc, odd, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
-    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Do one online softmax step over keys [start, start + BN); masked: only keys [first_key, end_key) exist.
@@ -64,25 +65,50 @@ def _tile_step(
     row = head_base + block.to(tl.int64) * BLOCK + (n % BLOCK)
     key_at = key_ptr + row[None, :] * D + d[:, None]
     # Quantised values come in pairs: words of two bytes.
-    WIDTH: tl.constexpr = D // 2 if QUANTIZED else D
-    w = tl.arange(0, DP // 2 if QUANTIZED else DP)
-    value_at = value_ptr + row[:, None] * WIDTH + w[None, :]
-    if MASK:
-        if D == DP:
-            k = tl.load(key_at, mask=exists[None, :], other=0.0)
+    WIDTH: tl.constexpr = V // 2 if QUANTIZED else V
+    STRIDE: tl.constexpr = VALUE_ROW // 2 if QUANTIZED else VALUE_ROW
+    w = tl.arange(0, VP // 2 if QUANTIZED else VP)
+    value_at = value_ptr + row[:, None] * STRIDE + w[None, :]
+    if REUSE:
+        if MASK:
             v = tl.load(value_at, mask=exists[:, None], other=0)
         else:
+            v = tl.load(value_at)
+        k = tl.trans(v)
+    elif MASK:
+        if D >= DP:
+            k = tl.load(key_at, mask=exists[None, :], other=0.0)
+        else:
             k = tl.load(key_at, mask=exists[None, :] & (d < D)[:, None], other=0.0)
+        if V == VP:
+            v = tl.load(value_at, mask=exists[:, None], other=0)
+        else:
             v = tl.load(value_at, mask=exists[:, None] & (w < WIDTH)[None, :], other=0)
     else:
-        if D == DP:
+        if D >= DP:
             k = tl.load(key_at)
-            v = tl.load(value_at)
         else:
             k = tl.load(key_at, mask=(d < D)[:, None], other=0.0)
+        if V == VP:
+            v = tl.load(value_at)
+        else:
             v = tl.load(value_at, mask=(w < WIDTH)[None, :], other=0)
     k = k.to(q.dtype)
     s = tl.dot(q, k, input_precision="ieee")
+    if DR > 0:
+        more = DP + tl.arange(0, DR)
+        rest_at = key_ptr + row[None, :] * D + more[:, None]
+        if MASK:
+            if D == DP + DR:
+                k = tl.load(rest_at, mask=exists[None, :], other=0.0)
+            else:
+                k = tl.load(rest_at, mask=exists[None, :] & (more < D)[:, None], other=0.0)
+        else:
+            if D == DP + DR:
+                k = tl.load(rest_at)
+            else:
+                k = tl.load(rest_at, mask=(more < D)[:, None], other=0.0)
+        s = tl.dot(rest, k.to(q.dtype), s, input_precision="ieee")
     factor = logit_scale
     if QUANTIZED:
         if MASK:
@@ -147,9 +173,10 @@ def _blocks(table_ptr, start, first_key, end_key, BN: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _steps(
-    q, acc, odd, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
+    q, rest, acc, odd, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the tiles that begin in [start, end).
@@ -161,9 +188,9 @@ def _steps(
     for n in range(start, end, BN):
         following = _blocks(table_ptr, n + BN, first_key, end_key, BN, BLOCK)
         acc, odd, top, sums = _tile_step(
-            q, acc, odd, top, sums, block, n, first_key, end_key, position, head_base, key_ptr, value_ptr,
-            key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
-            D, DP, BN, BLOCK, MASK, WINDOW, SOFTCAP, QUANTIZED,
+            q, rest, acc, odd, top, sums, block, n, first_key, end_key, position, head_base, key_ptr,
+            value_ptr, key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
+            D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, MASK, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
         block = following
     return acc, odd, top, sums
@@ -171,9 +198,10 @@ def _steps(
 
 @triton.jit
 def _attend_keys(
-    q, low, high, first_key, min_position, max_position, position, head_base, key_ptr, value_ptr,
+    q, rest, low, high, first_key, min_position, max_position, position, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr,
+    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """The partial (acc, top, sums) of keys [low, high): masked tiles only where some row does not see all."""
@@ -185,38 +213,38 @@ def _attend_keys(
         free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
         free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
     free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
-    acc = tl.zeros((BM, DP // 2 if QUANTIZED else DP), tl.float32)
+    acc = tl.zeros((BM, VP // 2 if QUANTIZED else VP), tl.float32)
     odd = acc if QUANTIZED else 0.0
     top = tl.full((BM,), float("-inf"), tl.float32)
     sums = tl.zeros((BM,), tl.float32)
     if WINDOW:
         acc, odd, top, sums = _steps(
-            q, acc, odd, top, sums, start, free_start, first_key, high, position, head_base, key_ptr,
+            q, rest, acc, odd, top, sums, start, free_start, first_key, high, position, head_base, key_ptr,
             value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-            D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
+            D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
     acc, odd, top, sums = _steps(
-        q, acc, odd, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr,
+        q, rest, acc, odd, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr,
         value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-        D, DP, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
+        D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
     acc, odd, top, sums = _steps(
-        q, acc, odd, top, sums, free_end, high, first_key, high, position, head_base, key_ptr, value_ptr,
-        key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
-        D, DP, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
+        q, rest, acc, odd, top, sums, free_end, high, first_key, high, position, head_base, key_ptr,
+        value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
     if QUANTIZED:
-        acc = tl.reshape(tl.join(acc, odd), (BM, DP))
+        acc = tl.reshape(tl.join(acc, odd), (BM, VP))
     return acc, top, sums
 
 
 @triton.jit
 def _store_partial(partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums, valid,
-                   HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+                   HQ: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):  # fmt: skip
     """Store one partial of each row; of a row that has seen no key, one that changes no fold."""
-    d = tl.arange(0, DP)
+    w = tl.arange(0, VP)
     at = slot.to(tl.int64) * HQ + head
-    tl.store(partial_out_ptr + at[:, None] * D + d[None, :], acc, mask=valid[:, None] & (d < D)[None, :])
+    tl.store(partial_out_ptr + at[:, None] * V + w[None, :], acc, mask=valid[:, None] & (w < V)[None, :])
     tl.store(partial_stat_ptr + at * 2, top, mask=valid)
     tl.store(partial_stat_ptr + at * 2 + 1, sums, mask=valid)
 
@@ -225,20 +253,26 @@ def _store_partial(partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums
 def attention_kernel(
     query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, out_ptr, partial_out_ptr, partial_stat_ptr,
     blob_ptr, sinks_ptr, scale, softcap, window, query_token_stride, query_head_stride, num_slots,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, LONG: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VALUE_ROW: tl.constexpr, REUSE: tl.constexpr,
+    BM: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr,
+    LONG: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (item bucket * SPLIT, HKV): SPLIT programs share an item's tokens, BM // G each.
+    """Grid (item bucket * SPLIT, HKV * PARTS): SPLIT programs share an item's tokens, BM // G each, and PARTS
+    programs the query heads of a KV head, G each.
+
+    Keys of D elements are loaded as DP and DR (0: none), values of V as VP; VALUE_ROW elements lie from one
+    token's value to the next one's. REUSE: the first DP elements of a key are its value.
 
     `num_slots` is num_blocks * BLOCK, the rows of one head of one layer. Partial j of an item and its token i
     are in slot `base + j * tokens + i`: one for each segment, or, without BY_SEGMENT, one in all.
     """
-    G: tl.constexpr = HQ // HKV
+    G: tl.constexpr = HQ // HKV // PARTS
     index = tl.program_id(0) // SPLIT
     first_token = tl.program_id(0) % SPLIT * (BM // G)
-    kv_head = tl.program_id(1)
+    part = tl.program_id(1)
+    kv_head = part // PARTS
     if index >= tl.load(blob_ptr + (1 if LONG else 0)):
         return
     item = blob_ptr + tl.load(blob_ptr + (4 if LONG else 3)) + index * 8
@@ -253,7 +287,7 @@ def attention_kernel(
     r = tl.arange(0, BM)
     d = tl.arange(0, DP)
     valid = (r // G < token_count) & (r < (BM // G) * G)
-    head = kv_head * G + r % G
+    head = part * G + r % G
     token = tl.load(
         blob_ptr + tl.load(blob_ptr + 6) + tl.load(item) + first_token + r // G, mask=valid, other=0
     )
@@ -263,6 +297,11 @@ def attention_kernel(
     inside = valid[:, None] & (d < D)[None, :]
     query_at = token.to(tl.int64) * query_token_stride + head * query_head_stride
     q = tl.load(query_ptr + query_at[:, None] + d[None, :], mask=inside, other=0.0)
+    rest = q
+    if DR > 0:
+        more = DP + tl.arange(0, DR)
+        rest_inside = valid[:, None] & (more < D)[None, :]
+        rest = tl.load(query_ptr + query_at[:, None] + more[None, :], mask=rest_inside, other=0.0)
     logit_scale = scale * LOG2E
     head_base = kv_head.to(tl.int64) * num_slots
     first_key = 0
@@ -270,38 +309,41 @@ def attention_kernel(
         first_key = tl.maximum(min_position - window + 1, 0)
     slot = tl.load(item + 6) + first_token + r // G
     if BY_SEGMENT:
-        total_out = tl.zeros((BM, DP), tl.float32)
+        total_out = tl.zeros((BM, VP), tl.float32)
         total_max = tl.full((BM,), float("-inf"), tl.float32)
         total_sum = tl.zeros((BM,), tl.float32)
         for k in range(segment_start, segment_end):
             acc, top, sums = _attend_keys(
-                q, k * SEGMENT, tl.minimum((k + 1) * SEGMENT, max_position + 1), first_key, min_position,
-                max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
-                table_ptr, logit_scale, softcap, window, BM, D, DP, BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
+                q, rest, k * SEGMENT, tl.minimum((k + 1) * SEGMENT, max_position + 1), first_key,
+                min_position, max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr,
+                value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, DR, V, VP, VALUE_ROW,
+                REUSE, BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
             )  # fmt: skip
             if final != 0:
                 total_out, total_max, total_sum = fold(total_out, total_max, total_sum, acc, top, sums)
             else:
                 _store_partial(
-                    partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums, valid, HQ, D, DP
+                    partial_out_ptr, partial_stat_ptr, slot, head, acc, top, sums, valid, HQ, V, VP
                 )  # fmt: skip
                 slot += item_tokens
     else:
         total_out, total_max, total_sum = _attend_keys(
-            q, segment_start * SEGMENT, tl.minimum(segment_end * SEGMENT, max_position + 1), first_key,
+            q, rest, segment_start * SEGMENT, tl.minimum(segment_end * SEGMENT, max_position + 1), first_key,
             min_position, max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr,
-            value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, BN, BLOCK, WINDOW, SOFTCAP,
-            QUANTIZED,
+            value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, DR, V, VP, VALUE_ROW, REUSE,
+            BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
         if final == 0:
             _store_partial(
                 partial_out_ptr, partial_stat_ptr, slot, head, total_out, total_max, total_sum, valid,
-                HQ, D, DP,
+                HQ, V, VP,
             )  # fmt: skip
     if final != 0:
         sink = tl.zeros((BM,), tl.float32)
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
         result = finish(total_out, total_max, total_sum, sink, SINKS)
-        out_at = (token.to(tl.int64) * HQ + head) * D
-        tl.store(out_ptr + out_at[:, None] + d[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+        w = tl.arange(0, VP)
+        out_inside = valid[:, None] & (w < V)[None, :]
+        out_at = (token.to(tl.int64) * HQ + head) * V
+        tl.store(out_ptr + out_at[:, None] + w[None, :], result.to(out_ptr.dtype.element_ty), mask=out_inside)

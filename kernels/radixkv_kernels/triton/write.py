@@ -58,10 +58,10 @@ def write_kernel(
     key_ptr, value_ptr, key_data_ptr, value_data_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, rows_ptr,
     key_token_stride, key_head_stride, value_token_stride, value_head_stride, num_slots, limit,
     HKV: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KIND: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
+    V: tl.constexpr, VP: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (entries,): one entry's key and value, all heads. KIND: 0 as is, 1 int8, 2 fp8. Slot -1:
-    skipped."""
+    """Grid (entries,): one entry's key and value, all heads. KIND: 0 as is, 1 int8, 2 fp8. V: 0 where values
+    are part of the keys. Slot -1: skipped."""
     entry = tl.program_id(0)
     slot = tl.load(slots_ptr + entry)
     if slot < 0:
@@ -73,10 +73,11 @@ def write_kernel(
         key_ptr, key_data_ptr, key_scale_ptr, token, slot, key_token_stride, key_head_stride,
         num_slots, limit, HKV, HP, D, DP, KIND,
     )  # fmt: skip
-    store_rows(
-        value_ptr, value_data_ptr, value_scale_ptr, token, slot, value_token_stride, value_head_stride,
-        num_slots, limit, HKV, HP, D, DP, KIND,
-    )  # fmt: skip
+    if V > 0:
+        store_rows(
+            value_ptr, value_data_ptr, value_scale_ptr, token, slot, value_token_stride, value_head_stride,
+            num_slots, limit, HKV, HP, V, VP, KIND,
+        )  # fmt: skip
 
 
 def write_rows(
@@ -103,6 +104,8 @@ def write_rows(
         value.stride(0),
         value.stride(1),
         **cache_shape(kv.spec),
+        V=0 if kv.spec.value_in_key else kv.spec.value_size,
+        VP=triton.next_power_of_2(kv.spec.value_size),
         HAS_ROWS=rows is not None,
     )
 

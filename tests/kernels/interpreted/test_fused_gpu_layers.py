@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_shapes import save_shape
 from kernel_count import counted_kernels
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -189,6 +190,16 @@ def test_deterministic_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert torch.equal(runner.execute(batch_of((SECOND, 0, 2, [22]))), cold)
 
 
+def recorded(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """Stands for CUDA's capture."""
+    result = step().clone()
+
+    def replay() -> None:
+        result.copy_(step())
+
+    return replay, result
+
+
 def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     """Padded rows write nothing; what a recorded step allocates is its own."""
     runner = make_runner(load(save_tiny_model(tmp_path, "llama", num_hidden_layers=2)))
@@ -199,15 +210,7 @@ def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     wanted = runner.execute(decode).clone()
     stored = [tensor.clone() for tensor in runner.kv.tensors()]
 
-    def record(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = step().clone()
-
-        def replay() -> None:
-            result.copy_(step())
-
-        return replay, result
-
-    graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=8, record=record)
+    graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=8, record=recorded)
     with torch.inference_mode():
         for _ in range(4):
             plan = runner.backend.plan(decode.query_starts, decode.context_lengths, decode.block_tables)
@@ -217,6 +220,30 @@ def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     assert graphs.replayed > 0
     for before, after in zip(stored, runner.kv.tensors(), strict=True):
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+SHAPES = ["gemma4", "deepseek-v3"]
+if "RADIXKV_ALL_TILES" in os.environ:
+    SHAPES += ["mimo", "llama4", "bloom"]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_of_several_shapes_and_latents(name: str, tmp_path: Path) -> None:
+    """A step of several groups of layers runs eagerly and recorded."""
+    folder = save_shape(tmp_path, name)
+    runner = make_runner(load(folder))
+    wanted = expected(folder)
+    for got, one in zip(cold_and_hot(runner), wanted, strict=True):
+        torch.testing.assert_close(got, one, rtol=1e-3, atol=1e-3)
+    graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=4, record=recorded)
+    decode = batch_of((SHARED, 8, 9, [5, 9]))
+    with torch.inference_mode():
+        for _ in range(3):
+            plan = runner.backend.plan(decode.query_starts, decode.context_lengths, decode.block_tables)
+            got = graphs.run(decode, plan)
+            assert got is not None
+            torch.testing.assert_close(got, wanted[1], rtol=1e-3, atol=1e-3)
+    assert graphs.replayed > 0
 
 
 @pytest.mark.parametrize("family", ["olmo2", "phi", "gpt-oss", "cohere2", "gpt-neox", "starcoder2"])

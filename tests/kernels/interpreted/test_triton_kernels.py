@@ -31,7 +31,7 @@ class SmallTiling(Tiling):
     segment = SEGMENT
 
     def choose(self, kind: str) -> Tile:
-        rows = max(16 if kind == "short" else 32, self.config.group_size)
+        rows = max(16 if kind == "short" else 32, self.group)
         return dataclasses.replace(super().choose(kind), rows=1 << (rows - 1).bit_length(), keys=32)
 
 
@@ -64,6 +64,43 @@ def test_mixed_batch(dtype: torch.dtype) -> None:
 def test_head_shapes(heads: tuple[int, int], head_size: int) -> None:
     batch = make_batch("triton", [(1, 70), (9, 33)], heads=heads, head_size=head_size)
     assert_close(batch.attend(), batch.reference())
+
+
+#: Query and KV heads, key and value sizes, quantisation: a key in two parts beside values that are its first
+#: part, are no power of two, or are stored beside it; several programs for the heads of one KV head.
+WIDE = [
+    ((34, 1), 576, 512, True, None),
+    ((3, 1), 288, 256, True, "fp8_e4m3"),
+    ((4, 2), 40, 32, True, None),
+    ((2, 1), 72, 48, True, "int8"),
+    ((4, 2), 192, 128, False, "fp8_e4m3"),
+    ((2, 2), 24, 16, False, None),
+    ((2, 1), 512, 512, False, None),
+]
+
+
+@pytest.mark.parametrize(("heads", "key_size", "value_size", "value_in_key", "quantization"), WIDE)
+def test_keys_and_values_of_two_sizes(
+    heads: tuple[int, int], key_size: int, value_size: int, value_in_key: bool, quantization: str | None
+) -> None:
+    """In items of a step and from partials, which are merged."""
+    batch = make_batch(
+        "triton",
+        [(1, 70), (3, 33)],
+        heads=heads,
+        head_size=key_size,
+        value_size=value_size,
+        value_in_key=value_in_key,
+        quantization=quantization,
+    )
+    out = batch.attend()
+    assert out.shape == (4, heads[0], value_size)
+    assert_close(out, batch.reference(), factor=1.0 if quantization is None else 2.0)
+
+
+def test_wide_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="values of up to 512 elements, not of 576"):
+        make_batch("triton", [(1, 8)], heads=(1, 1), head_size=576)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +378,26 @@ def test_write(
     untouched = [s for s in range(32) if s not in written]
     assert k[untouched].isnan().all()
     assert kv.read(0, np.arange(4, dtype=np.int32), 32)[0].isnan().all()
+
+
+@pytest.mark.parametrize(("value_size", "value_in_key"), [(8, False), (16, True)])
+def test_write_values_of_another_size(value_size: int, value_in_key: bool) -> None:
+    spec = KVSpec(
+        *(1, 2, 8, 2, 24, torch.float32, torch.device("cpu")),
+        value_size=value_size,
+        value_in_key=value_in_key,
+    )
+    kv = PagedKV(spec)
+    fill_nan(kv)
+    limits = {"max_num_tokens": 16, "max_num_seqs": 4, "max_model_len": 64}
+    backend = make_backend("triton", num_query_heads=2, spec=spec, compute_dtype=torch.float32, **limits)
+    key, value = torch.randn(2, 2, 24), torch.randn(2, 2, value_size)
+    backend.write(kv, 0, key, key[..., :value_size] if value_in_key else value, torch.tensor([9, 2]))
+    for slot, row in ((9, 0), (2, 1)):
+        assert torch.equal(kv.key[0].flatten(1, 2)[:, slot], key[row])
+        stored = kv.value[0].flatten(1, 2)[:, slot]
+        assert torch.equal(stored, key[row, :, :value_size] if value_in_key else value[row])
+    assert kv.key[0].flatten(1, 2)[:, [0, 1, 3, 15]].isnan().all()
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
