@@ -15,6 +15,7 @@ from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel
+from radixkv.model.own_attention import has_linear_biases
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner
 from radixkv.model.state_memory import check_states_supported
@@ -53,6 +54,11 @@ def make_runner(
         raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
     if backend == "triton":
         _check_sizes(loaded)
+    if config.kv_cache_dtype != "auto" and has_linear_biases(loaded.hf_config):
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} would round away the positions that {loaded.name} keeps "
+            "in its keys for linear biases (ALiBi); use --kv-cache-dtype auto"
+        )
     if config.takes_adapters:
         _check_adapters(config, device)
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.

@@ -34,6 +34,13 @@ def has_own_attention(model_type: str) -> bool:
     return model_type in MODEL_TYPES
 
 
+def has_linear_biases(config: Any) -> bool:
+    """Return True if a model's keys hold their positions, for linear biases."""
+    return config.model_type in ("bloom", "mpt") or (
+        config.model_type == "falcon" and bool(getattr(config, "alibi", False))
+    )
+
+
 def call_hook_from_own_attention(model: Any) -> None:
     """Let the attention of a model of these architectures go through the hook."""
     for module in list(model.modules()):

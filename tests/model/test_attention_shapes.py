@@ -40,6 +40,7 @@ NUMBERS = {
     "gemma4-shared": 2 * (16 + 16) + 2 * (32 + 32),
     "mimo": (2 * 2 + 2 * 4) * (24 + 16),
     "deepseek-v3": 3 * (32 + 8),
+    "glm4-lite": 3 * (512 + 64),
     "longcat": 2 * (32 + 8),
     "odd-heads": 4 * 2 * (16 + 16),
 }
@@ -125,6 +126,11 @@ def test_narrow_caches_hold_latents(tmp_path: Path) -> None:
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
     assert runner.spec.bytes_per_slot == NUMBERS["deepseek-v3"] + 3 * 4  # a byte each, and a scale a layer
+
+
+def test_narrow_caches_of_linear_biases_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"int8 would round away the positions .*ALiBi.*auto"):
+        make_llm(save_shape(tmp_path / "model", "bloom"), kv_cache_dtype="int8")
 
 
 def test_deterministic_latents_do_not_depend_on_the_batch(tmp_path: Path) -> None:

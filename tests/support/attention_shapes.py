@@ -104,7 +104,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm_moe_dsa",
         {**_LATENT, **_EXPERTS, "index_topk": 256, "index_n_heads": 16, "index_head_dim": 16},
     ),
-    "glm4-lite": ("glm4_moe_lite", {**_LATENT, **_EXPERTS}),
+    "glm4-lite": ("glm4_moe_lite", {**_LATENT, **_EXPERTS, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
     "minicpm3": ("minicpm3", {**_LATENT, "kv_lora_rank": 28}),
     "longcat": (
         "longcat_flash",
