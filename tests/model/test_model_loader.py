@@ -318,8 +318,8 @@ class TestUnsupported:
         assert "head size 584" in self.refused(folder, "LlamaForCausalLM")
 
 
-class TestBatchDependentRope:
-    """Frequencies that follow the batch's longest sequence are refused, but for lengths where they do not."""
+class TestLengthDependentRope:
+    """Frequencies that follow the batch's longest sequence are those of the longest that there may be."""
 
     @pytest.fixture(params=["dynamic", "longrope"])
     def scaled(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
@@ -335,11 +335,16 @@ class TestBatchDependentRope:
             tmp_path / request.param, "llama", rope_parameters=rope, max_position_embeddings=limit
         )
 
-    def test_refused(self, scaled: Path) -> None:
-        message = refusal(scaled)
-        assert f"{scaled.name} rotary embeddings" in message
-        assert "--max-model-len 64" in message
-        assert refusal(scaled, max_model_len=65) == message
+    def test_beyond_the_original_length(self, scaled: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """A sequence of the longest length has transformers' logits, and a prefix of it the same ones."""
+        loaded = load(scaled, max_model_len=96)
+        assert loaded.max_model_len == 256
+        assert "for all requests" in caplog.text
+        tokens = [3 + 7 * n % 90 for n in range(96)]
+        logits = logits_of(loaded, tokens)
+        torch.testing.assert_close(logits, reference_logits(scaled, tokens), atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits_of(loaded, tokens[:30]), logits[:30], atol=1e-4, rtol=0)
+        assert loaded.fingerprint != load(scaled, max_model_len=64).fingerprint
 
     def test_served_within_the_original_length(self, scaled: Path) -> None:
         loaded = load(scaled, max_model_len=64)

@@ -14,6 +14,7 @@ that importing this module (for the command line's help, say) costs nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from radixkv.model.attention_shape import AttentionShape
     from radixkv.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("radixkv")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -160,6 +163,7 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
+    from radixkv.model.fixed_rotary import fix_frequencies
     from radixkv.model.loading import model_checks
     from radixkv.text.template_check import check_chat_template
     from radixkv.text.tokenizer import Tokenizer
@@ -179,6 +183,14 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         model = files.block_model(hf_config, show_progress)
     else:
         model = files.model(hf_config, dtype, device, show_progress)
+    frequencies = fix_frequencies(model, min(limit, config.max_model_len or limit))
+    if frequencies:
+        logger.warning(
+            "the rotary frequencies of %s are %s tokens for all requests, shorter ones included; "
+            "--max-model-len with the original length has those of short sequences",
+            source.name,
+            " and ".join(frequencies),
+        )
     text_config = model.config.get_text_config(decoder=True)
     vocab_size = int(text_config.vocab_size)
     tokenizer = files.explained(
@@ -204,7 +216,9 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
+        fingerprint=fingerprint(
+            source, str(dtype), "blocks" if blocks else str(config.quantization), *frequencies
+        ),
     )
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions that a model must meet to be served, checked before and after its weights are loaded.
 
-Before: its configuration (decoder only, every layer plain attention, rotary embedding that does not depend
-on the batch). After: a dry run on a few tokens, because some architectures ignore the attention setting
+Before: its configuration (decoder only, every layer attention or one of the states served). After: a dry run on a few tokens, because some architectures ignore the attention setting
 silently. It runs twice, in order and with its rows shuffled: the logits must not change, or the model counts
 positions itself, or mixes neighbouring tokens outside its attention. An architecture that the project does
 not test is also compared once with transformers' own eager attention.
@@ -18,6 +17,7 @@ import torch
 from radixkv.errors import ModelLoadError
 from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
 from radixkv.model.attention_shape import AttentionShape, shape_of_calls
+from radixkv.model.fixed_rotary import LENGTH_DEPENDENT
 from radixkv.model.own_attention import select_attention
 from radixkv.model.state_layers.registry import install_mixers, keeps_states, own_forward
 from radixkv.model.step_context import call_model
@@ -46,8 +46,6 @@ TESTED_MODEL_TYPES: Mapping[str, str] = {
     "gpt_neox": "GPT-NeoX",
 }
 
-#: Rotary embeddings whose frequencies depend on the largest position of the whole batch.
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 #: Layers that attend to the contents of the paged cache: all of the context, or a window of it.
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 _SHUFFLED_ROWS = (4, 0, 6, 1, 5, 3, 2)
@@ -101,7 +99,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
         The most tokens the model is made for.
 
     Raises:
-        ModelLoadError: encoder-decoder, layers without a plain KV cache, batch-dependent rotary embedding.
+        ModelLoadError: encoder-decoder, layers without a plain KV cache.
     """
     architecture = architecture_name(config)
     if getattr(config, "is_encoder_decoder", False):
@@ -128,7 +126,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             architecture,
             f"some of its layers are of the kind {', '.join(sorted(kinds))}, not attention",
         )
-    limit = _position_limit(name, text_config, max_model_len)
+    limit = _position_limit(text_config, max_model_len)
     chosen = getattr(text_config, "index_topk", None)
     if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()) or not chosen:
         return limit
@@ -141,24 +139,22 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
     return min(limit, int(chosen))
 
 
-def _position_limit(name: str, config: Any, max_model_len: int | None) -> int:
+def _position_limit(config: Any, max_model_len: int | None) -> int:
+    """Return the most tokens a model is made for; where its frequencies would depend on the length, and the
+    user's limit is within its original one, that."""
     limit = getattr(config, "max_position_embeddings", None)
     for rope in _rope_settings(config):
         kind = str(rope.get("rope_type", rope.get("type", "default")))
         original = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if kind in _BATCH_DEPENDENT_ROPE:
+        if kind in LENGTH_DEPENDENT:
             # Up to the original length the frequencies are constant.
-            short = int(original or limit or 0)
-            if max_model_len is None or max_model_len > short:
-                raise ModelLoadError(
-                    f"{name} uses {kind} rotary embeddings, whose frequencies change with the longest "
-                    "sequence of a whole batch beyond the length the model was first trained with, so cached "
-                    f"keys would not fit other requests. Up to {short} tokens they are constant: pass "
-                    f"--max-model-len {short} (or less) to serve it that way."
-                )
-            limit = short
+            short = int((original if kind == "longrope" else None) or limit or 0)
+            if max_model_len is not None and max_model_len <= short:
+                limit = short
+            elif kind == "dynamic":
+                limit = int(short * float(rope.get("factor") or 1.0))
         elif kind == "yarn" and original and rope.get("factor"):
             limit = max(int(limit or 0), int(original * float(rope["factor"])))
     return int(limit) if limit else 2048
