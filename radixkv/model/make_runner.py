@@ -56,8 +56,8 @@ def make_runner(
         _check_sizes(loaded)
     if config.kv_cache_dtype != "auto" and has_linear_biases(loaded.hf_config):
         raise ConfigError(
-            f"--kv-cache-dtype {config.kv_cache_dtype} would round away the positions that {loaded.name} keeps "
-            "in its keys for linear biases (ALiBi); use --kv-cache-dtype auto"
+            f"--kv-cache-dtype {config.kv_cache_dtype} would round away the positions that {loaded.name} "
+            "keeps in its keys for linear biases (ALiBi); use --kv-cache-dtype auto"
         )
     if config.takes_adapters:
         _check_adapters(config, device)
@@ -160,6 +160,6 @@ def _check_sizes(loaded: LoadedModel) -> None:
     for group in loaded.attention.groups:
         if group.value_size > _LARGEST_GPU_VALUE:
             raise ConfigError(
-                f"{loaded.name} has values of {group.value_size} elements; the kernels for GPUs read values of "
-                f"up to {_LARGEST_GPU_VALUE}: use --device cpu"
+                f"{loaded.name} has values of {group.value_size} elements; the kernels for GPUs read values "
+                f"of up to {_LARGEST_GPU_VALUE}: use --device cpu"
             )

@@ -30,8 +30,8 @@ def head_constants(spec: KVSpec) -> dict[str, Any]:
     keys, values = spec.head_size, spec.value_size
     if values > LARGEST_VALUE:
         raise ValueError(
-            f"the triton backend reads values of up to {LARGEST_VALUE} elements, not of {values}: use the cpu "
-            "backend"
+            f"the triton backend reads values of up to {LARGEST_VALUE} elements, not of {values}: use the "
+            "cpu backend"
         )
     padded = max(_LEAST, triton.next_power_of_2(keys))
     rest = 0

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions that a model must meet to be served, checked before and after its weights are loaded.
 
-Before: its configuration (decoder only, every layer attention or one of the states served). After: a dry run on a few tokens, because some architectures ignore the attention setting
-silently. It runs twice, in order and with its rows shuffled: the logits must not change, or the model counts
-positions itself, or mixes neighbouring tokens outside its attention. An architecture that the project does
-not test is also compared once with transformers' own eager attention.
+Before: its configuration (decoder only, every layer attention or one of the states served). After: a dry run
+on a few tokens, because some architectures ignore the attention setting silently. It runs twice, in order and
+with its rows shuffled: the logits must not change, or the model counts positions itself, or mixes neighbouring
+tokens outside its attention. An architecture that the project does not test is also compared once with
+transformers' own eager attention.
 """
 
 from __future__ import annotations
