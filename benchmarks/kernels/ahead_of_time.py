@@ -70,17 +70,8 @@ class Configuration:
         """Of one layer, one block."""
         quantization = None if self.kv_dtype is None else "int8"  # any: the kernel's constants are the same
         sizes = {"value_size": self.value_size, "value_in_key": self.value_in_key}
-        return KVSpec(
-            1,
-            1,
-            16,
-            self.heads[1],
-            self.head_size,
-            torch.bfloat16,
-            torch.device("cpu"),
-            quantization,
-            **sizes,
-        )
+        cpu = torch.device("cpu")
+        return KVSpec(1, 1, 16, self.heads[1], self.head_size, torch.bfloat16, cpu, quantization, **sizes)
 
     @property
     def heads_per_program(self) -> int:
