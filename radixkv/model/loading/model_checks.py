@@ -3,8 +3,8 @@
 
 Before: its configuration (decoder only, every layer attention or one of the states served). After: a dry run
 on a few tokens, because some architectures ignore the attention setting silently. It runs twice, in order and
-with its rows shuffled: the logits must not change, or the model counts positions itself, or mixes tokens beside
-each other outside its attention. An architecture that the project does not test is also compared once with
+with its rows shuffled: the logits must not change, or the model counts positions itself, or mixes tokens
+outside its attention. An architecture that the project does not test is also compared once with
 transformers' own eager attention.
 """
 
