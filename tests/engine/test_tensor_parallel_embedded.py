@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded model on two and three processes: 3 KV heads as 2 + 1, and one each."""
+"""The embedded model on two processes, 3 KV heads as 2 + 1; with RADIXKV_FUZZ=5 on three as well."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ QUESTIONS = (
     "Name 3 kinds of {}",
     "def {}(x):",
 )
-# RADIXKV_FUZZ=5: all fifty.
 PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS][: examples(10)]
 LONG_PROMPT = "Ranks compute together, and nobody can tell. " * 30
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -45,7 +44,7 @@ def computed(num_ranks: int) -> tuple[list[list[int]], torch.Tensor]:
 
 def test_tokens_and_logits_are_those_of_one_rank() -> None:
     tokens, logits = computed(1)
-    for num_ranks in (2, 3):
+    for num_ranks in (2, 3)[: examples(1)]:
         found, close = computed(num_ranks)
         assert found == tokens
         assert float((close - logits).abs().max()) < 1e-4

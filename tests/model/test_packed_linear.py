@@ -65,8 +65,10 @@ def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dt
 
 
 @needs_vectors
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt-neox"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", "bfloat16"), ("qwen3", "float16"), ("gemma2", "bfloat16"), ("gpt-neox", "float16")],
+)
 def test_narrow_models_are_closer_to_the_exact_result_than_transformers(
     tmp_path: Path, family: str, dtype: str
 ) -> None:
