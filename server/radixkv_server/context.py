@@ -70,6 +70,7 @@ class ServerContext:
     applied_rules: AppliedRules = field(default_factory=AppliedRules)
     is_draining: bool = False
     _sockets: Counter[str] = field(default_factory=Counter)
+    _keeps_states: bool | None = None
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -148,6 +149,13 @@ class ServerContext:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """See `as_text`."""
         return as_text(self.engine.tokenizer.token_bytes, token_ids)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the model has layers that keep a state."""
+        if self._keeps_states is None:
+            self._keeps_states = bool(self.engine.stats().cache.state_slots)
+        return self._keeps_states
 
     @property
     def is_ready(self) -> bool:

@@ -62,6 +62,7 @@ class TemplateTraits:
         system: it takes system messages.
         results: it shows messages of the role `tool`.
         reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
+        drops_reasoning: it leaves reasoning out of turns before the user's last message.
         late_system: it shows system messages after others.
     """
 
@@ -74,6 +75,7 @@ class TemplateTraits:
     drops_content: bool = False
     results: bool = True
     reasoning_field: str | None = None
+    drops_reasoning: bool = False
     late_system: bool = True
 
 
@@ -100,6 +102,16 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         history = shown(_history(arguments), [_TOOL])
     shows_calls = _NAME in history and _VALUE in history
     two = shown(_history(arguments, other=True), [_TOOL, probe_tool(_OTHER, ["probe_key"])])
+    field = next(
+        (
+            field
+            for field in REASONING_FIELDS
+            for content, calls in (("", arguments), ("x", None))
+            if _THOUGHT in shown(_history(calls, content, fields={field: _THOUGHT}), [_TOOL])
+        ),
+        None,
+    )
+    earlier = shown(_history(None, "x", fields={} if field is None else {field: _THOUGHT}))
     return TemplateTraits(
         tools=tools,
         tools_option=option,
@@ -109,15 +121,8 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         drops_content=shows_calls and _SAID not in shown(_history(arguments, _SAID), [_TOOL]),
         system=_SAID in shown([{"role": "system", "content": _SAID}, _USER]),
         results=_RESULT in (history or shown([_USER, {"role": "assistant", "content": "x"}, _result()])),
-        reasoning_field=next(
-            (
-                field
-                for field in REASONING_FIELDS
-                for content, calls in (("", arguments), ("x", None))
-                if _THOUGHT in shown(_history(calls, content, fields={field: _THOUGHT}), [_TOOL])
-            ),
-            None,
-        ),
+        reasoning_field=field,
+        drops_reasoning=_THOUGHT not in earlier,
         late_system=all(_RESULT in shown(messages) for messages in _LATE_SYSTEM),
     )
 

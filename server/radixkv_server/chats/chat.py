@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
+from radixkv.errors import InvalidRequestError
 from radixkv.grammar.schema_text import json_schema
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.structured import StructuredOutputs
@@ -314,7 +316,35 @@ async def chat_request(
         notes=() if prompt.format.is_known or not chat.callable_tools else (_form_note(prompt.format),),
     )
     hides = chat.reasoning_place == "hidden"
-    return Request(encoded, params), facts, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
+    request = Request(encoded, params, checkpoints=await _steady_ends(context, chat, prompt, encoded))
+    return request, facts, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
+
+
+async def _steady_ends(
+    context: ServerContext, chat: Chat, prompt: ChatPrompt, encoded: EncodedTokens
+) -> tuple[int, ...]:
+    """Prompt tokens that the next turn will begin with, for models with states; empty: no more than usual.
+
+    Where the template leaves thoughts out of earlier turns, the next turn parts from this prompt after the
+    user's last message. It is asked by rendering the beginning of such a turn.
+    """
+    thinks = prompt.traits.drops_reasoning and prompt.format.reasoning is not None
+    if not thinks or not context.keeps_states:
+        return ()
+    asked = [at for at, message in enumerate(prompt.messages) if message.get("role") == "user"]
+    if not asked:
+        return ()
+    next_turn = [
+        *prompt.messages[: asked[-1] + 1],
+        {"role": "assistant", "content": "0"},
+        {"role": "user", "content": "0"},
+    ]
+    try:
+        other = await chat_prompt(context, replace(chat, convert=lambda: list(next_turn)))
+    except InvalidRequestError:  # a template with rules of its own
+        return ()
+    end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES
+    return (end,) if end else ()
 
 
 def _form_note(chat_format: ChatFormat) -> str:
