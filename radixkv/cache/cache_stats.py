@@ -31,11 +31,18 @@ class CacheStats:
     resets: int
     pins_given_way: int
     ghost_blocks: int  # removed blocks that are remembered; one that a reset removed again may count twice
+    # Of a model with states: slots in all, of them free, and in the tree as checkpoints; else 0.
+    state_slots: int = 0
+    free_state_slots: int = 0
+    checkpoints: int = 0
+    superseded_checkpoints: int = 0  # of these, those whose only hit went on below
+    evicted_checkpoints: int = 0  # that made room for others since the start
 
 
 def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStats:
-    """The counters of one cache. O(quota groups)."""
+    """The counters of one cache. O(quota groups + checkpoints)."""
     pool, pins, cached = capacity.pool, capacity.pins, capacity.groups.evictable()
+    states = capacity.tree.states
     return CacheStats(
         total_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
@@ -55,4 +62,9 @@ def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStat
         resets=num_resets,
         pins_given_way=pins.given_way,
         ghost_blocks=len(capacity.ghosts),
+        state_slots=0 if states is None else states.pool.num_slots,
+        free_state_slots=0 if states is None else states.pool.num_free,
+        checkpoints=0 if states is None else len(states),
+        superseded_checkpoints=0 if states is None else sum(one.is_superseded for one in states),
+        evicted_checkpoints=0 if states is None else states.num_evicted,
     )

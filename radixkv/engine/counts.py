@@ -75,6 +75,7 @@ class TierCounts:
         loads, loaded_blocks, loaded_bytes, load_seconds: arrivals, and the seconds from asking to arrival.
         offered_blocks: worth saving, and not in it: `saved_blocks` (and `saved_bytes`) of them were given to
             it, `dropped_blocks` were not, for the memory was needed, or it had no time; others are to come.
+        loaded_states, saved_states: the same of states; their bytes are among the others.
         errors: call -> how often it failed: `look up`, `load`, `save`.
         refused: reason for computing blocks that it has -> how often.
         is_up: False: it rests, or says itself that it can't be reached.
@@ -92,6 +93,8 @@ class TierCounts:
     saved_blocks: int = 0
     saved_bytes: int = 0
     dropped_blocks: int = 0
+    loaded_states: int = 0
+    saved_states: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     is_up: bool = True

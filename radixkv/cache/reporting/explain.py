@@ -95,11 +95,6 @@ class MissReport:
             return f"{found}; nothing else was missing."
         if self.reason == "skipped":
             return f"The cache was not consulted: {self.skipped}."
-        if self.reason == "no_state":
-            return (
-                f"{found}: the K/V of {self.num_kv_tokens} tokens is here, the nearest state is at "
-                f"{self.num_hit_tokens}; the tokens between were computed again."
-            )
         if self.reason == "partial_block":
             return f"{found}; the next ones are, too, but their part of a block could not be shared."
         if self.reason == "load_too_slow":
@@ -107,6 +102,11 @@ class MissReport:
         if self.reason == "checksum":
             return f"{found}; the next ones were damaged in the tier {self.tier} (checksum)."
         there = f" The tier {self.tier} has {self.num_tier_tokens} of them." if self.tier else ""
+        if self.reason == "no_state":
+            return (
+                f"{found}: the K/V of {self.num_kv_tokens} tokens is here, the nearest state is at "
+                f"{self.num_hit_tokens}; the tokens between were computed again.{there}"
+            )
         if self.reason in ("evicted", "expired", "reset"):
             what = {
                 "evicted": "were evicted",

@@ -43,6 +43,8 @@ class CachedNode(NamedTuple):
     idle_s: float  # seconds since its last use, about; complete only for leaves
     eviction_rank: int | None  # 1: it is the next to be evicted among these nodes; None: it is no candidate
     key: bytes  # its leading tokens, as many as were asked for: four bytes each, little-endian
+    # Of a model with states: (tokens before it, requests that resumed there, superseded) of each checkpoint.
+    checkpoints: tuple[tuple[int, int, bool], ...] = ()
 
     @property
     def tenant(self) -> str | None:
@@ -146,7 +148,7 @@ class TreeWalk:
 
     def _visit(self, node: Node, level: int) -> None:
         parent, above = node.parent, None
-        blocks, key, entry = node.blocks, node.key, node.entry
+        blocks, key, entry, states = node.blocks, node.key, node.entry, node.states
         assert parent is not None
         if parent.blocks:
             above = parent.blocks[0]
@@ -176,6 +178,9 @@ class TreeWalk:
                 node.last_access,
                 order,
                 shown,
+                tuple([(one.end, one.num_hits, one.is_superseded) for one in states.values()])
+                if states
+                else (),
             )
         )
 

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import radixkv
+from radixkv.cache.cache_stats import CacheStats
 from radixkv.cache.reporting.ages import AGE_BOUNDS
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EventCounts, ReplicaCounts, SpeculationCounts, TierCounts
@@ -68,6 +69,7 @@ class EngineCollector(Collector):
         yield gauge("kv_blocks_pinned", "Held blocks that pins protect.", cache.pinned_blocks)
         yield gauge("kv_cache_usage_ratio", "Held over all blocks.", cache.held_blocks / cache.total_blocks)
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
+        yield from _states(cache)
         yield from self._speculation(stats.speculation)
         yield from _tiers(stats.tiers)
         yield from _events(stats.events)
@@ -97,6 +99,32 @@ class EngineCollector(Collector):
         for position, count in enumerate(counts.accepted_per_pos):
             positions.add_metric([str(position)], count)
         yield positions
+
+
+def _states(cache: CacheStats) -> Iterator[Metric]:
+    """States of a model with state layers; empty for others."""
+    if not cache.state_slots:
+        return
+    slots = GaugeMetricFamily(
+        "radixkv_state_slots",
+        "States by what holds them; their sum is the memory for states.",
+        labels=["state"],
+    )
+    slots.add_metric(["free"], cache.free_state_slots)
+    slots.add_metric(["cached"], cache.checkpoints)
+    slots.add_metric(["held"], cache.state_slots - cache.free_state_slots - cache.checkpoints)
+    yield slots
+    for name, text, value in (
+        ("state_slots_capacity", "States that there is memory for.", cache.state_slots),
+        (
+            "superseded_checkpoints",
+            "Of the cached states, those that deeper ones have taken the place of.",
+            cache.superseded_checkpoints,
+        ),
+    ):
+        yield GaugeMetricFamily(f"radixkv_{name}", text, value=value)
+    evicted = "Cached states that made room for others."
+    yield CounterMetricFamily("radixkv_evicted_checkpoints", evicted, value=cache.evicted_checkpoints)
 
 
 def _events(counts: EventCounts | None) -> Iterator[Metric]:
@@ -162,6 +190,8 @@ def _tiers(tiers: Sequence[TierCounts]) -> Iterator[Metric]:
         ("saved_blocks", "Blocks given to the tier."),
         ("dropped_blocks", "Blocks offered that were not saved: their memory was needed, or time lacked."),
         ("saved_bytes", "Bytes given to the tier."),
+        ("loaded_states", "States of a model's state layers loaded."),
+        ("saved_states", "States given to the tier."),
     ):
         family = CounterMetricFamily(f"radixkv_tier_{name}", text, labels=["tier"])
         for tier in tiers:

@@ -10,6 +10,8 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import MEANINGS, Reason
 
+#: Reasons that the next request does not meet where a tier has what was missing.
+_LOADED_NEXT = (Reason.EVICTED, Reason.EXPIRED, Reason.RESET, Reason.FIRST_SEEN, Reason.NO_STATE)
 MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
 _SHOWN_CHARS = 40  # of a word
 _CONTEXT = 40  # characters before and after the break in which a kind is looked for
@@ -159,7 +161,6 @@ def miss_advice(report: MissReport, found: Divergence, cause: str | None = None)
     """
     if report.reason == Reason.DIVERGED:
         return divergence_advice(found) if cause is None else cause_advice(found, cause)
-    in_tier = report.reason in (Reason.EVICTED, Reason.EXPIRED, Reason.RESET, Reason.FIRST_SEEN)
-    if in_tier and report.tier is not None:
+    if report.tier is not None and report.reason in _LOADED_NEXT:
         return f"The tier {report.tier} has it: the next request that needs it loads it from there."
     return MEANINGS[report.reason].advice

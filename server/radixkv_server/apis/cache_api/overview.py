@@ -88,6 +88,14 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
             for tenant in sorted({*activity.tenants, *(quota.namespace[0] for quota in quotas)})
         ],
     }
+    if cache.state_slots:
+        shown["states"] = {
+            "total_slots": cache.state_slots,
+            "free_slots": cache.free_state_slots,
+            "checkpoints": cache.checkpoints,
+            "superseded_checkpoints": cache.superseded_checkpoints,
+            "evicted_checkpoints": cache.evicted_checkpoints,
+        }
     if stats.replicas:
         shown["replicas"] = [
             {

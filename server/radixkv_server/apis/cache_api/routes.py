@@ -28,6 +28,7 @@ from radixkv_server.apis.cache_api.schemas import (
     SessionBody,
     UnpinBody,
 )
+from radixkv_server.apis.cache_api.state_advice import state_advice
 from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.context import ServerContext, context_of
@@ -253,7 +254,8 @@ async def get_advice(request: Request) -> Response:
     points = await context.engine.cache.advice(limit, tenant=caller.scope, salt=caller.salt)
     data = [await advice_json(context, point, caller) for point in points]
     pool = await pool_advice(context) if caller.is_admin else None
-    return json_response({"object": "list", "data": data, "pool": pool})
+    states = state_advice(context) if caller.is_admin else None
+    return json_response({"object": "list", "data": data, "pool": pool, "states": states})
 
 
 API = Api(

@@ -94,6 +94,11 @@ class TreeJson:
             "eviction_rank": self._ranks.get(node.id),
             "text": self._text(node),
         }
+        if node.checkpoints and is_told:
+            shown["checkpoints"] = [
+                {"tokens": end, "hits": hits, "superseded": superseded}
+                for end, hits, superseded in sorted(node.checkpoints)
+            ]
         if self._caller.is_admin:
             shown["tenant"], shown["cache_salt"] = node.tenant, node.salt
         return shown

@@ -47,6 +47,8 @@ def miss_json(report: MissReport, hint: str | None) -> Json:
         miss["tier"], miss["tier_tokens"] = report.tier, report.num_tier_tokens
     if report.reason != "hit":
         miss["position"] = report.num_hit_tokens
+    if report.num_kv_tokens is not None:
+        miss["kv_tokens"] = report.num_kv_tokens
     if report.age_s is not None:
         miss["age_s"] = round(report.age_s, 3)
         miss["evicted_by"] = report.evicted_by

@@ -115,6 +115,7 @@ export class Icicle {
       this.#frame(x, y, inner, this.#colours.hit, 3);
       context.globalAlpha = 1;
     }
+    if (node.data.checkpoints && width >= MIN_PATTERN) this.#diamond(x + inner - 5, y + ROW - 7);
     if (marks.found.has(node.id)) this.#frame(x, y, inner, this.#colours.accent, 2, [4, 3]);
     if (node === marks.hovered) this.#frame(x, y, inner, this.#colours.fg, 1);
     if (node === marks.selected) this.#frame(x, y, inner, this.#colours.fg, 2.5);
@@ -127,6 +128,15 @@ export class Icicle {
     context.lineWidth = line;
     context.setLineDash(dash);
     context.strokeRect(x + line / 2, y + line / 2, Math.max(0.5, width - line), ROW - GAP - line);
+  }
+
+  /** The mark of a node with states, in its corner. */
+  #diamond(x, y) {
+    const context = this.#context;
+    context.fillStyle = this.#colours.accent;
+    context.beginPath();
+    for (const [dx, dy] of [[0, -4], [4, 0], [0, 4], [-4, 0]]) context.lineTo(x + dx, y + dy);
+    context.fill();
   }
 
   #label(text, x, y, width) {

@@ -164,7 +164,8 @@ function showLatency(box, { p50, p95, p99, isRecent, count }, more) {
     facts([["p95", duration(p95)], ["p99", duration(p99)], ...more]));
 }
 
-function showPool(box, { pool, block_size: size }) {
+function showPool(box, cache) {
+  const { pool, block_size: size } = cache;
   const isWhole = pool.total_blocks !== undefined;
   const held = isWhole ? pool.held_blocks - pool.pinned_blocks : pool.held_blocks;
   const part = (label, value, colour) => ({ label, value, colour, text: number(value) });
@@ -178,6 +179,10 @@ function showPool(box, { pool, block_size: size }) {
   box.show(
     big(compact(blocks * size), `tokens ${isWhole ? "fit" : "are yours"}: ${number(blocks)} blocks of ${size}`),
     shareBar(parts),
+    cache.states ? facts([
+      ["States kept", `${number(cache.states.checkpoints)} of ${number(cache.states.total_slots)}`],
+      ["States evicted", number(cache.states.evicted_checkpoints)],
+    ]) : null,
   );
 }
 

@@ -20,8 +20,15 @@ function facts(node, model) {
     ["Hits", number(data.hits)],
     ["Last used", node.idle === null || node.idle === undefined ? "unknown" : `${duration(node.idle)} ago`],
     ["Eviction", data.eviction_rank === null ? "can't go now" : `number ${number(data.eviction_rank)} in line`],
+    ...(data.checkpoints ? [["States kept", states(data.checkpoints)]] : []),
     ...(data.tenant === undefined ? [] : [["Owner", owner(data)]]),
   ];
+}
+
+/** The checkpoints of a node, for people. */
+function states(checkpoints) {
+  return checkpoints.map(({ tokens, hits, superseded }) =>
+    `after token ${number(tokens)} (${plural(hits, "hit")}${superseded ? ", a deeper one serves now" : ""})`).join(", ");
 }
 
 /** The node's text: its beginning, as the server gives it. */
