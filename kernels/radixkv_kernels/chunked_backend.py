@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables, Scoring
+from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_cache import PagedKV
 
 
@@ -86,17 +86,6 @@ class ChunkedBackend(AttentionBackend):
 
     def attend(self, *args: Any, **options: Any) -> torch.Tensor:
         return self._inner.attend(*args, **options)
-
-    def _attend(
-        self,
-        kv: PagedKV,
-        layer: int,
-        query: torch.Tensor,
-        plan: AttentionPlan,
-        scoring: Scoring,
-        out: torch.Tensor,
-    ) -> None:
-        raise NotImplementedError("the inner backend attends")
 
     def pad(
         self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.heads import Rotation
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables, Scoring
+from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_groups import KVLayout
 
 
@@ -94,17 +94,6 @@ class GroupedBackend(AttentionBackend):
         return self.backends[group].attend(
             kv.groups[group], index, query, plan.plans[group], window=window, **options
         )
-
-    def _attend(
-        self,
-        kv: Any,
-        layer: int,
-        query: torch.Tensor,
-        plan: AttentionPlan,
-        scoring: Scoring,
-        out: torch.Tensor,
-    ) -> None:
-        raise NotImplementedError("each group's backend attends")
 
     def pad(
         self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool

@@ -258,7 +258,6 @@ class AttentionBackend(ABC):
             self._attend(kv, layer, query, plan, Scoring(scale, window, softcap, sinks), out)
         return out
 
-    @abstractmethod
     def _attend(
         self,
         kv: PagedKV,
@@ -268,7 +267,8 @@ class AttentionBackend(ABC):
         scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
-        """`attend` of a plan that has tokens, into `out`."""
+        """Compute `attend` of a plan with tokens, into `out`. A backend overrides this or `attend`."""
+        raise NotImplementedError
 
     def pad(  # noqa: B027
         self, plan: AttentionPlan, windows: Collection[int | None], rows: int, *, every_kernel: bool
