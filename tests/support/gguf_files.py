@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from tiny_models import byte_level_tokenizer
+from tiny_models import add_llama_tensors, finish_gguf, llama_gguf_writer
 
 from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
@@ -51,44 +50,11 @@ def write_llama_gguf(
     Args:
         kinds: name of a tensor without its layer (`attn_q`, `token_embd`) -> format; `rest` for all others.
     """
-    tokenizer = byte_level_tokenizer()
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    writer = gguf.GGUFWriter(str(path), "llama")
-    inner, kv = 2 * hidden, hidden // 2
-    writer.add_context_length(256)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(vocab))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([token for token, _ in vocab])
-    writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
-    merges = state["model"]["merges"]
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(tokenizer.chat_template)
+    inner = 2 * hidden
+    writer, vocab = llama_gguf_writer(path, hidden=hidden, inner=inner, layers=layers, context=256)
     add = tensor_writer(writer, kinds)
-    add("token_embd", len(vocab), hidden)
-    add("output_norm", hidden)
-    if not tied:
-        add("output", len(vocab), hidden)
-    for layer in range(layers):
-        for name, *shape in (
-            ("attn_norm", hidden), ("attn_q", hidden, hidden), ("attn_k", kv, hidden),
-            ("attn_v", kv, hidden), ("attn_output", hidden, hidden), ("ffn_norm", hidden),
-            ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner),
-        ):  # fmt: skip
-            add(f"blk.{layer}.{name}", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    add_llama_tensors(add, vocab=vocab, hidden=hidden, inner=inner, layers=layers, tied=tied)
+    finish_gguf(writer)
     return path
 
 
@@ -148,13 +114,7 @@ def write_family_gguf(path: Path, architecture: str, kinds: Mapping[str, str]) -
             getattr(writer, method)(value)
         return writer
 
-    def close(writer: Any) -> None:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-    close(metadata())
+    finish_gguf(metadata())
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -167,5 +127,5 @@ def write_family_gguf(path: Path, architecture: str, kinds: Mapping[str, str]) -
         if parameter in shapes:
             stem, _, suffix = name.rpartition(".")
             add(stem, *shapes[parameter], suffix=f".{suffix}")
-    close(writer)
+    finish_gguf(writer)
     return path

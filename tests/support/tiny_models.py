@@ -234,18 +234,18 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
-def write_tiny_gguf(path: Path) -> Path:
-    """A tiny Llama with a byte-level tokenizer as a GGUF file with 8-bit weights."""
+def llama_gguf_writer(path: Path, *, hidden: int, inner: int, layers: int, context: int) -> tuple[Any, int]:
+    """A writer of a GGUF Llama with the byte-level tokenizer, without tensors, and the vocabulary's size."""
     import gguf
 
     tokenizer = byte_level_tokenizer()
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(96)
+    writer.add_context_length(context)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -259,35 +259,52 @@ def write_tiny_gguf(path: Path) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(tokenizer.chat_template)
+    return writer, len(vocab)
+
+
+def add_llama_tensors(
+    add: Callable[..., None], *, vocab: int, hidden: int, inner: int, layers: int, tied: bool = True
+) -> None:
+    """Call `add` with name (without `.weight`) and shape of each tensor of `llama_gguf_writer`'s model."""
+    kv = hidden // 2
+    add("token_embd", vocab, hidden)
+    add("output_norm", hidden)
+    if not tied:
+        add("output", vocab, hidden)
+    for layer in range(layers):
+        for name, *shape in (
+            ("attn_norm", hidden), ("attn_q", hidden, hidden), ("attn_k", kv, hidden),
+            ("attn_v", kv, hidden), ("attn_output", hidden, hidden), ("ffn_norm", hidden),
+            ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner),
+        ):  # fmt: skip
+            add(f"blk.{layer}.{name}", *shape)
+
+
+def finish_gguf(writer: Any) -> None:
+    """Write the file of a GGUF writer, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_tiny_gguf(path: Path) -> Path:
+    """A tiny Llama with a byte-level tokenizer as a GGUF file with 8-bit weights."""
+    import gguf
+
+    writer, vocab = llama_gguf_writer(path, hidden=64, inner=96, layers=2, context=128)
     random = np.random.default_rng(0)
 
     def add(name: str, *shape: int) -> None:
         data = random.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5)
         if len(shape) == 1:
-            writer.add_tensor(name, 1 + data)
+            writer.add_tensor(f"{name}.weight", 1 + data)
             return
         kind = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(name, gguf.quantize(data, kind), raw_dtype=kind)
+        writer.add_tensor(f"{name}.weight", gguf.quantize(data, kind), raw_dtype=kind)
 
-    add("token_embd.weight", len(vocab), 64)
-    add("output_norm.weight", 64)
-    for layer in range(2):
-        for name, *shape in (
-            ("attn_norm", 64),
-            ("attn_q", 64, 64),
-            ("attn_k", 32, 64),
-            ("attn_v", 32, 64),
-            ("attn_output", 64, 64),
-            ("ffn_norm", 64),
-            ("ffn_gate", 96, 64),
-            ("ffn_up", 96, 64),
-            ("ffn_down", 64, 96),
-        ):
-            add(f"blk.{layer}.{name}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    add_llama_tensors(add, vocab=vocab, hidden=64, inner=96, layers=2)
+    finish_gguf(writer)
     return path
 
 
