@@ -74,7 +74,8 @@ _COMMANDS = {
     "explain_command": ("explain",),
     "cache_folder_command": ("cache",),
     "bench.bench_command": ("bench",),
-    "replay.mounted_commands": ("replay", "simulate"),
+    "replay.replay_command": ("replay",),
+    "replay.simulate_command": ("simulate",),
     "proxy_command": ("proxy",),
 }
 

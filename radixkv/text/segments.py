@@ -20,6 +20,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,10 +28,14 @@ import numpy.typing as npt
 
 from radixkv.text.cutters import find_cutters
 from radixkv.text.encoding import SHORT_TEXT, encode_ids
-from radixkv.text.text_owner import Owner, text_owner
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 SegmentKey = tuple[str, bool, bytes]
+Owner = tuple[str, ...]
+
+#: Owner of texts to encode, tenant and salt: no other one may find, or time, their tokens. A server sets it
+#: for each request.
+text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())
 
 #: Bytes of token ids that are kept: the ids of fifteen million tokens.
 BUDGET = 64 << 20

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from typer import Typer
 from typer.testing import CliRunner
 
+from radixkv.cli.replay import replay_command, simulate_command
 from radixkv.cli.replay.message_log import plain_text
-from radixkv.cli.replay.mounted_commands import add_commands
 from radixkv.cli.replay.readers import ReadOptions, read_trace
 from radixkv.cli.replay.trace import TraceError
 
@@ -101,7 +101,8 @@ def test_replay_command_with_a_tokenizer(log: Path, folder: Path, tmp_path: Path
     rates = tmp_path / "rates.json"
     options = ["--tokenizer", str(folder), "--block-size", "4", "--capacity", "8,inf", "--json", str(rates)]
     app = Typer()
-    add_commands(app)
+    replay_command.add_commands(app)
+    simulate_command.add_commands(app)
     result = CliRunner().invoke(app, ["replay", str(log), *options])
     assert result.exit_code == 0, result.output
     rows = json.loads(rates.read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from radixkv.cli.replay.mounted_commands import add_commands
+from radixkv.cli.replay import replay_command, simulate_command
 from radixkv.cli.replay.trace import Trace, TraceBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,5 +93,6 @@ def write_hash_ids(path: Path, paths: list[list[int]], gap_ms: int, output_lengt
 def replay_app() -> typer.Typer:
     """The commands `replay` and `simulate` alone."""
     application = typer.Typer()
-    add_commands(application)
+    replay_command.add_commands(application)
+    simulate_command.add_commands(application)
     return application

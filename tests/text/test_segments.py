@@ -15,8 +15,7 @@ from tiny_models import byte_level_tokenizer
 from tokenizer_kinds import PIECES, tokenizer_kinds
 
 from radixkv.text.cutters import find_cutters
-from radixkv.text.segments import KnownSegments, SegmentEncoder
-from radixkv.text.text_owner import text_owner
+from radixkv.text.segments import KnownSegments, SegmentEncoder, text_owner
 from radixkv.text.tokenizer import Tokenizer
 
 KINDS = tokenizer_kinds()

@@ -150,3 +150,8 @@ def _cells(traces: list[Trace], policies: list[str], capacities: list[int | None
             cells += [Cell(position, name, size) for name in policies]
             cells.append(Cell(position, OPTIMUM, size))
     return cells
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Mount `radixkv replay` on the main application."""
+    app.command("replay")(replay_command)

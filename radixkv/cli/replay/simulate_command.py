@@ -172,3 +172,8 @@ def _print_schemes(results: list[SchemeResult], per_token: float) -> None:
             f"{r.refused:,}",
         )
     wide_console().print(table)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Mount `radixkv simulate` on the main application."""
+    app.command("simulate")(simulate_command)

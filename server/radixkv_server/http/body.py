@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
-from radixkv.text.text_owner import text_owner
+from radixkv.text.segments import text_owner
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
