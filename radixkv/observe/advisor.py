@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice: where do prompts break the prefix, and what would it bring to move that place?
+"""Advisor: places where prompts break the prefix, and the gain from moving them.
 
 The advisor watches lookups that diverged from something cached and groups them by prompt group (their first
 tokens) and by the block in which they part. For a sample of them it compares what follows: tokens that are
@@ -54,7 +54,7 @@ def _sample(tally: _Tally, data: bytes, walk: Walk, found: int, owner: Namespace
 
 
 class Advisor:
-    """Aggregates the divergences of about the last `WINDOW` to `2 * WINDOW` of them.
+    """Aggregate of divergences, about the last `WINDOW` to `2 * WINDOW` of them.
 
     Counts are exact up to some hundred divergences and estimates beyond.
     """
@@ -68,7 +68,7 @@ class Advisor:
         self._credit = 16.0  # comparisons that may be made at once
 
     def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
-        """A lookup of `data` in `owner` found some tokens, then left `walk.neighbour`. O(1), some O(n)."""
+        """Record a lookup in `owner` that left `walk.neighbour` after some tokens. O(1), some O(n)."""
         if self._to_skip:
             self._to_skip -= 1
             return
@@ -97,7 +97,7 @@ class Advisor:
             tally.next_sample *= 2  # the first, second, fourth, eighth, ..., as far as the credit goes
 
     def advice(self, limit: int = 10, namespace: NamespaceKey | None = None) -> list[BreakPoint]:
-        """The places with the most to win, best first; of one namespace, or of all. O(places)."""
+        """Return the places with the largest gain, best first; of a namespace, or of all. O(places)."""
         merged: dict[_Place, list[_Tally]] = {}
         groups: dict[tuple[NamespaceKey, bytes], int] = {}
         for generation in (self._now, self._before):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BodyLimits: bodies without their compression and as JSON, with a bound on the memory that either takes."""
+"""BodyLimits: bounded decompression and JSON parsing of bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows a body to need
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bounds on one body, the same for all encodings.
+    """Bounds on a body, the same for all encodings.
 
     Attributes:
         max_bytes: without its compression.
@@ -105,7 +105,7 @@ def num_pieces(data: bytes, limit: int) -> int:
 
 
 def _is_text(data: bytes) -> bool:
-    """Return whether a body begins as JSON or a stream of events does, and with text alone.
+    """Return whether a body begins like JSON or a stream of events, with text alone.
 
     The first byte does not decide: brotli's may be a bracket.
     """

@@ -13,7 +13,7 @@ from radixkv.observe.audit.rule_sets import RuleSet
 
 
 class BreakpointEntry(NamedTuple):
-    """A prefix that was written.
+    """Written prefix.
 
     Attributes:
         ttl: seconds that each use renews.
@@ -44,7 +44,7 @@ class BreakpointHit(NamedTuple):
 
 
 class BreakpointEntries:
-    """Entries by the hash of the prefix that they hold.
+    """Entries by the hash of their prefix.
 
     Args:
         max_entries: the ones used longest ago are forgotten.
@@ -56,7 +56,7 @@ class BreakpointEntries:
         self._entries: OrderedDict[bytes, BreakpointEntry] = OrderedDict()
 
     def breakpoints(self, record: Record) -> list[tuple[int, float]]:
-        """The blocks of a prompt that end at a breakpoint, in order, with the time to live of each."""
+        """Return the blocks of a prompt that end at a breakpoint, in order, with their times to live."""
         rules = self._rules
         default = rules.ttl_s or 0.0
         found = {at: block.ttl for at, block in enumerate(record.blocks) if block.ttl is not None}
@@ -120,7 +120,7 @@ class BreakpointEntries:
             self._entries.popitem(last=False)
 
     def forget_running(self, chain: list[bytes], found: BreakpointHit) -> None:
-        """Nothing is written by a prompt that was noted, since it failed."""
+        """Drop the entries of a prompt that was noted but failed."""
         for at, _ in found.written:
             known = self._entries.get(chain[at])
             if known is not None and known.available == math.inf:
@@ -128,7 +128,7 @@ class BreakpointEntries:
 
 
 def _last_cacheable(record: Record) -> int:
-    """The last block of a prompt that a breakpoint can be at; -1: there is none."""
+    """Return the last block of a prompt that can have a breakpoint; -1: none."""
     blocks = record.blocks
     return next((at for at in range(len(blocks) - 1, -1, -1) if _is_cacheable(blocks[at])), -1)
 

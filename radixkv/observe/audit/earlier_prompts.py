@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EarlierPrompts: the latest prompts of a log, and which of them a new one should go on after."""
+"""EarlierPrompts: the latest prompts of a log, and the search for the one that a new prompt continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EarlierPrompt:
 
     @cached_property
     def tools_text(self) -> list[str]:
-        """Its tools as they were sent."""
+        """Its tools as sent."""
         return [block.text for block in self.blocks if block.kind == "tool"]
 
 
@@ -103,7 +103,7 @@ class EarlierPrompts:
         return found, f"#{self._conversations}"
 
     def add(self, prompt: EarlierPrompt, keys: PromptKeys, answers: tuple[tuple[Block, ...], ...]) -> None:
-        """Keep a prompt; the oldest ones go."""
+        """Add a prompt, and drop the oldest ones over the bound."""
         self._added += 1
         prompt.number, prompt.chain = self._added, keys.chain
         prompt.known_by = (*keys.own, *_answers_keys(answers), *keys.program)
@@ -145,7 +145,7 @@ class EarlierPrompts:
 
 
 def _num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Keys that both chains begin with: a key stands for everything before it. O(log n)."""
+    """Count the common leading keys of two chains; a key stands for everything before it. O(log n)."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])
 
 

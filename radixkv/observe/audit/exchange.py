@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange: a request and its answer as they went over HTTP, and the record that they make.
+"""Exchange: a request and its answer over HTTP, and their conversion into a record.
 
 What identifies a caller (keys, cookies) is read for one thing alone, a digest that tells callers apart; it is
 in no record and no message.
@@ -65,7 +65,7 @@ class Exchange:
     place: str = ""
 
     def record(self, num_bytes: int = 0, limits: BodyLimits = DEFAULT_LIMITS) -> Record:
-        """Return its record, which took `num_bytes` of a log.
+        """Return its record; `num_bytes` is its size in a log.
 
         Raises:
             NoRequest: the body is no request to a model, or above the limits; quotes nothing of it.
@@ -93,7 +93,7 @@ class Exchange:
 
 
 def read_answer(answer: Any, limits: BodyLimits = DEFAULT_LIMITS) -> Any:
-    """Return an answer as JSON data, or the text of its stream; None if there is none that can be read."""
+    """Return an answer as JSON data, or the text of its stream; None if there is no readable one."""
     if isinstance(answer, bytes):
         answer = answer.decode("utf-8", "replace")
     if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
@@ -130,7 +130,7 @@ def make_record(
     failed: bool = False,
     num_bytes: int = 0,
 ) -> Record:
-    """The record of a request body with its answer, whatever JSON data they are.
+    """Make the record of a request body with its answer, which may be any JSON data.
 
     Args:
         answer: JSON data, the text of a stream of server-sent events, a list of its events, or None.
@@ -184,7 +184,7 @@ def make_record(
 
 
 def _without_echo(answer: tuple[Block, ...], prompt: str) -> tuple[Block, ...]:
-    """An answer that begins with its prompt, as `echo` asks, without that."""
+    """Return an answer without the prompt that `echo` puts in front."""
     return tuple(block._replace(text=block.text.removeprefix(prompt)) for block in answer)
 
 
@@ -197,7 +197,7 @@ def _wants_prompt_logprobs(body: Json) -> bool:
 
 
 def _name(value: Any) -> str:
-    """Return a name to be shown with each request: a long one by its beginning and a digest."""
+    """Return a name to show with each request: a long one as its beginning and a digest."""
     name = str(value or "")
     if len(name) <= _MAX_NAME:
         return name
@@ -231,7 +231,7 @@ def key_digest(headers: Mapping[str, str], path: str = "") -> str:
 
 
 def secret_digest(secret: str) -> str:
-    """A digest of 32 bits: enough to tell a log's callers apart, far too few to find a key by."""
+    """Return a digest of 32 bits: enough to distinguish a log's callers, far too few to find a key by."""
     if _DIGEST.fullmatch(secret):
         return secret
     plain = secret.removeprefix("Bearer ").strip()
@@ -239,12 +239,12 @@ def secret_digest(secret: str) -> str:
 
 
 def conversation_in(headers: Mapping[str, str]) -> str:
-    """The conversation that headers name; empty: none."""
+    """Return the conversation that headers name; empty: none."""
     return next((headers[name][:200] for name in _CONVERSATION_HEADERS if headers.get(name)), "")
 
 
 def conversation_of(body: Mapping[str, Any]) -> str:
-    """The conversation that a body names: its session, or its prompts' cache key; empty: none."""
+    """Return the conversation that a body names: its session, or its prompts' cache key; empty: none."""
     metadata = body.get("metadata")
     if isinstance(metadata, dict):
         for name in ("session_id", "conversation_id", "thread_id", "trace_id"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prices: what tokens cost, by model, from a dated file."""
+"""Prices: costs of tokens by model, from a dated file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FORM = (
 
 @dataclass(frozen=True, slots=True)
 class ModelPrices:
-    """Of one token of a prompt: computed, read from the cache, and written to it (for long, or not)."""
+    """Prices of a prompt's token: computed, read from the cache, and written to it (for long, or not)."""
 
     input: float
     cache_read: float
@@ -37,7 +37,7 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices by patterns of model names, the first that fits counts.
+    """Prices by patterns of model names; the first match counts.
 
     Attributes:
         date: of when they are.
@@ -48,7 +48,7 @@ class Prices:
     models: dict[str, ModelPrices]
 
     def of(self, model: str) -> ModelPrices | None:
-        """The prices of a model; None: not known."""
+        """Return the prices of a model; None: not known."""
         name = model.lower()
         return next(
             (prices for pattern, prices in self.models.items() if fnmatch.fnmatch(name, pattern)), None

@@ -24,7 +24,7 @@ _COMPARED_UNITS = 400_000  # of each side, after a break
 
 
 def shared_beginning(earlier: EarlierPrompt | None, units: PromptUnits) -> tuple[int, int]:
-    """Units that a prompt shares with an earlier one, and characters of their texts."""
+    """Return the common prefix of a prompt and an earlier one, in units and in characters of their texts."""
     if earlier is None:
         return 0, 0
     place = common_length(earlier.units.text, units.text)
@@ -59,7 +59,7 @@ def parts_from(earlier: EarlierPrompt, units: PromptUnits, steady: int) -> bool:
 
 
 def tokens_in_best_order(earlier: EarlierPrompt, units: PromptUnits, steady: int, place: int) -> float:
-    """Tokens that both prompts share before the break and, in runs, after it."""
+    """Return the tokens that both prompts share before the break and, in runs, after it."""
     if units.is_exact:
         compared = slice(steady * TOKEN_BYTES, (steady + _COMPARED_UNITS) * TOKEN_BYTES)
         later = same_later(*(EncodedTokens(each.units.data[compared]) for each in (units, earlier.units)))
@@ -109,6 +109,6 @@ def _around_difference(one: PromptParts, other: PromptParts) -> tuple[PromptPart
 
 
 def texts_at(old: str, new: str, place: int) -> tuple[str, str, str]:
-    """The text in front of a place, and how both go on there."""
+    """Return the text before a place, and its continuations in both prompts."""
     before = new[max(0, place - _BEFORE_CHARS) : place]
     return before, old[place : place + SHOWN_CHARS], new[place : place + SHOWN_CHARS]

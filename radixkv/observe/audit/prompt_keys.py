@@ -21,7 +21,7 @@ _HASH_BYTES = 60  # of a finished one
 
 
 class PromptKeys(NamedTuple):
-    """Keys that an earlier prompt is found by.
+    """Keys by which an earlier prompt is found.
 
     Attributes:
         chain: a hash of the prompt up to the end of each block.
@@ -35,7 +35,7 @@ class PromptKeys(NamedTuple):
 
 
 class _Hashed(NamedTuple):
-    """A chain so far.
+    """Chain of hashes so far.
 
     Attributes:
         chain: see `PromptKeys`.
@@ -55,7 +55,7 @@ KnownChains = KnownBeginnings[_Hashed]
 
 
 def keys_of(record: Record, known: KnownChains) -> PromptKeys:
-    """Return the keys of a prompt. O(its blocks that no known prompt begins with), but for copying a list."""
+    """Return the keys of a prompt. O(blocks after the longest known beginning), besides copying a list."""
     own = [_key(b"conversation", record.key, record.conversation)] if record.conversation else []
     blocks = record.blocks
     own += answer_keys(blocks)
@@ -87,7 +87,7 @@ def _key(kind: bytes, *texts: str) -> bytes:
 
 
 def _head(blocks: tuple[Block, ...]) -> Iterator[Block]:
-    """The tools and the system's first blocks, in either order."""
+    """Return the tools and the system's first blocks, in either order."""
     return takewhile(lambda block: block.kind == "tool" or block.role == "system", blocks)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt in the units that the tree counts in: tokens where a tokenizer is known, else characters."""
+"""Prompts in the units of the tree: tokens with a known tokenizer, else characters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN_BYTES = 32 << 20
 
 
 class _Written(NamedTuple):
-    """A prompt as text so far.
+    """Text of a prompt so far.
 
     Attributes:
         text, ends: see `prompt_text`.
@@ -37,13 +37,13 @@ KnownTexts = KnownBeginnings[_Written]
 
 
 def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
-    """Return blocks as one text, in the order in which they are cached, and the end of each. O(its size)."""
+    """Return blocks as a single text, in the order of caching, and the end of each. O(size)."""
     pieces = _pieces(blocks, None)
     return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
 
 
 def _known_text(blocks: tuple[Block, ...], known: KnownTexts) -> _Written:
-    """A prompt as `prompt_text` gives it. O(blocks that no known prompt begins with), but for copying."""
+    """Return the result of `prompt_text`. O(blocks after the longest known beginning), besides copying."""
     done, before = known.longest(None, blocks) or (0, _Written("", [], b""))
     pieces = _pieces(blocks[done:], blocks[done - 1] if done else None)
     more = "".join(pieces)
@@ -106,18 +106,18 @@ class PromptUnits:
         return round(len(self.units) * self.tokens_per_unit)
 
     def tokens_to_block(self, block: int) -> float:
-        """About how many tokens lie before the end of a block."""
+        """Estimate the tokens before the end of a block."""
         share = self.block_ends[block] / len(self.text) if self.text else 0.0
         return share * len(self.units) * self.tokens_per_unit
 
 
 class PromptCoding(Protocol):
-    """Makes units of the prompts of a log."""
+    """Conversion of a log's prompts into units."""
 
     is_exact: bool
 
     def encode(self, record: Record) -> PromptUnits:
-        """The units of one prompt.
+        """Return the units of a prompt.
 
         Raises:
             NoRequest: the served model's template can't render it.
@@ -128,7 +128,7 @@ class PromptCoding(Protocol):
 
 
 class CharacterCoding:
-    """Characters stand for tokens, as many of them for one as the usage of the log says."""
+    """Coding by characters, with the ratio to tokens that the log's usage gives."""
 
     is_exact = False
 
@@ -146,7 +146,7 @@ class CharacterCoding:
         return chr(unit).encode("utf-8", "replace")
 
     def _rate(self, record: Record, text: str) -> float:
-        """Tokens of a character of this prompt: as reported, else as of its model's others so far."""
+        """Return the tokens per character of this prompt: reported, or as in other prompts of its model."""
         reported, chars = record.usage.prompt, max(1, len(text))
         if reported:
             tokens, others = self._counts.get(record.model, (0, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record: one request to a model with its answer, in one form for all APIs and all kinds of logs."""
+"""Record: a request to a model with its answer, in one form for all APIs and all kinds of logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """Tokens as the answer tells them; None: not told.
+    """Token counts that the answer reports; None: not reported.
 
     Attributes:
         prompt: of the whole prompt, those from the cache and those written to it included.

@@ -17,7 +17,6 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.observe.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
-from radixkv.observe.audit.client_text import held_constant
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
 from radixkv.observe.audit.observation import Fault, Observation, Reason
 from radixkv.observe.audit.prompt_break import (
@@ -33,6 +32,7 @@ from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, Pr
 from radixkv.observe.audit.record import Block, Record
 from radixkv.observe.audit.rule_sets import RuleSet
 from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
 _BLOCK_TOKENS = 16  # of the tree, where hits need be no whole blocks
 _BLOCK_CHARS = 64  # the same, where units are characters
@@ -181,7 +181,7 @@ class Rules:
         """
         if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
-        if self.rule_set.holds_clients and (blocks := held_constant(record.blocks)) is not record.blocks:
+        if self.rule_set.holds_clients and (blocks := _held_constant(record.blocks)) is not record.blocks:
             record = replace(record, blocks=blocks)
         record = self._with_model(record)
         units = self.coding.encode(record)
@@ -404,3 +404,18 @@ def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
     if earlier is None or earlier.time is None or record.time is None:
         return None
     return record.time - earlier.time
+
+
+def _held_constant(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return the blocks with a known client's text, at the head of a first system message, replaced by a
+    constant. O(blocks) if there is such text.
+    """
+    at = next((at for at, block in enumerate(blocks) if block.kind != "tool"), None)
+    if at is None or blocks[at].role != "system" or blocks[at].kind != "text":
+        return blocks
+    block = blocks[at]
+    for rule in CLIENT_RULES:
+        constant = rule.applied(block.text)
+        if constant is not None:
+            return (*blocks[:at], block._replace(text=constant), *blocks[at + 1 :])
+    return blocks

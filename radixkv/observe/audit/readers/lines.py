@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of plain and gzipped files, and what may be wrong with a file as a whole."""
+"""Lines of plain and gzipped files, with errors about damaged files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ READ_ERRORS = (EOFError, OSError, zlib.error)
 
 
 def damaged(path: Path, line: int, error: Exception, what: str = "the gzip stream") -> DamagedFile:
-    """Return the error of a file that can't be read on after a line."""
+    """Make the error of a file that is unreadable after a line."""
     if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
         return DamagedFile(path, line, f"can't be read ({error.strerror or error})")
     return DamagedFile(path, line, f"{what} is damaged or cut short ({error}); fetch the file again")
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A file's bytes, unpacked where they are gzipped.
+    """Open a file for reading bytes, unpacked if it is gzipped.
 
     Raises:
         DamagedFile: it is missing, a folder, or may not be read.

@@ -37,7 +37,7 @@ _CALLS: dict[str, str] = {
 
 
 class NotAModel(NoRequest):
-    """A HAR entry that was sent to something else than a model: no mistake, nothing to be counted."""
+    """A HAR entry is a request to something other than a model, which is no error."""
 
 
 def record_in(value: Any, place: str, num_bytes: int, limits: BodyLimits = DEFAULT_LIMITS) -> Record:
@@ -138,7 +138,7 @@ def _parsed(text: str, limits: BodyLimits) -> Any:
 
 
 def _only_content(sent: Any) -> Any:
-    """A completion's prompt, which LiteLLM logs as the only message of a chat."""
+    """Return a completion's prompt, which LiteLLM logs as the only message of a chat."""
     only = sent[0] if isinstance(sent, list) and len(sent) == 1 else None
     return only.get("content") if isinstance(only, dict) else sent
 
@@ -205,7 +205,7 @@ def _har_text(holder: Mapping[str, Any]) -> bytes:
 
 
 def _headers(given: Any) -> dict[str, str]:
-    """Headers by lower-case name, from a HAR's list or from an object."""
+    """Return headers by lower-case name, from a HAR's list or from an object."""
     if isinstance(given, Mapping):
         return {str(name).lower(): str(value) for name, value in given.items()}
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -223,7 +223,7 @@ def _first_time(value: Mapping[str, Any]) -> float | None:
 
 
 def _time(value: Any) -> float | None:
-    """Seconds since 1970, or of any other clock; from milliseconds and ISO's form, too."""
+    """Return seconds since 1970, or of any other clock; also from milliseconds and the ISO form."""
     if isinstance(value, str):
         try:
             value = float(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording: the requests of several files in the order in which they began, and what could not be read."""
+"""Recording: the requests of several files in the order of their beginning, and unreadable records."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Recording:
         self._limits = BodyLimits(self._max_object, self._max_object // _BYTES_PER_PIECE)
 
     def __iter__(self) -> Iterator[Record]:
-        """The records in the order of their times; where there are none, in the order of the files.
+        """Yield the records in the order of their times, or, without times, of the files.
 
         Raises:
             DamagedFile: no file could be read at all.
@@ -113,7 +113,7 @@ class Recording:
             self.problems.add(place, error.why)
 
     def _pieces(self, path: Path) -> Iterator[tuple[int, bytes]]:
-        """The objects of a file as text, with their numbers: lines, or entries of one document."""
+        """Yield the objects of a file as text, with their numbers: lines, or entries of a document."""
         with open_plain(path) as stream:
             try:
                 head = stream.read(_SNIFFED)
@@ -131,7 +131,7 @@ class Recording:
 
 
 class _Thread(NamedTuple):
-    """A stored answer with everything before it, to be gone on after.
+    """Stored answer with everything before it, for requests that continue it.
 
     Attributes:
         items: of the Responses API; blocks: the same, rendered.
