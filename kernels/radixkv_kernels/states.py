@@ -134,6 +134,11 @@ class StateSpec:
         """Bytes per running request, all layers together."""
         return sum(shape.bytes_per_ring for shape in self.shapes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots and rings."""
+        return self.num_slots * self.bytes_per_slot + self.num_rings * self.bytes_per_ring
+
 
 @dataclass(frozen=True)
 class LayerStates:

@@ -90,6 +90,7 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
             f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
             f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
             f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",
+            *_states_line(summary),
             f"  memory     {memory:,.0f} MiB at rest; K/V takes more as it is used",
             f"  started    in {summary.phases}",
             "  try it     "
@@ -97,6 +98,13 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
             f"-d '{json.dumps(body)}'",
         ]
     )
+
+
+def _states_line(summary: Any) -> list[str]:
+    if not summary.num_states:
+        return []
+    gib = summary.state_bytes / 1024**3
+    return [f"  states     {summary.num_states:,} with what running requests add, {gib:.2f} GiB"]
 
 
 def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:

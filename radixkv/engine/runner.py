@@ -28,6 +28,7 @@ class Runner(Protocol):
         bytes_per_block: of all layers together.
         num_state_slots: states that it can keep for layers with states; 0: the model has none.
         bytes_per_state: of one slot, all state layers together.
+        state_bytes: of all slots, and of the latest inputs of running requests.
         backend_name, dtype_name, device_name: for people to read.
         failure: why it can compute nothing any more; None: it can.
     """
@@ -46,6 +47,9 @@ class Runner(Protocol):
 
     @property
     def bytes_per_state(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int: ...
 
     @property
     def backend_name(self) -> str: ...

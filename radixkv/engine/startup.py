@@ -54,7 +54,8 @@ class StartupPhases:
 class EngineSummary:
     """Figures of the start-up banner; `kv_tokens` is the capacity of all blocks together.
 
-    `phases` has the seconds of each phase of the start; the server adds its own.
+    `phases` has the seconds of each phase of the start; the server adds its own. `num_states` and
+    `state_bytes` (running requests' part included) are 0 for a model without states.
     """
 
     model: str
@@ -67,6 +68,8 @@ class EngineSummary:
     kv_bytes: int
     max_model_len: int
     phases: StartupPhases
+    num_states: int = 0
+    state_bytes: int = 0
 
 
 def resident_memory() -> int:

@@ -92,7 +92,7 @@ def size_kv_cache(
     memory, source = _memory_for_kv(config, shape.device, step_memory)
     states = size_states(config, shape.attention, memory, block_bytes)
     if states is not None and config.state_memory is None:
-        memory -= states.num_slots * states.bytes_per_slot
+        memory -= states.num_bytes
         source += " less states"
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
     tokens = num_blocks * config.block_size

@@ -70,12 +70,15 @@ def make_runner(
     spec, max_model_len, states = _size(config, loaded, communicator)
     if states is not None:
         logger.info(
-            "%.2f GiB for K/V of %d tokens, %.2f GiB for %d states (one for %d tokens, at most)",
+            "%.2f GiB for K/V of %d tokens, %.2f GiB for %d states (one for %d tokens, at most), "
+            "%.2f GiB for the latest inputs of %d running requests",
             spec.num_blocks * spec.bytes_per_block / 2**30,
             spec.num_blocks * spec.block_size,
             states.num_slots * states.bytes_per_slot / 2**30,
             states.num_slots,
             GRID,
+            states.num_rings * states.bytes_per_ring / 2**30,
+            states.num_rings,
         )
     runner = ModelRunner(
         loaded,

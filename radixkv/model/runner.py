@@ -156,6 +156,10 @@ class ModelRunner(WithoutStates):
         return 0 if self._states is None else self._states.spec.bytes_per_slot
 
     @property
+    def state_bytes(self) -> int:
+        return 0 if self._states is None else self._states.spec.num_bytes
+
+    @property
     def dtype_name(self) -> str:
         return self._dtype_name
 

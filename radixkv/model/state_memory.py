@@ -58,7 +58,7 @@ def size_states(
     """Decide the number of states; None: the model keeps none.
 
     Where nothing is said, as many as there are grid points in the K/V that fits beside them, and at most half
-    of the memory. A running request's ring comes on top; its memory is touched when it first runs.
+    of the memory. Two of them let one request run, whose ring of latest inputs counts with them.
 
     Args:
         memory: bytes for K/V and states together.
@@ -70,22 +70,30 @@ def size_states(
     if not attention.states:
         return None
     one = StateSpec(attention.states, 1, 1)
-    slot_bytes = one.bytes_per_slot
+    most_rings = config.max_num_seqs
+
+    def fitting(size: float, beside: int = 0) -> int:
+        """How many states fit, with rings for the requests that they let run and `beside` bytes each."""
+        each = one.bytes_per_slot + beside
+        num_slots = int(size // (each + one.bytes_per_ring / _SLOTS_PER_REQUEST))
+        if num_slots < _SLOTS_PER_REQUEST * most_rings:
+            return num_slots
+        return int((size - most_rings * one.bytes_per_ring) // each)
+
     if config.state_memory is not None:
-        num_slots = config.state_memory // slot_bytes
+        num_slots = fitting(config.state_memory)
     else:
-        grid_bytes = GRID // config.block_size * block_bytes
-        num_slots = min(memory // (grid_bytes + slot_bytes), int(memory * _LARGEST_SHARE) // slot_bytes)
-        if config.num_blocks is not None:
-            most = (
-                -(-config.num_blocks * config.block_size // GRID) + _SLOTS_PER_REQUEST * config.max_num_seqs
-            )
-            num_slots = min(most, int(memory * _LARGEST_SHARE) // slot_bytes)
+        num_slots = fitting(memory * _LARGEST_SHARE)
+        if config.num_blocks is None:
+            num_slots = min(num_slots, fitting(memory, GRID // config.block_size * block_bytes))
+        else:
+            grid_points = -(-config.num_blocks * config.block_size // GRID)
+            num_slots = min(num_slots, grid_points + _SLOTS_PER_REQUEST * most_rings)
     if num_slots < _SLOTS_PER_REQUEST:
-        needed = _SLOTS_PER_REQUEST * slot_bytes
+        count, state, ring = _SLOTS_PER_REQUEST, one.bytes_per_slot / _MIB, one.bytes_per_ring / _MIB
         raise ConfigError(
-            f"the states do not fit: one request needs {_SLOTS_PER_REQUEST} of {slot_bytes / _MIB:.1f} MiB, "
-            f"{needed / _MIB:.1f} MiB, but there is room for {num_slots}; raise --state-memory (or "
-            "--kv-cache-memory)"
+            f"the states do not fit: one request needs {count} of {state:.1f} MiB and {ring:.1f} MiB for its "
+            f"latest inputs, {count * state + ring:.1f} MiB, but there is room for {num_slots}; raise "
+            "--state-memory (or --kv-cache-memory)"
         )
-    return StateSpec(attention.states, num_slots, config.max_num_seqs)
+    return StateSpec(attention.states, num_slots, min(most_rings, num_slots // _SLOTS_PER_REQUEST))

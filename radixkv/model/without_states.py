@@ -22,6 +22,10 @@ class WithoutStates:
     def bytes_per_state(self) -> int:
         return 0
 
+    @property
+    def state_bytes(self) -> int:
+        return 0
+
     def save_states(self, slots: Sequence[int]) -> BlockCopy:
         """Never called.
 

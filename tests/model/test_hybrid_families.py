@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("numba")
 
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
@@ -21,7 +22,7 @@ from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchStates, StateSave
 from radixkv_kernels.states import GRID
-from tests.support.hybrid_models import HYBRID_FAMILIES, save_hybrid_model
+from tests.support.hybrid_models import HYBRID_FAMILIES, save_hybrid_model, save_seeing_model
 
 LENGTH = 2 * GRID + 12
 #: Families whose logits have the same bits in any pieces in deterministic mode.
@@ -107,6 +108,16 @@ def test_logits_are_those_of_transformers_in_pieces_and_from_a_kept_state(
         torch.testing.assert_close(resumed, whole[2 * GRID :], rtol=0, atol=2e-4)
     wrong = HandMade(runner, tokens, base=2 * GRID, slot=5).run([LENGTH])
     assert (wrong - whole[2 * GRID :]).abs().max() > 1e-2
+
+
+def test_a_checkpoint_that_sees_images_loads_as_its_text_half(tmp_path: Path) -> None:
+    save_seeing_model(tmp_path)
+    loaded = load_model(config_of(tmp_path), show_progress=False)
+    assert type(loaded.model).__name__ == "Qwen3_5ForCausalLM"
+    assert {shape.kind for shape in loaded.attention.states} == {"conv", "delta"}
+    with safe_open(tmp_path / "model.safetensors", "pt") as files:
+        name = next(each for each in files.keys() if each.endswith("layers.0.linear_attn.A_log"))  # noqa: SIM118
+        assert torch.equal(files.get_tensor(name), loaded.model.model.layers[0].linear_attn.A_log)
 
 
 def test_memory_of_states_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:

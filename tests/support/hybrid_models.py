@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.support.tiny_models import VOCAB_SIZE, save_random_model
+from tests.support.tiny_models import VOCAB_SIZE, byte_level_tokenizer, randomize, save_random_model
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -165,3 +166,24 @@ def save_hybrid_model(folder: Path, model_type: str, seed: int = 0, **changes: A
     """Write a random model of a family with state layers, with a byte-level tokenizer, to `folder`."""
     config = AutoConfig.for_model(model_type, **{**_COMMON, **HYBRID_FAMILIES[model_type], **changes})
     return save_random_model(folder, config, seed)
+
+
+def save_seeing_model(folder: Path) -> None:
+    """Write a random Qwen3.5 with its vision tower, as checkpoints are published, to `folder`."""
+    config = AutoConfig.for_model(
+        "qwen3_5",
+        text_config={**_COMMON, **HYBRID_FAMILIES["qwen3_5_text"]},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+        **{f"{name}_token_id": at for at, name in enumerate(("image", "video", "vision_start"), 10)},
+    )
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    randomize(model, 0)
+    model.save_pretrained(folder)
+    byte_level_tokenizer().save_pretrained(folder)
