@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
+from radixkv.cache.states.checkpoint import GRID
+
+_OF_STATE = b"state"  # after the identity of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,15 @@ class BlockRun:
     tokens: bytes
     start: int  # tokens before the first block
     identities: tuple[bytes, ...]  # of the blocks, see `radixkv.cache.block_identity`
+    # The data of each "block" is the state of a model's state layers after its last token, not its K/V.
+    is_state: bool = False
 
     def __len__(self) -> int:
         return len(self.identities)
 
     def __repr__(self) -> str:
-        return f"BlockRun({len(self)} blocks after {self.start} tokens)"
+        what = "states" if self.is_state else "blocks"
+        return f"BlockRun({len(self)} {what} after {self.start} tokens)"
 
     @property
     def end(self) -> int:
@@ -43,6 +49,25 @@ class BlockRun:
     def block_size(self) -> int:
         """Tokens of a block."""
         return (self.end - self.start) // len(self) if len(self) else 0
+
+    def states(self) -> BlockRun | None:
+        """The states at the grid points inside a run of blocks, the end included; None: there are none.
+
+        Their identities are those of the blocks that end there, and a mark. O(tokens).
+        """
+        first = (self.start // GRID + 1) * GRID
+        count = (self.end - first) // GRID + 1
+        if not len(self) or count <= 0:
+            return None
+        ends = range(first, first + count * GRID, GRID)
+        return BlockRun(
+            self.namespace,
+            self.is_public,
+            self.tokens[: ends[-1] * TOKEN_BYTES],
+            first - GRID,
+            tuple([self.identities[(end - self.start) // self.block_size - 1] + _OF_STATE for end in ends]),
+            is_state=True,
+        )
 
     def tokens_of(self, index: int) -> bytes:
         """The token ids of one of its blocks. O(block)."""

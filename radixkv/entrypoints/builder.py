@@ -8,12 +8,14 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.config import EngineConfig
@@ -39,7 +41,7 @@ from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
-from radixkv.tiers.record import BlockKind
+from radixkv.tiers.record import STATE_FORMAT, BlockKind
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import Tier
@@ -132,9 +134,9 @@ def engine_for_model(
         runner, max_model_len = make_parallel_runner(config, loaded, ranks)
     specs = parse_tiers(config.kv_tier)
     if specs:
-        _check_tier(runner)
         allocate = _pinned if loaded.device.type == "cuda" else None
-        tier = open_tiers(specs, _block_kind(config, loaded, runner), allocate)
+        kind = _block_kind(config, loaded, runner)
+        tier = open_tiers(specs, kind, allocate, _state_kind(kind, runner))
     return engine_on_runner(
         config,
         runner,
@@ -154,15 +156,6 @@ def engine_for_model(
     )
 
 
-def _check_tier(runner: Runner) -> None:
-    """Refuse a tier for a model with states."""
-    if runner.num_state_slots:
-        raise ConfigError(
-            "a model with states (recurrent or convolutional layers) can't use a tier yet: a tier keeps K/V, "
-            "and a hit needs the state as well; leave --kv-tier out"
-        )
-
-
 def _block_kind(
     config: EngineConfig, loaded: LoadedModel, runner: ModelRunner | TensorParallelRunner
 ) -> BlockKind:
@@ -175,6 +168,18 @@ def _block_kind(
         if config.deterministic
         else "",
         model_name=loaded.name,
+    )
+
+
+def _state_kind(kind: BlockKind, runner: Runner) -> BlockKind | None:
+    """The kind of a model's states, which depend on the K/V beside them; None: it has none."""
+    if not runner.num_state_slots:
+        return None
+    return replace(
+        kind,
+        kv_format=f"states {STATE_FORMAT} beside {kind.kv_format}",
+        block_size=GRID,
+        block_bytes=runner.bytes_per_state,
     )
 
 
@@ -208,10 +213,8 @@ def engine_on_runner(
         options: further arguments of `Engine`.
 
     Raises:
-        ConfigError: a tier is given for a model with states, or the block size does not suit these.
+        ConfigError: a tier keeps no states and the model has some, or the block size does not suit these.
     """
-    if tier is not None:
-        _check_tier(runner)
     cache = TenantCache(
         runner.num_blocks,
         runner.block_size,
@@ -266,4 +269,6 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         kv_bytes=runner.num_blocks * runner.bytes_per_block,
         max_model_len=engine.limits.max_model_len,
         phases=phases,
+        num_states=runner.num_state_slots,
+        state_bytes=runner.state_bytes,
     )

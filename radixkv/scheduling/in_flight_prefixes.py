@@ -85,10 +85,7 @@ class InFlightPrefixes:
         if producer is None:
             return False
         if producer.lease is not None:
-            has_come = producer.num_scheduled
-            if self._states is not None:
-                assert isinstance(producer, SequenceState)
-                has_come = producer.num_computed
+            has_come = producer.num_scheduled if self._states is None else producer.num_computed
             if has_come < request.produced_until:
                 return True
         request.producer = None

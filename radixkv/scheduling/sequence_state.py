@@ -97,11 +97,12 @@ class Producer(Protocol):
     """Maker of the next tokens of a waiting request: another request, or a load from a tier.
 
     Attributes:
-        num_scheduled: tokens up to there are made.
+        num_scheduled, num_computed: tokens up to there are made, when the step has run; and so far.
         lease: None: it has ended.
     """
 
     num_scheduled: int
+    num_computed: int
     lease: Lease | None
 
 

@@ -22,6 +22,7 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.lookup import Match
 from radixkv.cache.node import Namespace
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.states.checkpoint import Checkpoint
 
 
 class BlockLeases:
@@ -81,6 +82,15 @@ class BlockLeases:
             (EncodedTokens(b"".join(part.key for part in self._tree.path(node))), node.owner.key)
             for node in leaves[:limit]
         ]
+
+    def checkpoints(self, token_ids: TokenIds, namespace: NamespaceName) -> dict[int, Checkpoint]:
+        """The checkpoints of a text that are in the tree, by their ends. O(tokens + path)."""
+        owner = self._namespaces.obtain(namespace)
+        walk = self._lookup.match(encode_tokens(token_ids), owner).walk
+        if walk is None:
+            return {}
+        found = (state for node in self._tree.path(walk.node) for state in (node.states or {}).values())
+        return {state.end: state for state in found if state.end <= walk.depth}
 
     def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
         """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""

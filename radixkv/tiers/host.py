@@ -47,6 +47,7 @@ class HostTier(OpenTier):
     """
 
     name = "host"
+    keeps_states = True
 
     def __init__(
         self, max_bytes: int, allocate: Allocate | None = None, selection: Selection | None = None
@@ -69,6 +70,10 @@ class HostTier(OpenTier):
         while count < len(run) and run.identities[count] in self._kept:
             count += 1
         return (TierState.HIT, count) if count else (TierState.MISS, 0)
+
+    def last(self, run: BlockRun) -> int:
+        """See `Tier`. O(states)."""
+        return max([i for i, identity in enumerate(run.identities) if identity in self._kept], default=-1)
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
         """See `Tier`; done when it returns. The tail counts as used first."""

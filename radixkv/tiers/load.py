@@ -23,7 +23,7 @@ class TierLoad:
         run: the blocks.
         lease: on all of the text up to their end; None: the load has ended.
         tier: who brings them.
-        num_scheduled: where the blocks begin: tokens up to there are cached.
+        num_scheduled, num_computed: where the blocks begin: tokens up to there are cached.
         started: a reading of the engine's clock.
         bytes_ahead: bytes queued in the tier before it, at the time of the call.
         deadline: when it is given up, if nothing has arrived; a reading of the engine's clock.
@@ -45,9 +45,10 @@ class TierLoad:
     has_failed: bool = False
     refused: str | None = None
     num_scheduled: int = field(init=False)
+    num_computed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_scheduled = self.run.start
+        self.num_scheduled = self.num_computed = self.run.start
 
     def __repr__(self) -> str:
         state = "ended" if self.lease is None else "under way" if self.rows is None else "arrived"
@@ -78,7 +79,8 @@ class TierWait:
         asked: the name of that tier.
         model_s: of the engine, when it was looked at last.
         load: the last load it waited for.
-        matched: tokens that were cached when that wait began.
+        matched: tokens that were found when that wait began; with states, up to the nearest one.
+        num_kv_tokens: tokens whose K/V was cached then.
         since: when that was, or up to when waits for an answer were counted.
         is_over: the tiers are not asked again.
         hits: blocks brought so far by each tier.
@@ -91,6 +93,7 @@ class TierWait:
     model_s: float = 0.0
     load: TierLoad | None = None
     matched: int = 0
+    num_kv_tokens: int = 0
     since: float = 0.0
     is_over: bool = False
     hits: dict[str, TierHit] = field(default_factory=dict)
@@ -105,9 +108,10 @@ class TierWait:
         self._add(self.asked, 0, now - self.since)
         self.since = now
 
-    def begin(self, load: TierLoad, matched: int, now: float) -> None:
+    def begin(self, load: TierLoad, matched: int, num_kv_tokens: int, now: float) -> None:
         """Wait for a load."""
-        self.load, self.matched, self.since, self.ask_at = load, matched, now, None
+        self.load, self.since, self.ask_at = load, now, None
+        self.matched, self.num_kv_tokens = matched, num_kv_tokens
 
     def end(self, matched: int, now: float) -> None:
         """The awaited load has ended, and `cached` tokens are cached now."""

@@ -26,7 +26,7 @@ from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import NotLoaded, TierWait
-from radixkv.tiers.measured_tier import Found
+from radixkv.tiers.measured_tier import TOO_SLOW, Found
 from radixkv.tiers.tier import TierState
 from radixkv.tiers.transfers import Transfers
 
@@ -78,11 +78,13 @@ class LoadWaits(TierWaits):
             return False
         wait: TierWait | None = request.tier_wait
         loads = self._transfers.loads
-        now, matched, step_s = self._clock(), match.num_tokens, 0.0
+        now, matched, step_s = self._clock(), self._found(match), 0.0
         if wait is None:
             wait = request.tier_wait = TierWait(now + self._deadline_s)
         elif wait.load is not None:  # that has ended, or the request would not be tried
-            if matched > wait.matched:  # it brought something: the next part of the prefix may take as long
+            if (
+                matched > wait.matched or match.num_tokens > wait.num_kv_tokens
+            ):  # it brought something: the next part of the prefix may take as long
                 wait.deadline = now + self._deadline_s
             wait.end(matched, now)
         elif wait.ask_at is not None:
@@ -97,9 +99,10 @@ class LoadWaits(TierWaits):
         if is_early and not len(loads):
             return self._asks_later(wait)
         run = self._blocks.missing(match)
-        if not len(run):
+        states = self._states_beyond(match, run)
+        if not len(run) and not states:
             return False
-        found = loads.load_of(run)
+        found = (loads.load_of(run) if len(run) else None) or loads.state_load_of(states)
         if found is not None:
             load, end = found
             load.deadline = min(load.deadline, deadline)
@@ -108,7 +111,7 @@ class LoadWaits(TierWaits):
         elif is_early:
             return self._asks_later(wait)
         else:
-            answer = loads.lookup(run, deadline - now)
+            answer, part = self._lookup(match, run, states, deadline - now)
             if answer.state is TierState.RETRY:
                 assert answer.tier is not None
                 if now >= wait.deadline:
@@ -118,14 +121,14 @@ class LoadWaits(TierWaits):
                 return self._asks_later(wait)
             started = wait.ask_at = None
             if answer.tier is not None and answer.num_blocks:
-                part = run.part(0, answer.num_blocks)
+                part = part.part(0, answer.num_blocks)
                 started = loads.start(answer.tier, part, match, deadline)
             if started is None:
-                wait.not_loaded = _not_loaded(answer, run) or wait.not_loaded
+                wait.not_loaded = _not_loaded(answer, part) or wait.not_loaded
                 wait.is_over = True
                 return False
             load, end = started, part.end
-        wait.begin(load, matched, now)
+        wait.begin(load, matched, match.num_tokens, now)
         request.producer, request.produced_until = load, end
         return True
 
@@ -136,16 +139,17 @@ class LoadWaits(TierWaits):
     def weigh(self, request: SequenceState, match: Match) -> int:
         known, now = request.tier_weight, self._clock()
         if known is None or known[0] != match.num_tokens or now >= known[2]:
-            missing = request.num_tokens - match.num_tokens
+            missing = request.num_tokens - self._found(match)
             until = now + WEIGHT_S
             run = self._blocks.missing(match)
-            if len(run):
-                found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
+            states = self._states_beyond(match, run)
+            if len(run) or states:
+                found, part = self._lookup(match, run, states, self._deadline_s, counts=False)
                 if found.state is TierState.RETRY:
                     until = now + RETRY_S
                 elif found.tier is not None and found.num_blocks:
-                    loaded = found.num_kept * run.block_size
-                    missing -= loaded - int(loaded * found.tier.time_share(run.block_size))
+                    loaded = part.start + found.num_kept * part.block_size - self._found(match)
+                    missing -= loaded - int(loaded * found.tier.time_share(part.block_size))
             known = request.tier_weight = match.num_tokens, missing, until
         return known[1]
 
@@ -166,11 +170,46 @@ class LoadWaits(TierWaits):
         """
         if report.reason in ("hit", "skipped"):
             return report
-        run = self._blocks.missing(self._cache.match(token_ids, namespace))
-        if not len(run):
+        match = self._cache.match(token_ids, namespace)
+        run = self._blocks.missing(match)
+        states = self._states_beyond(match, run)
+        if not len(run) and not states:
             return report
-        found = self._transfers.loads.lookup(run, self._deadline_s, counts=False)
-        return None if found.state is TierState.RETRY else _with_tier(report, _not_loaded(found, run))
+        found, part = self._lookup(match, run, states, self._deadline_s, counts=False)
+        return None if found.state is TierState.RETRY else _with_tier(report, _not_loaded(found, part))
+
+    def _found(self, match: Match) -> int:
+        """Tokens of a match that need not be computed: with states, those before the nearest one."""
+        return match.num_tokens if self._transfers.states is None else match.resume
+
+    def _states_beyond(self, match: Match, missing: BlockRun) -> list[BlockRun]:
+        states = self._transfers.states
+        return [] if states is None else states.beyond(match, missing)
+
+    def _lookup(
+        self, match: Match, run: BlockRun, states: list[BlockRun], wait_s: float, *, counts: bool = True
+    ) -> tuple[Found, BlockRun]:
+        """Ask the tiers for the blocks after a match: what to load, and of which blocks the answer speaks.
+
+        With states: for K/V up to the deepest state that a tier has, or, where K/V reaches that far, for the
+        state.
+        """
+        loads = self._transfers.loads
+        found = loads.lookup(run, wait_s, counts=counts) if len(run) else Found(TierState.MISS)
+        if self._transfers.states is None or found.state is TierState.RETRY:
+            return found, run.part(0, found.num_kept)
+        reach = run.start + (found.num_kept * run.block_size if found.num_blocks else 0)
+        deepest = self._transfers.states.deepest(states, reach)
+        if deepest is None:
+            return Found(TierState.MISS), run
+        tier, state = deepest
+        if state.end > run.start:
+            kept = (state.end - run.start) // run.block_size
+            some = min(found.num_blocks, kept)
+            return found._replace(num_blocks=some, num_kept=kept), run.part(0, kept)
+        if tier.state_pays(state.end - match.resume):
+            return Found(TierState.HIT, 1, tier, None, 1), state
+        return Found(TierState.MISS, 0, tier, TOO_SLOW, 1), state
 
     def _asks_later(self, wait: TierWait) -> bool:
         """The request goes on waiting, and the tier is asked again."""

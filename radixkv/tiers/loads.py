@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from radixkv.cache.block_run import BlockRun
-from radixkv.cache.keys import NamespaceName
+from radixkv.cache.keys import EncodedTokens, NamespaceName
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.model.block_copy import BlockMemory
@@ -25,6 +25,7 @@ from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
 from radixkv.tiers.saves import Saves
 from radixkv.tiers.tier import BlocksBeforeDamage, TierState
+from radixkv.tiers.tier_states import TierStates
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
 
@@ -40,6 +41,7 @@ class Loads:
         memory: the blocks' contents.
         saves: what gives blocks up for loads.
         clock: seconds.
+        states: what makes checkpoints of a model's loaded states; None: it has none.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Loads:
         clock: Callable[[], float],
         ends: TransferEnds,
         log: TransferLog,
+        states: TierStates | None = None,
     ) -> None:
+        self._states = states
         self._tiers = tiers
         self._blocks = BlockLeases(cache)
         self._memory = memory
@@ -119,8 +123,22 @@ class Loads:
         end = load.run.shared_end(run)
         return (load, end) if end > max(run.start, load.run.start) else None
 
+    def state_load_of(self, states: Sequence[BlockRun]) -> tuple[TierLoad, int] | None:
+        """The load that brings one of some states, the deepest one, and the tokens it sums up. O(states)."""
+        if not self._by_identity:
+            return None
+        for run in reversed(states):
+            for index in reversed(range(len(run))):
+                load = self._by_identity.get(run.identities[index])
+                if load is not None and load.run.is_same_text(run, load.run.end):
+                    return load, load.run.end
+        return None
+
     def start(self, tier: MeasuredTier, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
-        """Have blocks loaded that follow a match; None: there is no room, or the tier failed."""
+        """Have blocks loaded that follow a match, or a state within it.
+
+        None: there is no room, or the tier failed.
+        """
         try:
             lease = self._reserve(run, match)
         except OutOfBlocks:
@@ -142,7 +160,14 @@ class Loads:
         return load
 
     def _reserve(self, run: BlockRun, match: Match) -> Lease:
-        """A lease for a load, which saves have to make room for."""
+        """A lease for a load, which saves have to make room for; for a state on the K/V of its tokens."""
+        if run.is_state:
+            lease = self._blocks.hold(run, EncodedTokens(match.data), match.namespace)
+            if lease is None or lease.num_tokens < run.end:
+                if lease is not None:
+                    lease.release(used=False)
+                raise OutOfBlocks("the K/V of a state has gone")
+            return lease
         try:
             return self._blocks.reserve(run, match)
         except OutOfBlocks:
@@ -175,7 +200,7 @@ class Loads:
 
     def _give_up(self, load: TierLoad, *, was_late: bool) -> None:
         load.future.cancel()
-        load.tier.gave_up(len(load.run), self._clock() - load.started if was_late else None)
+        load.tier.gave_up(load.run, self._clock() - load.started if was_late else None)
         if was_late:
             load.refused = TOO_SLOW
         self._end(load)
@@ -199,7 +224,7 @@ class Loads:
         if error is not None:
             self._log.failed("load", error, load.tier)
         seconds = max(0.0, when - load.started)
-        load.tier.arrived(len(load.run), len(load.rows), load.bytes_ahead, seconds)
+        load.tier.arrived(load.run, len(load.rows), load.bytes_ahead, seconds)
         if load.refused is not None:
             load.tier.refuse(load.refused)
         self._to_write.append(load)
@@ -217,7 +242,13 @@ class Loads:
                 first = load.run.start // load.run.block_size + load.num_written
                 started = self._clock()
                 try:
-                    self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
+                    if load.run.is_state:
+                        assert self._states is not None
+                        if not self._states.restore(lease, load.run, some[0]):
+                            rows.clear()
+                            continue
+                    else:
+                        self._memory.load(lease.block_table[first : first + len(some)].tolist(), some)
                 except Exception as error:
                     self._log.failed("load", error, load.tier)
                     rows.clear()
@@ -239,7 +270,7 @@ class Loads:
         for identity in run.identities:
             if self._by_identity.get(identity) is load:
                 del self._by_identity[identity]
-        if lease.shares and load.num_written:
+        if lease.shares and load.num_written and not run.is_state:
             lease.commit(run.start + load.num_written * run.block_size)
             self._log.counts.loaded_blocks += load.num_written
         lease.release()
@@ -251,7 +282,7 @@ class Loads:
         for load in self._loads.values():
             if load.rows is None:
                 load.future.cancel()
-                load.tier.gave_up(len(load.run), None)
+                load.tier.gave_up(load.run, None)
             load.lease = None
             load.has_failed = True
         self._loads, self._by_identity = {}, {}

@@ -70,14 +70,19 @@ class MeasuredTier:
 
     Args:
         clock: seconds.
-        bytes_per_block: of the engine's blocks.
+        bytes_per_block, bytes_per_state: of the engine's.
 
     Attributes:
         coming_bytes: asked for, and not arrived.
     """
 
     def __init__(
-        self, tier: Tier, clock: Callable[[], float], speeds: EngineSpeeds, bytes_per_block: int
+        self,
+        tier: Tier,
+        clock: Callable[[], float],
+        speeds: EngineSpeeds,
+        bytes_per_block: int,
+        bytes_per_state: int = 0,
     ) -> None:
         self.tier = tier
         self.name = tier.name
@@ -85,6 +90,7 @@ class MeasuredTier:
         self._clock = clock
         self._speeds = speeds
         self._block_bytes = bytes_per_block
+        self._state_bytes = bytes_per_state
         self._bytes = Speed()
         self._slow_since: float | None = None  # when it was first too slow, since it was measured
         self.coming_bytes = 0
@@ -144,6 +150,20 @@ class MeasuredTier:
         some = self._worthwhile(count, run.block_size, wait_s)
         return Found(state if some else TierState.MISS, some, self, None if some else TOO_SLOW, count)
 
+    def last_state(self, run: BlockRun) -> int:
+        """The place of the last state of a run that it has; -1: none, or it rests."""
+        return -1 if self._clock() < self._rests_until else self.tier.last(run)
+
+    def state_pays(self, num_tokens: int) -> bool:
+        """Return True if a state is loaded sooner than `num_tokens` tokens are computed, as far as known."""
+        compute_s = self._speeds.compute.seconds(num_tokens)
+        return not compute_s or compute_s > self._answer_s + self._bytes.seconds(
+            self.coming_bytes + self._state_bytes
+        )
+
+    def _bytes_of(self, run: BlockRun, count: int) -> int:
+        return count * (self._state_bytes if run.is_state else self._block_bytes)
+
     def refuse(self, why: str) -> None:
         """Blocks that it has are computed."""
         if why == TOO_SLOW:
@@ -199,28 +219,31 @@ class MeasuredTier:
         """Ask for blocks; `arrived` or `gave_up` is to be called once."""
         future = self.tier.load(run)
         self.counts.loads += 1
-        self.coming_bytes += len(run) * self._block_bytes
+        self.coming_bytes += self._bytes_of(run, len(run))
         return future
 
-    def arrived(self, num_asked: int, num_blocks: int, bytes_ahead: int, seconds: float) -> None:
-        """Record the end of a load with the number of its arrived blocks.
+    def arrived(self, run: BlockRun, num_blocks: int, bytes_ahead: int, seconds: float) -> None:
+        """Record the end of a load of a run with the number of its arrived blocks.
 
         Args:
             bytes_ahead: bytes queued before it when it was requested.
         """
-        self.coming_bytes -= num_asked * self._block_bytes
+        self.coming_bytes -= self._bytes_of(run, len(run))
         if num_blocks:
-            self._bytes.measured(bytes_ahead + num_blocks * self._block_bytes, seconds)
+            self._bytes.measured(bytes_ahead + self._bytes_of(run, num_blocks), seconds)
             self._rest_s, self._slow_since = 0.0, None
-        self.counts.loaded_blocks += num_blocks
-        self.counts.loaded_bytes += num_blocks * self._block_bytes
+        if run.is_state:
+            self.counts.loaded_states += num_blocks
+        else:
+            self.counts.loaded_blocks += num_blocks
+        self.counts.loaded_bytes += self._bytes_of(run, num_blocks)
         self.counts.load_seconds += seconds
 
-    def gave_up(self, num_asked: int, late_s: float | None) -> None:
+    def gave_up(self, run: BlockRun, late_s: float | None) -> None:
         """Record an abandoned load: late by this many seconds, or given up without fault."""
-        self.coming_bytes -= num_asked * self._block_bytes
+        self.coming_bytes -= self._bytes_of(run, len(run))
         if late_s is not None:
-            self._bytes.measured(num_asked * self._block_bytes, late_s)
+            self._bytes.measured(self._bytes_of(run, len(run)), late_s)
             self.rest()
             self.refuse(TOO_SLOW)
 
@@ -231,17 +254,18 @@ class MeasuredTier:
 
     # ------------------------------------------------------------------ saves, and what fails
 
-    def wants(self, run: BlockRun, *, everything: bool = False) -> range:
-        """Choose the blocks of an ended request's text to save.
-
-        Args:
-            everything: offer every block, not only those worth saving."""
-        if self.tier.selection is not None and not everything:
+    def selected(self, run: BlockRun) -> BlockRun:
+        """The leading blocks of an ended request's text that are worth saving; they count as used."""
+        if self.tier.selection is not None:
             run = run.part(0, len(self.tier.selection.used(run)))
-        if not everything:
-            self.touch(run)
+        self.touch(run)
+        return run
+
+    def wants(self, run: BlockRun) -> range:
+        """Choose the blocks of a run to save: those that it lacks."""
         wanted = self.tier.wants(run) if len(run) else range(0)
-        self.counts.offered_blocks += len(wanted)
+        if not run.is_state:
+            self.counts.offered_blocks += len(wanted)
         return wanted
 
     def touch(self, run: BlockRun) -> None:
@@ -252,7 +276,10 @@ class MeasuredTier:
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """Give it blocks."""
         self.tier.save(run, data)
-        self.counts.saved_blocks += len(run)
+        if run.is_state:
+            self.counts.saved_states += len(run)
+        else:
+            self.counts.saved_blocks += len(run)
         self.counts.saved_bytes += data.nbytes
 
     def dropped(self, num_blocks: int) -> None:

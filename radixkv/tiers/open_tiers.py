@@ -52,19 +52,25 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
             OwnerKeys(BlockKind("", "", 1, 1), secret, encrypts=encrypts)
 
 
-def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | None = None) -> TierStack:
+def open_tiers(
+    specs: Sequence[TierSpec],
+    kind: BlockKind,
+    allocate: Allocate | None = None,
+    states: BlockKind | None = None,
+) -> TierStack:
     """Tiers for blocks of one kind, as one.
 
     Args:
         specs: at least one, the quickest first.
         allocate: memory that a GPU copies from and to.
+        states: the kind of the model's states; None: it has none.
 
     Raises:
         ConfigError: one can't be had, with the reason.
     """
     opened: list[OpenTier] = []
     try:
-        opened.extend(_open(spec, kind, allocate) for spec in specs)
+        opened.extend(_open(spec, kind, allocate, states) for spec in specs)
     except BaseException:
         for tier in opened:
             tier.close()
@@ -72,11 +78,11 @@ def open_tiers(specs: Sequence[TierSpec], kind: BlockKind, allocate: Allocate | 
     return TierStack(opened)
 
 
-def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None) -> OpenTier:
+def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None, states: BlockKind | None) -> OpenTier:
     if spec.kind == "host":
         return HostTier(spec.size(spec.where), allocate, spec.selection)
     if spec.kind == "disk":
-        return DiskTier(_folder(spec), _disk_size(spec), kind, selection=spec.selection)
+        return DiskTier(_folder(spec), _disk_size(spec), kind, states=states, selection=spec.selection)
     secret, encrypts, ttl_s = _redis_options(spec)
     if not secret:
         logger.warning(

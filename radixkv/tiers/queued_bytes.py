@@ -17,8 +17,7 @@ class QueuedBytes:
         dropped_blocks: blocks that found no room in the queue.
     """
 
-    def __init__(self, block_bytes: int) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self) -> None:
         self._num_bytes = 0
         self._changed = threading.Condition()
         self.dropped_blocks = 0
@@ -34,11 +33,15 @@ class QueuedBytes:
         with self._changed:
             self._changed.wait_for(lambda: not self._num_bytes or or_until(), timeout)
 
-    def wanted(self, missing: Sequence[int]) -> range:
-        """Return the missing blocks of a run, by index, that there is room for, without gaps."""
+    def wanted(self, missing: Sequence[int], block_bytes: int) -> range:
+        """Return the missing blocks of a run, by index, that there is room for, without gaps.
+
+        Args:
+            block_bytes: of each.
+        """
         if not missing:
             return range(0)
-        room = max(0, (MAX_QUEUED_BYTES - self._num_bytes) // self._block_bytes)
+        room = max(0, (MAX_QUEUED_BYTES - self._num_bytes) // block_bytes)
         wanted = range(missing[0], min(missing[-1] + 1, missing[0] + room))
         self.dropped_blocks += sum(index >= wanted.stop for index in missing)
         return wanted

@@ -29,6 +29,8 @@ from radixkv.tiers.tier import Bytes
 #: Raised when the header, the making of names or the results of our own kernels change: older ones are not
 #: found any more.
 FORMAT_VERSION = 1
+#: The same of the contents of states alone.
+STATE_FORMAT = 1
 KEY_BYTES = 16
 _DIGEST_BYTES = 32
 _MAGIC = b"radixkv\x01"

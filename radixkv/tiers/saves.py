@@ -21,6 +21,7 @@ from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.model.block_copy import BlockCopy, BlockMemory
 from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.measured_tier import MeasuredTier
+from radixkv.tiers.tier_states import TierStates
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
 
@@ -67,6 +68,7 @@ class Saves:
     Args:
         memory: the blocks' contents.
         clock: seconds.
+        states: what saves a model's states beside its K/V; None: it has none.
 
     Attributes:
         saves_all: tiers are offered all that is cached of a text, whatever it was used for.
@@ -81,7 +83,9 @@ class Saves:
         clock: Callable[[], float],
         ends: TransferEnds,
         log: TransferLog,
+        states: TierStates | None = None,
     ) -> None:
+        self._states = states
         self.saves_all = False
         self.patience = Patience()
         self._tiers = tiers
@@ -121,6 +125,9 @@ class Saves:
         for run in self._blocks.cached_runs(token_ids, namespace):
             for tier in self._tiers:
                 try:
+                    states = None if self._states is None else run.states()
+                    if states is not None:
+                        tier.touch(states)
                     tier.touch(run)
                 except Exception as error:
                     self._log.failed("save", error, tier)
@@ -141,14 +148,18 @@ class Saves:
 
     def _wanted(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Iterator[_Piece]:
         """The parts of a run that tiers want, in pieces to be copied one after the other."""
-        takers = []
+        takers, ends = [], []
         for tier in self._tiers:
             try:
-                blocks = tier.wants(run, everything=self.saves_all)
+                chosen = run if self.saves_all else tier.selected(run)
+                blocks = tier.wants(chosen)
+                ends.append((tier, chosen.end))
                 if blocks.start < blocks.stop:
                     takers.append((tier, blocks))
             except Exception as error:
                 self._log.failed("save", error, tier)
+        if self._states is not None:
+            self._states.save(run, token_ids, namespace, ends)
         if not takers:
             return
         whole = _Piece(run, token_ids, namespace, takers)

@@ -67,11 +67,13 @@ class Tier(ABC):
         name: label of its metrics and messages.
         selection: chooses the blocks of an ended request to offer it; None: all.
         failures: call -> number of its failures that did not raise here.
+        keeps_states: it takes runs of states (`BlockRun.is_state`), too, and implements `last`.
     """
 
     name: str = "tier"
     selection: Selection | None = None
     failures: Mapping[str, int] = MappingProxyType({})
+    keeps_states: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -94,6 +96,10 @@ class Tier(ABC):
     @abstractmethod
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """Return the number of leading blocks of a run that it has or will have; 0 for RETRY and MISS."""
+
+    def last(self, run: BlockRun) -> int:
+        """The place of the last state of a run that it has, whatever it has of those before; -1: none."""
+        return -1
 
     @abstractmethod
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:

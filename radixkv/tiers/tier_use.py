@@ -16,6 +16,7 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.counts import TierCounts, TransferCounts
 from radixkv.engine.extensions import BlockTiers
 from radixkv.engine.runner import Runner
+from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
@@ -58,10 +59,16 @@ class TierUse(BlockTiers):
                 raise TypeError(
                     f"tier: {one!r:.80} is not a Tier; make its class a subclass of {Tier.__module__}.Tier"
                 )
+            if runner.num_state_slots and not one.keeps_states:
+                raise ConfigError(
+                    f"the tier {one.name} keeps no states, and a hit of this model (it has recurrent or "
+                    "convolutional layers) needs them; use --kv-tier host:SIZE or disk:PATH"
+                )
         self._tier = tier
         self._runner = runner
         self._speeds = EngineSpeeds()
-        self._tiers = [MeasuredTier(one, clock, self._speeds, runner.bytes_per_block) for one in tiers]
+        sizes = runner.bytes_per_block, runner.bytes_per_state
+        self._tiers = [MeasuredTier(one, clock, self._speeds, *sizes) for one in tiers]
         self._clock = clock
         self._load_deadline_s = load_deadline_s
         self._wake: Callable[[], None] = _nobody_sleeps

@@ -14,6 +14,7 @@ from radixkv.model.block_copy import BlockMemory
 from radixkv.tiers.loads import Loads
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.saves import Saves
+from radixkv.tiers.tier_states import TierStates
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog
 
@@ -30,6 +31,7 @@ class Transfers:
     Attributes:
         ends: tells when one has ended.
         log: counts of the transfers.
+        states: transfers of a model's states; None: it has none.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Transfers:
     ) -> None:
         self.log = log = TransferLog(clock)
         self.ends = ends = TransferEnds(clock, wake)
-        self.saves = Saves(tiers, cache, memory, clock, ends, log)
-        self.loads = Loads(tiers, cache, memory, self.saves, speeds, clock, ends, log)
+        keeper = cache.states
+        self.states = states = None if keeper is None else TierStates(tiers, cache, keeper, memory, log)
+        self.saves = Saves(tiers, cache, memory, clock, ends, log, states)
+        self.loads = Loads(tiers, cache, memory, self.saves, speeds, clock, ends, log, states)
         self._clock = clock
 
     def __repr__(self) -> str:

@@ -2,8 +2,8 @@
 """Fuzz of models with states: `/path/to/python tests/engine/fuzz_states.py SECONDS` runs it by itself.
 
 Requests of several tenants over a scripted model whose answers depend on its slots and rings: pools of two
-slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead. Each answer is compared
-with the reference, and the invariants are checked every few steps.
+slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead, a tier that fails and
+lies. Each answer is compared with the reference, and the invariants are checked every few steps.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from paged_language_model import greedy_reference, make_engine
+from scripted_tier import WildTier
 from stateful_hash_model import StatefulHashModel
 
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PrefixPin
+from radixkv.tiers.selection import Selection
 
 
-def fuzz(seed: int, num_requests: int = 30) -> dict[str, int]:
-    """Run one engine to its end; what happened, by name. Raises where something is wrong."""
+def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> dict[str, int]:
+    """Run one engine to its end; what happened, by name. Raises where something is wrong.
+
+    Args:
+        with_tier: None: every other seed has one.
+    """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
     num_slots = r.choice([2 * most, 2 * most + 1, 40])
@@ -35,7 +43,13 @@ def fuzz(seed: int, num_requests: int = 30) -> dict[str, int]:
     num_blocks = r.choice([500, 900, 4000]) // block_size
     failing = r.choice([0.0, 0.0, 0.08])
     model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=lambda batch: r.random() < failing)
+    tier = WildTier(np.random.default_rng(seed)) if (seed % 2 if with_tier is None else with_tier) else None
+    now = iter(range(10**9))
+    if tier is not None:
+        tier.selection = r.choice([None, Selection(), Selection(0)])
     engine, _ = make_engine(
+        tier=tier,
+        clock=None if tier is None else lambda: next(now) * 0.001,
         num_blocks=num_blocks,
         block_size=block_size,
         budget=r.choice([24, 96, 300]),
@@ -82,6 +96,8 @@ def fuzz(seed: int, num_requests: int = 30) -> dict[str, int]:
             texts[r.randrange(3)] = prompt + greedy_reference(prompt, num)[:60]
         for _ in range(r.randrange(0, 30)):
             _step(engine, model, sent, counts)
+            if tier is not None:
+                tier.act()
         if r.random() < 0.04:
             cache.reset()
             counts["resets"] += 1
@@ -98,11 +114,16 @@ def fuzz(seed: int, num_requests: int = 30) -> dict[str, int]:
         if not engine.has_work:
             break
         _step(engine, model, sent, counts)
+        if tier is not None:
+            tier.act()
     assert not engine.has_work, "the engine does not come to an end"
     assert not sent, f"no output came for {list(sent)}"
     cache.evict(num_blocks)
     engine.check()
     counts["slots evicted"] = cache.states.num_evicted
+    for figures in engine.stats().tiers:
+        for name in ("saved_states", "loaded_states", "loaded_blocks"):
+            counts[name] = getattr(figures, name)
     return counts
 
 

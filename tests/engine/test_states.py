@@ -15,6 +15,8 @@ from stateful_hash_model import StatefulHashModel
 from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.tiers.host import HostTier
+from radixkv.tiers.selection import Selection
 
 TEXT = [1 + i * i % 90 for i in range(400)]
 
@@ -34,7 +36,7 @@ def ask(engine: Engine, prompt: list[int], num: int = 4, **options: Any) -> Any:
     return output
 
 
-@pytest.mark.parametrize("seed", [2, 3, 1004])
+@pytest.mark.parametrize("seed", [2, 3, 1004])  # odd ones with a tier
 def test_answers_are_the_same_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="radixkv")
     counts = fuzz(seed, num_requests=12)
@@ -108,6 +110,63 @@ def test_swapped_states_give_other_tokens() -> None:
     model.violations.clear()
 
 
-def test_a_tier_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--kv-tier"):
-        engine_with_states(tier=ScriptedTier())
+def test_a_tier_without_states_is_refused() -> None:
+    tier = ScriptedTier()
+    tier.keeps_states = False
+    with pytest.raises(ConfigError, match=r"keeps no states.*--kv-tier"):
+        engine_with_states(tier=tier)
+
+
+def with_tier(tier: ScriptedTier, **options: Any) -> Engine:
+    return engine_with_states(tier=tier, **options)[0]
+
+
+def test_the_next_engine_resumes_at_a_state_of_the_tier() -> None:
+    tier = ScriptedTier(at_once=True)
+    ask(with_tier(tier), TEXT[:300])
+    assert 256 in [run.end for run, _, _ in tier.kept.values() if run.is_state]
+    engine = with_tier(tier)
+    assert ask(engine, TEXT[:300]).num_cached_tokens == 256
+    (figures,) = engine.stats().tiers
+    assert (figures.loaded_states, figures.loaded_blocks) == (1, 16)  # no K/V beyond the state
+
+
+def test_the_hosts_memory_keeps_states() -> None:
+    tier = HostTier(1 << 26, selection=Selection(0))
+    ask(engine_with_states(tier=tier)[0], TEXT[:300])
+    tier.flush(30)
+    assert ask(engine_with_states(tier=tier)[0], TEXT[:300]).num_cached_tokens == 256
+    tier.close()
+
+
+def test_a_state_alone_comes_back_where_only_that_is_missing() -> None:
+    tier = ScriptedTier(at_once=True)
+    engine = with_tier(tier, num_slots=2, max_num_seqs=1)
+    ask(engine, TEXT[:300])
+    ask(engine, [3] * 190)
+    assert ask(engine, TEXT[:300]).num_cached_tokens == 256
+    (figures,) = engine.stats().tiers
+    assert (figures.loaded_states, figures.loaded_blocks) == (1, 0)
+
+
+@pytest.mark.parametrize("lost", ["states", "K/V"])
+def test_a_load_counts_only_if_both_came(lost: str) -> None:
+    tier = ScriptedTier(at_once=True)
+    ask(with_tier(tier), TEXT[:300])
+    tier.kept = {name: one for name, one in tier.kept.items() if one[0].is_state == (lost == "K/V")}
+    tier.is_open = False
+    engine = with_tier(tier)
+    assert ask(engine, TEXT[:300]).num_cached_tokens == 0
+    (figures,) = engine.stats().tiers
+    assert (figures.loaded_states, figures.loaded_blocks) == (0, 0)
+
+
+def test_a_damaged_state_is_computed() -> None:
+    tier = ScriptedTier(at_once=True)
+    ask(with_tier(tier), TEXT[:300])
+    for name, (run, place, data) in tier.kept.items():
+        if run.is_state:
+            tier.kept[name] = run, place, data[:-1]
+    engine = with_tier(tier)
+    assert ask(engine, TEXT[:300]).num_cached_tokens == 0
+    assert engine.stats().transfers.failed_loads == 1

@@ -29,6 +29,8 @@ class ScriptedTier(Tier):
         num_lookups: how often it was asked.
     """
 
+    keeps_states = True
+
     def __init__(self, *, at_once: bool = False) -> None:
         self.at_once = at_once
         self.kept: dict[bytes, tuple[BlockRun, int, Any]] = {}
@@ -46,6 +48,9 @@ class ScriptedTier(Tier):
             count += 1
         state = self.answer(run, count)
         return state, count if state in (TierState.HIT, TierState.PENDING) else 0
+
+    def last(self, run: BlockRun) -> int:
+        return max([i for i, identity in enumerate(run.identities) if identity in self.kept], default=-1)
 
     def load(self, run: BlockRun) -> Future[Any]:
         future: Future[Any] = Future()
@@ -112,6 +117,12 @@ class WildTier(ScriptedTier):
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         state, count = super().lookup(run)
         return state, count and int(self.random.integers(1, count + 2))
+
+    def last(self, run: BlockRun) -> int:
+        chance = self.random.random()
+        if chance < 0.03:
+            raise OSError("it does not answer")
+        return len(run) - 1 if chance < 0.06 else super().last(run)  # it may promise what it does not have
 
     def load(self, run: BlockRun) -> Future[Any]:
         if self.random.random() < 0.03:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hybrid_models import save_hybrid_model
 from tiny_models import save_tiny_model
 
 from radixkv.cli.bench.server_process import started_process
@@ -41,6 +42,20 @@ def test_the_next_engine_finds_what_was_cached(model, tmp_path):
     assert cold[0] == warm[0]
     assert max(cold[1]) < 48
     assert warm[1] == [48, 48, 48]
+
+
+def test_a_model_with_states_resumes_from_the_disk(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    folder = save_hybrid_model(tmp_path / "model", "lfm2")
+    prompt = [5 + 7 * i % 90 for i in range(200)]
+    options = {"num_blocks": 64, "block_size": 16, "threads": 1, "max_num_seqs": 1, "warm_up": "off"}
+    outputs = []
+    for _ in range(2):
+        with LLM(str(folder), kv_tier=f"disk:{tmp_path / 'kv'},max=1GiB", **options) as llm:
+            outputs += llm.generate([prompt], GREEDY)
+            llm.engine.check()
+    assert [output.num_cached_tokens for output in outputs] == [0, 192]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
 
 
 @pytest.mark.parametrize(

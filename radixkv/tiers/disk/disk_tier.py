@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +48,8 @@ _SYNC_S = 1.0
 _CLOSE_S = 30.0
 _SEGMENTS = 32  # at the cap, if they are not larger than that
 _MAX_SEGMENT_BYTES = 256 << 20
-_MIN_RECORDS = 64  # that the cap must have room for
+_MIN_RECORDS = 64  # that the cap must have room for,
+_MIN_STATES = 4  # or so many of states
 
 
 class _QueuedSave(NamedTuple):
@@ -67,6 +68,7 @@ class DiskTier(OpenTier):
         folder: made if it is not there.
         max_bytes: most that its files take up.
         kind: the blocks' kind.
+        states: the kind of the states kept beside them; None: the model has none.
         selection: blocks to save; None: see `Selection`.
         system: see `SegmentStore`.
 
@@ -86,22 +88,28 @@ class DiskTier(OpenTier):
         max_bytes: int,
         kind: BlockKind,
         *,
+        states: BlockKind | None = None,
         selection: Selection | None = None,
         system: Any = os,
     ) -> None:
         self.selection = selection or Selection()
-        record = HEADER_BYTES + kind.block_size * TOKEN_BYTES + kind.block_bytes
-        if max_bytes < _MIN_RECORDS * record:
+        self.keeps_states = states is not None
+        record = _record_bytes(kind)
+        largest = record if states is None else max(record, _record_bytes(states))
+        least = max(_MIN_RECORDS * record, _MIN_STATES * largest)
+        if max_bytes < least:
+            what = "blocks" if least == _MIN_RECORDS * record else "states"
+            count, each = (_MIN_RECORDS, record) if what == "blocks" else (_MIN_STATES, largest)
             raise ConfigError(
-                f"the K/V tier disk:{folder} has a cap of {max_bytes:,} bytes, and the model's blocks take "
-                f"{record:,} each: give it room for {_MIN_RECORDS} at least, max={_MIN_RECORDS * record}"
+                f"the K/V tier disk:{folder} has a cap of {max_bytes:,} bytes, and the model's {what} take "
+                f"{each:,} each: give it room for {count} at least, max={least}"
             )
         self.folder = folder
-        self._names = BlockNames(kind)
-        self._block_bytes = kind.block_bytes
+        self._kinds = kind, kind if states is None else states  # by whether a run is one of states
+        self._namers = tuple([BlockNames(each) for each in self._kinds])
         self._lock = FolderLock(folder)
         try:
-            segment_bytes = max(min(max_bytes // _SEGMENTS, _MAX_SEGMENT_BYTES), 2 * record)
+            segment_bytes = max(min(max_bytes // _SEGMENTS, _MAX_SEGMENT_BYTES), 2 * largest)
             about = f"{kind.model_name}\n{kind.model}\n".encode() if kind.model_name else b""
             self._store = SegmentStore(folder, max_bytes, segment_bytes, about=about, system=system)
         except OSError as error:
@@ -117,7 +125,7 @@ class DiskTier(OpenTier):
         self.failure: BaseException | None = None
         self.failures: Counter[str] = Counter()
         self._coming: set[bytes] = set()  # keys of what is queued
-        self._queued = QueuedBytes(kind.block_bytes)
+        self._queued = QueuedBytes()
         self._queue: queue.SimpleQueue[_QueuedSave | None] = queue.SimpleQueue()
         self._reader = ThreadPoolExecutor(1, "radixkv-disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="radixkv-disk-writer", daemon=True)
@@ -156,11 +164,18 @@ class DiskTier(OpenTier):
         """See `Tier`. O(tokens)."""
         count = 0
         if self.failure is None and len(self._store):
-            for name in self._names.of(run):
+            for name in self._names_of(run):
                 if name.key not in self._store:
                     break
                 count += 1
         return (TierState.HIT, count) if count else (TierState.MISS, 0)
+
+    def last(self, run: BlockRun) -> int:
+        """See `Tier`. O(tokens)."""
+        if self.failure is not None or not len(self._store):
+            return -1
+        kept = [index for index, name in enumerate(self._names_of(run)) if name.key in self._store]
+        return max(kept, default=-1)
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
         """See `Tier`."""
@@ -172,25 +187,25 @@ class DiskTier(OpenTier):
         """See `Tier`: the missing blocks, as far as the queue has room."""
         if self.failure is not None:
             return range(0)
-        missing = [index for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
-        return self._queued.wanted(missing)
+        missing = [index for index, name in enumerate(self._names_of(run)) if self._lacks(name)]
+        return self._queued.wanted(missing, self._kinds[run.is_state].block_bytes)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `Tier`."""
         if self.failure is not None:
             return
-        missing = [(index, name) for index, name in enumerate(self._names.of(run)) if self._lacks(name)]
+        missing = [(index, name) for index, name in enumerate(self._names_of(run)) if self._lacks(name)]
         if missing:
             tokens = [run.tokens_of(index) for index, _ in missing]
             names, rows = [name for _, name in missing], [data[index] for index, _ in missing]
             save = _QueuedSave(names, tokens, rows, self._store.next_uses(len(missing)))
             self._coming.update(name.key for name in save.names)
-            self._queued.add(len(missing) * self._block_bytes)
+            self._queued.add(len(missing) * self._kinds[run.is_state].block_bytes)
             self._queue.put(save)
 
     def touch(self, run: BlockRun) -> None:
         """See `Tier`; soon written down, so that it survives. O(tokens)."""
-        self._use([name.key for name in self._names.of(run)])
+        self._use([name.key for name in self._names_of(run)])
 
     def _use(self, keys: Sequence[bytes]) -> None:
         if self._store.use(keys):
@@ -207,6 +222,10 @@ class DiskTier(OpenTier):
         if not self._writer.is_alive():
             self._lock.release()
 
+    def _names_of(self, run: BlockRun) -> Iterator[BlockName]:
+        """The names of a run's blocks or states, in order. O(tokens)."""
+        return self._namers[run.is_state].of(run)
+
     def _lacks(self, name: BlockName) -> bool:
         return name.key not in self._store and name.key not in self._coming
 
@@ -219,7 +238,7 @@ class DiskTier(OpenTier):
         damaged = self._store.counts.damaged  # only this thread finds more while it reads
         try:
             keys = []
-            for index, name in enumerate(self._names.of(run)):
+            for index, name in enumerate(self._names_of(run)):
                 block = None if self.failure is not None else self._store.read(name, run.tokens_of(index))
                 if block is None:
                     break
@@ -267,7 +286,7 @@ class DiskTier(OpenTier):
                 if name.key not in self._store:
                     self._store.append(name, tokens, block, use)
                 self._coming.discard(name.key)
-                self._queued.add(-self._block_bytes)
+                self._queued.add(-len(block))
                 if time.monotonic() >= sync_at:
                     self._store.sync()
                     sync_at = time.monotonic() + _SYNC_S
@@ -282,6 +301,10 @@ class DiskTier(OpenTier):
                 type(error).__name__,
                 error,
             )
+
+
+def _record_bytes(kind: BlockKind) -> int:
+    return HEADER_BYTES + kind.block_size * TOKEN_BYTES + kind.block_bytes
 
 
 def _end(saves: queue.SimpleQueue[_QueuedSave | None], writer: threading.Thread) -> None:

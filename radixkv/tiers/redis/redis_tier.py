@@ -120,7 +120,8 @@ class RedisTier(OpenTier):
         self._is_closed = threading.Event()
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
-        self._queued = QueuedBytes(kind.block_bytes)
+        self._queued = QueuedBytes()
+        self._block_bytes = kind.block_bytes
 
     def __repr__(self) -> str:
         return f"RedisTier({'up' if self._is_up else 'down'})"
@@ -178,7 +179,7 @@ class RedisTier(OpenTier):
             for index, name in enumerate(self._owners.names(run))
             if self._known.get(name.key, oldest) <= oldest
         ]
-        return self._queued.wanted(missing)
+        return self._queued.wanted(missing, self._block_bytes)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `Tier`."""

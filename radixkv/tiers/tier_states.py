@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TierStates: the states of a model's state layers on their way between checkpoints and tiers.
+
+    an ended request's text    its checkpoints go to each tier beside the K/V before them
+    a prompt                   the deepest state that a tier has, within the K/V at hand or in a tier
+    a state arrives            a free slot -> a checkpoint of the tree, after the K/V before it
+
+A prompt gains nothing by K/V without a state: no tier is asked for more K/V than a state sums up. Slots are
+copied on the engine's thread, so none is held for a copy and running requests never lack one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from radixkv.cache.block_run import BlockRun
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
+from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.model.block_copy import BlockMemory
+from radixkv.tiers.block_leases import BlockLeases
+from radixkv.tiers.measured_tier import MeasuredTier
+from radixkv.tiers.tier import Bytes
+from radixkv.tiers.transfer_log import TransferLog
+
+
+class TierStates:
+    """Saves and restores states of one cache. Used by the engine's thread only.
+
+    Args:
+        tiers: all of them keep states; asked in this order.
+        keeper: the cache's checkpoints.
+        memory: the slots' contents.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[MeasuredTier],
+        cache: PrefixCache,
+        keeper: Checkpoints,
+        memory: BlockMemory,
+        log: TransferLog,
+    ) -> None:
+        self._tiers = tiers
+        self._blocks = BlockLeases(cache)
+        self._keeper = keeper
+        self._memory = memory
+        self._log = log
+
+    # ------------------------------------------------------------------ out
+
+    def save(
+        self,
+        run: BlockRun,
+        token_ids: TokenIds,
+        namespace: NamespaceName,
+        takers: Sequence[tuple[MeasuredTier, int]],
+    ) -> None:
+        """Give tiers the checkpoints inside a run of cached blocks that they lack.
+
+        Args:
+            takers: tiers, and up to which token each keeps the K/V.
+        """
+        states = run.states()
+        if states is None or not takers:
+            return
+        kept = self._blocks.checkpoints(token_ids, namespace)
+        for index in reversed(range(len(states))):
+            checkpoint = kept.get(states.start + (index + 1) * states.block_size)
+            if checkpoint is not None:
+                state = states.part(index, index + 1)
+                self._save(state, checkpoint.slot, [tier for tier, end in takers if state.end <= end])
+
+    def _save(self, state: BlockRun, slot: int, tiers: Sequence[MeasuredTier]) -> None:
+        data = None
+        for tier in tiers:
+            try:
+                tier.touch(state)
+                if not len(tier.wants(state)):
+                    continue
+                if data is None:
+                    copy = self._memory.save_states([slot])
+                    copy.run()
+                    data = copy.result()
+                tier.save(state, data)
+            except Exception as error:
+                self._log.counts.failed_saves += 1
+                self._log.failed("save", error, tier)
+
+    # ------------------------------------------------------------------ in
+
+    def beyond(self, match: Match, missing: BlockRun) -> list[BlockRun]:
+        """States after the nearest one of a prompt, of its cached and its missing blocks. O(tokens).
+
+        The last token is always computed: no state may sum it up.
+        """
+        return list(self._beyond(match, missing))
+
+    def _beyond(self, match: Match, missing: BlockRun) -> Iterator[BlockRun]:
+        resume, most = match.resume, len(match.data) // TOKEN_BYTES - 1
+        for run in (*self._blocks.cached_runs(EncodedTokens(match.data), match.namespace), missing):
+            states = run.states()
+            if states is None:
+                continue
+            size = states.block_size
+            first = max(0, (resume - states.start) // size)
+            stop = min(len(states), (most - states.start) // size)
+            if first < stop:
+                yield states.part(first, stop)
+
+    def deepest(self, states: Sequence[BlockRun], end: int) -> tuple[MeasuredTier, BlockRun] | None:
+        """The deepest of some states that a tier has, summing up at most `end` tokens, and that tier."""
+        for run in reversed(states):
+            count = min(len(run), (end - run.start) // run.block_size)
+            if count <= 0:
+                continue
+            part = run.part(0, count)
+            place, taken = -1, None
+            for tier in self._tiers:
+                try:
+                    found = tier.last_state(part)
+                except Exception as error:
+                    self._log.failed("look up", error, tier)
+                    continue
+                if found > place:
+                    place, taken = found, tier
+            if taken is not None:
+                return taken, part.part(place, place + 1)
+        return None
+
+    def restore(self, lease: Lease, state: BlockRun, data: Bytes) -> bool:
+        """Make a checkpoint of an arrived state; False: no slot is free for it, or its K/V has gone.
+
+        Args:
+            lease: on the K/V of its tokens.
+        """
+        slot = self._keeper.take_slot()
+        if slot is None:
+            return False
+        is_there = False
+        try:
+            self._memory.load_states([slot], [data])
+            is_there = lease.shares and state.end <= lease.tree_tokens
+        finally:
+            if not is_there:
+                self._keeper.pool.drop(slot)
+        if is_there:
+            self._keeper.add(lease.node, state.end, slot)
+        return is_there
