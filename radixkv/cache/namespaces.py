@@ -77,6 +77,11 @@ class Namespaces:
         """The namespace, if it is in use. O(1)."""
         return self._in_use.get(self.key(namespace))
 
+    def of_owner(self, namespace: NamespaceName) -> list[Namespace]:
+        """The namespaces in use of this one's owner, under whatever adapter. O(namespaces)."""
+        owner = self.key(namespace)[:2]
+        return [one for one in self._in_use.values() if one.key[:2] == owner]
+
     def obtain(self, namespace: NamespaceName) -> Namespace:
         """The namespace, in use from now on for as long as something refers to it. O(1)."""
         key = self.key(namespace)

@@ -19,7 +19,8 @@ from radixkv.cache.reporting.tree_walk import TreeSnapshot
 class CacheClient(ABC):
     """The prefix cache of an engine, or of several: plain calls with plain results.
 
-    Callers name the owner by `tenant` and `salt`. Ids of nodes and blocks are unique among all caches.
+    Callers name the owner by `tenant` and `salt`, and by `adapter` the identity of the LoRA adapter that
+    computes the K/V; empty: the base alone does. Ids of nodes and blocks are unique among all caches.
 
     Args:
         model: the fingerprint of the model whose K/V the cache holds.
@@ -32,17 +33,17 @@ class CacheClient(ABC):
     def __init__(self, model: str = "") -> None:
         self._model = model
 
-    def namespace(self, tenant: str = "", salt: str = "") -> tuple[str, ...]:
+    def namespace(self, tenant: str = "", salt: str = "", adapter: str = "") -> tuple[str, ...]:
         """Return the namespace in which the requests of a tenant are cached."""
-        return CacheKey(tenant, salt, model=self._model).namespace
+        return CacheKey(tenant, salt, adapter, self._model).namespace
 
     @abstractmethod
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
         """Count the leading tokens that are cached; changes nothing."""
 
     @abstractmethod
     async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
     ) -> MissReport:
         """Explain why the prompt would miss now; `admin`: look into other tenants' namespaces, too.
 
@@ -51,7 +52,13 @@ class CacheClient(ABC):
 
     @abstractmethod
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        adapter: str = "",
+        ttl: float | None = None,
     ) -> PinInfo | None:
         """Keep the cached part of a prefix, for `ttl` seconds after each use.
 
@@ -60,15 +67,19 @@ class CacheClient(ABC):
         """
 
     @abstractmethod
-    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
+    async def unpin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> bool:
         """End a pin; False: there was none."""
 
     @abstractmethod
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
         """End the pin of that id; False: there is none."""
 
     @abstractmethod
-    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
+    async def put_first(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> int:
         """Have the last cached blocks of a prompt evicted first, as its session is over.
 
         Returns:
@@ -92,11 +103,11 @@ class CacheClient(ABC):
         """
 
     @abstractmethod
-    async def publish(self, token_ids: TokenIds) -> int:
+    async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
         """Share a prefix among all tenants; returns the number of shared tokens."""
 
     @abstractmethod
-    async def unpublish(self, token_ids: TokenIds) -> bool:
+    async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
         """Stop sharing a prefix; return False unless it was shared."""
 
     @abstractmethod
@@ -105,16 +116,19 @@ class CacheClient(ABC):
 
     @abstractmethod
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        """List the places where prompts part from cached ones: of a tenant and salt, or (None) of all."""
+        """List the places where prompts part from cached ones: of a tenant and salt, under
+        whatever adapter, or (None) of all."""
 
     @abstractmethod
     async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
     ) -> list[int]:
         """Return the tokens with which the tenant's nearest cached prompt goes on after this one's match."""
 
     @abstractmethod
-    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
+    async def path(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> list[int]:
         """List the ids of the nodes that hold the cached part of a prompt, from the top down."""
 
     @abstractmethod
@@ -130,7 +144,8 @@ class CacheClient(ABC):
         """List the nodes of the cache as data, upper ones first, read in slices of about a millisecond.
 
         Args:
-            tenant: with `salt`, whose nodes, besides the public ones; None: everybody's.
+            tenant: with `salt`, whose nodes, besides the public ones, under whatever adapter; None:
+                everybody's.
             shown_tokens: leading tokens of each node to show; -1: all.
             max_nodes, max_tokens: nodes seen and tokens shown after which the rest is left out.
         """

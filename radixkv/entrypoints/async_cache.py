@@ -68,15 +68,15 @@ class AsyncCache(CacheClient):
         self._followers: set[_Follower] = set()
         self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        namespace = self.namespace(tenant, salt)
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
+        namespace = self.namespace(tenant, salt, adapter)
         key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
 
     async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
     ) -> MissReport:
-        namespace = self.namespace(tenant, salt)
+        namespace = self.namespace(tenant, salt, adapter)
         key = TenantCache.encode(token_ids)
         report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
         if self._explain_by_tiers is None:
@@ -84,22 +84,32 @@ class AsyncCache(CacheClient):
         return await self._explain_by_tiers(report, key, namespace)
 
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        adapter: str = "",
+        ttl: float | None = None,
     ) -> PinInfo | None:
-        namespace = self.namespace(tenant, salt)
+        namespace = self.namespace(tenant, salt, adapter)
         found = await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
         return None if found is None else self._known(found)
 
-    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
-        namespace = self.namespace(tenant, salt)
+    async def unpin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> bool:
+        namespace = self.namespace(tenant, salt, adapter)
         return await self._run(lambda cache: cache.unpin(token_ids, namespace))
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
-        namespace = self.namespace(tenant, salt)
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
+        namespace = self.namespace(tenant, salt, adapter)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
-    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        namespace = self.namespace(tenant, salt)
+    async def put_first(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> int:
+        namespace = self.namespace(tenant, salt, adapter)
         return await self._run(lambda cache: cache.put_first(token_ids, namespace))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
@@ -112,11 +122,11 @@ class AsyncCache(CacheClient):
     async def quotas(self) -> list[QuotaUsage]:
         return await self._run(lambda cache: cache.quota_usage())
 
-    async def publish(self, token_ids: TokenIds) -> int:
-        return await self._run(lambda cache: cache.publish(token_ids, self.namespace()))
+    async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
+        return await self._run(lambda cache: cache.publish(token_ids, self.namespace(adapter=adapter)))
 
-    async def unpublish(self, token_ids: TokenIds) -> bool:
-        return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace()))
+    async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
+        return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace(adapter=adapter)))
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))
@@ -125,25 +135,26 @@ class AsyncCache(CacheClient):
         await self._run(lambda cache: cache.reset())
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        namespace = None if tenant is None else self.namespace(tenant, salt)
+        owner = None if tenant is None else (tenant, salt)
 
         def read(cache: TenantCache) -> list[BreakPoint]:
             if cache.observer is None:
                 return []
-            key = None if namespace is None else cache.namespace_key(namespace)
-            return cache.observer.advice(limit, key)
+            return cache.observer.advice(limit, owner)
 
         return await self._run(read)
 
     async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
     ) -> list[int]:
-        namespace = self.namespace(tenant, salt)
+        namespace = self.namespace(tenant, salt, adapter)
         key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
-    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
-        namespace = self.namespace(tenant, salt)
+    async def path(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> list[int]:
+        namespace = self.namespace(tenant, salt, adapter)
         key = TenantCache.encode(token_ids)
         path = await self._run(lambda cache: cache.tree.path(key, namespace))
         return [self._first_id + node for node in path]
@@ -157,12 +168,12 @@ class AsyncCache(CacheClient):
         max_nodes: int = 20_000,
         max_tokens: int = 1_000_000,
     ) -> TreeSnapshot:
-        namespace = None if tenant is None else self.namespace(tenant, salt)
+        owner = None if tenant is None else (tenant, salt)
 
         def begin(cache: TenantCache) -> tuple[TreeWalk, bool]:
             walk = TreeWalk(
                 cache.tree,
-                namespace,
+                owner,
                 shown_tokens=shown_tokens,
                 max_nodes=max_nodes,
                 max_bytes=max_tokens * TOKEN_BYTES,

@@ -96,13 +96,17 @@ class Advisor:
             self._credit -= 1
             tally.next_sample *= 2  # the first, second, fourth, eighth, ..., as far as the credit goes
 
-    def advice(self, limit: int = 10, namespace: NamespaceKey | None = None) -> list[BreakPoint]:
-        """Return the places with the largest gain, best first; of a namespace, or of all. O(places)."""
+    def advice(self, limit: int = 10, owner: NamespaceKey | None = None) -> list[BreakPoint]:
+        """Return the places with the largest gain, best first. O(places).
+
+        Args:
+            owner: leading parts of the namespaces that are asked about; None: all.
+        """
         merged: dict[_Place, list[_Tally]] = {}
         groups: dict[tuple[NamespaceKey, bytes], int] = {}
         for generation in (self._now, self._before):
             for key, tally in generation.items():
-                if namespace is None or key[0] == namespace:
+                if owner is None or key[0][: len(owner)] == owner:
                     merged.setdefault(key, []).append(tally)
                     groups[key[:2]] = groups.get(key[:2], 0) + tally.count
         points = []

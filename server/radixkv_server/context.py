@@ -181,6 +181,10 @@ class ServerContext:
         """Return the adapters that a tenant may use, by name."""
         return [card for card in self.engine.adapters.cards() if self.tenants.may_use(caller, card.name)]
 
+    def adapter_names(self, caller: Tenant) -> dict[str, str]:
+        """Names of the adapters that a tenant may use, by identity; of several names, the first."""
+        return {card.identity: card.name for card in reversed(self.adapters_of(caller))}
+
     def adapter_name(self, model: str | None, caller: Tenant) -> str:
         """Return the adapter that a request's model names; empty: the base model.
 

@@ -169,9 +169,9 @@ def test_advice_keeps_namespaces_apart() -> None:
     for namespace in ("a", "b"):
         for time_token in range(20):
             fill(cache, [1, 2, 3, 4, 50 + time_token, *range(10, 30)], namespace)
-    (point,) = advisor.advice(namespace=("a",))
+    (point,) = advisor.advice(owner=("a",))
     assert point.namespace == ("a",)
     assert point.count == point.group_count == 19
     assert point.example_before == (1, 2, 3, 4)
     assert len(advisor.advice()) == 2
-    assert advisor.advice(namespace=("c",)) == []
+    assert advisor.advice(owner=("c",)) == []

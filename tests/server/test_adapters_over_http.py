@@ -163,3 +163,59 @@ def test_only_adapters_below_the_folder_are_loaded(path: str, client: TestClient
 def test_the_bases_name_is_taken(client: TestClient) -> None:
     body = {"lora_name": "tiny", "lora_path": "sql", "load_inplace": True}
     assert client.post("/v1/load_lora_adapter", json=body).status_code == 400
+
+
+def test_adapters_show(client: TestClient, served: Served) -> None:
+    """In overview, requests, tree, metrics and explanations; of others' adapters, tenants see nothing."""
+    long = list(range(20, 60))
+    for headers, model in ((ADA, "sql"), (ADA, "tiny"), (None, "chat")):
+        body = {"model": model, "prompt": [*long, 7], "max_tokens": 1, "temperature": 0}
+        assert client.post("/v1/completions", json=body, headers=headers).status_code == 200
+
+    def get(path: str, **options: Any) -> Any:
+        return client.get(f"/v1/cache{path}", **options).json()
+
+    told = {card["name"]: card for card in get("")["adapters"]}
+    assert list(told) == ["chat", "sql"]
+    assert told["sql"]["prompt_tokens"] >= 41
+    assert told["sql"]["in_memory"]
+    (own,) = get("", headers=ADA)["adapters"]
+    assert own["name"] == "sql"
+    assert "identity" not in own
+    assert {one["adapter"] for one in get("/requests", headers=ADA)["data"]} == {"sql", None}
+    assert {node["adapter"] for node in get("/tree", headers=ADA)["nodes"]} == {"sql", None}
+    assert {"sql", "chat"} <= {node["adapter"] for node in get("/tree")["nodes"]}
+    name = next(one["id"] for one in get("/requests", headers=ADA)["data"] if one["adapter"] == "sql")
+    assert get(f"/requests/{name}", headers=ADA)["nodes"]
+
+    def explain(model: str, prompt: list[int], **options: Any) -> Any:
+        return client.post("/v1/cache/explain", json={"model": model, "prompt": prompt}, **options)
+
+    assert explain("sql", long, headers=ADA).json()["reason"] == "hit"
+    assert explain("sql", long).json()["cached_under"] == {"model": "chat", "cached_tokens": 40}
+    assert explain("chat", long, headers=ADA).status_code == 404
+    unknown = client.post("/v1/cache/explain", json={"model": "sql", "prompt": [99, 98, 97]}, headers=ADA)
+    assert unknown.json()["cached_under"] is None
+
+    pinned = client.post("/v1/cache/pins", json={"model": "sql", "prompt": long}, headers=ADA)
+    assert pinned.status_code == 201
+    assert client.post("/v1/cache/pins", json={"model": "sql", "prompt": long}).status_code == 409
+    assert client.request(
+        "DELETE", "/v1/cache/pins", json={"id": pinned.json()["id"], "model": "sql"}, headers=ADA
+    ).json()["deleted"]
+
+    metrics = client.get("/metrics").text
+    assert 'radixkv_adapter_prompts_total{adapter="sql"}' in metrics
+    assert "radixkv_adapters_in_memory 2.0" in metrics
+    assert "adapter" not in client.get("/metrics", headers=ADA).text
+
+
+def test_an_adapters_prefix_is_public_for_that_adapter(client: TestClient) -> None:
+    prompt = list(range(100, 140))
+    body = {"model": "sql", "prompt": prompt}
+    assert client.post("/v1/cache/public", json=body).status_code == 201
+    for headers, model, cached in ((None, "sql", 0), (ADA, "sql", 32), (ADA, "tiny", 0)):
+        asked = {"model": model, "prompt": [*prompt, 5], "max_tokens": 1}
+        usage = client.post("/v1/completions", json=asked, headers=headers).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+    assert client.request("DELETE", "/v1/cache/public", json=body).json()["deleted"]

@@ -52,6 +52,10 @@ class TreeView:
         """The namespace, if something is cached or held in it. O(1)."""
         return self._namespaces.known(namespace)
 
+    def of_owner(self, namespace: NamespaceName) -> list[Namespace]:
+        """The namespaces in use of a namespace's owner, under whatever adapter. O(namespaces)."""
+        return self._namespaces.of_owner(namespace)
+
     def path(self, token_ids: TokenIds, namespace: NamespaceName = "") -> list[int]:
         """The nodes that a lookup finds, the last one perhaps in part: their ids in a `walk`, top down."""
         walk = self._lookup.match(encode_tokens(token_ids), self.known(namespace), namespace).walk

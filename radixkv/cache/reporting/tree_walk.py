@@ -57,6 +57,11 @@ class CachedNode(NamedTuple):
         return None if not self.namespace else self.namespace[1] if len(self.namespace) > 1 else ""
 
     @property
+    def adapter(self) -> str:
+        """The identity of the adapter that computed it; empty: none did, or it is public."""
+        return self.namespace[2] if len(self.namespace) > 2 else ""
+
+    @property
     def token_ids(self) -> list[int]:
         """Its leading tokens. O(their number)."""
         return decode_tokens(self.key)
@@ -72,11 +77,11 @@ class TreeSnapshot:
 
 
 class TreeWalk:
-    """A walk through the nodes of one namespace and the public ones, or of all.
+    """A walk through the nodes of one owner and the public ones, or of all.
 
     Args:
         view: the tree of a cache, `PrefixCache.tree`.
-        namespace: whose nodes, besides the public ones; None: everybody's.
+        owner: (tenant, salt) whose nodes, under whatever adapter, besides the public ones; None: everybody's.
         shown_tokens: leading tokens of each node to read; -1: all.
         max_nodes, max_bytes: after which the walk ends.
     """
@@ -84,14 +89,14 @@ class TreeWalk:
     def __init__(
         self,
         view: TreeView,
-        namespace: NamespaceName | None = None,
+        owner: NamespaceName | None = None,
         *,
         shown_tokens: int = 0,
         max_nodes: int = 50_000,
         max_bytes: int = 8 * 1024 * 1024,
     ) -> None:
         tree = view.index
-        owner = None if namespace is None else view.known(namespace)
+        own = None if owner is None else view.of_owner(owner)
         # As CachedNode, but with their own hits, the cache's use counter at their latest use, and what sorts
         # the candidates of eviction: what that means is found out later, where it holds up no step.
         self._seen: list[tuple[Any, ...]] = []
@@ -100,14 +105,13 @@ class TreeWalk:
         self.is_complete = False  # the walk has come to its end, and not by a limit or a reset
         self._tree = tree
         self._roots = tree.roots
-        self._owner = owner
+        self._own = None if own is None else frozenset(own)
         self._shown_bytes = shown_tokens * TOKEN_BYTES if shown_tokens >= 0 else sys.maxsize
         self._max_nodes = max_nodes
         self._bytes_left = max_bytes
         self._ids: set[int] = set()
         self._todo: deque[tuple[Node, int]] = deque()
-        owners = tree.roots if namespace is None else () if owner is None else (owner.public, owner)
-        for whose in owners:
+        for whose in tree.roots if own is None else {each: None for one in own for each in (one.public, one)}:
             root = tree.roots.get(whose)
             if root is not None:
                 self._expand(root, 0)
@@ -124,7 +128,7 @@ class TreeWalk:
             self._todo.extend([(child, level) for child in children])
         if private is not None:
             for owner, own in private.items():
-                if self._owner is None or owner is self._owner:
+                if self._own is None or owner in self._own:
                     self._todo.extend([(child, level) for child in own])
 
     def advance(self, num_nodes: int = SLICE_NODES, num_bytes: int = SLICE_BYTES) -> bool:

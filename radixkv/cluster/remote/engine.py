@@ -183,29 +183,41 @@ class RemoteCache(CacheClient):
     async def _call(self, name: str, *args: Any, **options: Any) -> Any:
         return await self._link.call(f"cache.{name}", args, options)
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        return cast(int, await self._call("match", token_ids, tenant=tenant, salt=salt))
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
+        return cast(int, await self._call("match", token_ids, tenant=tenant, salt=salt, adapter=adapter))
 
     async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
     ) -> MissReport:
-        report = await self._call("explain", token_ids, tenant=tenant, salt=salt, admin=admin)
+        report = await self._call(
+            "explain", token_ids, tenant=tenant, salt=salt, adapter=adapter, admin=admin
+        )
         return cast(MissReport, report)
 
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        adapter: str = "",
+        ttl: float | None = None,
     ) -> PinInfo | None:
-        pin = await self._call("pin", token_ids, tenant=tenant, salt=salt, ttl=ttl)
+        pin = await self._call("pin", token_ids, tenant=tenant, salt=salt, adapter=adapter, ttl=ttl)
         return cast(PinInfo | None, pin)
 
-    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
-        return cast(bool, await self._call("unpin", token_ids, tenant=tenant, salt=salt))
+    async def unpin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> bool:
+        return cast(bool, await self._call("unpin", token_ids, tenant=tenant, salt=salt, adapter=adapter))
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
-        return cast(bool, await self._call("unpin_id", pin_id, tenant=tenant, salt=salt))
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
+        return cast(bool, await self._call("unpin_id", pin_id, tenant=tenant, salt=salt, adapter=adapter))
 
-    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        return cast(int, await self._call("put_first", token_ids, tenant=tenant, salt=salt))
+    async def put_first(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> int:
+        return cast(int, await self._call("put_first", token_ids, tenant=tenant, salt=salt, adapter=adapter))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         return cast(list[PinInfo], await self._call("pins", tenant=tenant, max_tokens=max_tokens))
@@ -216,11 +228,11 @@ class RemoteCache(CacheClient):
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         await self._call("set_quotas", quotas)
 
-    async def publish(self, token_ids: TokenIds) -> int:
-        return cast(int, await self._call("publish", token_ids))
+    async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
+        return cast(int, await self._call("publish", token_ids, adapter=adapter))
 
-    async def unpublish(self, token_ids: TokenIds) -> bool:
-        return cast(bool, await self._call("unpublish", token_ids))
+    async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
+        return cast(bool, await self._call("unpublish", token_ids, adapter=adapter))
 
     async def reset(self) -> None:
         await self._call("reset")
@@ -229,13 +241,17 @@ class RemoteCache(CacheClient):
         return cast(list[BreakPoint], await self._call("advice", limit, tenant=tenant, salt=salt))
 
     async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
     ) -> list[int]:
-        tokens = await self._call("continuation", token_ids, tenant=tenant, salt=salt, limit=limit)
+        tokens = await self._call(
+            "continuation", token_ids, tenant=tenant, salt=salt, adapter=adapter, limit=limit
+        )
         return cast(list[int], tokens)
 
-    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
-        return cast(list[int], await self._call("path", token_ids, tenant=tenant, salt=salt))
+    async def path(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> list[int]:
+        return cast(list[int], await self._call("path", token_ids, tenant=tenant, salt=salt, adapter=adapter))
 
     async def nodes(
         self,

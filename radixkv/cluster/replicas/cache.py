@@ -44,7 +44,7 @@ class ReplicatedCache(CacheClient):
         super().__init__(model)
         self._members = members
         self._quotas: dict[str, Quota] = {}
-        self._public: dict[EncodedTokens, None] = {}
+        self._public: dict[tuple[EncodedTokens, str], None] = {}
 
     async def _ask(self, call: Callable[[CacheClient], Awaitable[T]]) -> list[T]:
         """Collect the answers of all caches; engines that have ended are left out.
@@ -66,11 +66,11 @@ class ReplicatedCache(CacheClient):
             raise stopped
         return answers
 
-    async def _with_most(self, token_ids: TokenIds, tenant: str, salt: str) -> CacheClient:
+    async def _with_most(self, token_ids: TokenIds, tenant: str, salt: str, adapter: str) -> CacheClient:
         """The cache that has most of a prompt."""
 
         async def look(cache: CacheClient) -> tuple[int, CacheClient]:
-            return await cache.match(token_ids, tenant=tenant, salt=salt), cache
+            return await cache.match(token_ids, tenant=tenant, salt=salt, adapter=adapter), cache
 
         _, cache = max(await self._ask(look), key=lambda found: found[0])
         return cache
@@ -79,19 +79,21 @@ class ReplicatedCache(CacheClient):
         """Repeat all earlier changes in the cache of a new engine."""
         if self._quotas:
             await cache.set_quotas(self._quotas)
-        for tokens in list(self._public):
-            await cache.publish(tokens)
+        for tokens, adapter in list(self._public):
+            await cache.publish(tokens, adapter=adapter)
 
     # ------------------------------------------------------------------ lookups
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        return max(await self._ask(lambda cache: cache.match(token_ids, tenant=tenant, salt=salt)))
+    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
+        return max(
+            await self._ask(lambda cache: cache.match(token_ids, tenant=tenant, salt=salt, adapter=adapter))
+        )
 
     async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", admin: bool = False
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
     ) -> MissReport:
         reports = await self._ask(
-            lambda cache: cache.explain(token_ids, tenant=tenant, salt=salt, admin=admin)
+            lambda cache: cache.explain(token_ids, tenant=tenant, salt=salt, adapter=adapter, admin=admin)
         )
         # Among equals, the cache with an explanation of the rest says more.
         return max(
@@ -100,14 +102,16 @@ class ReplicatedCache(CacheClient):
         )
 
     async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", limit: int = 64
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
     ) -> list[int]:
-        cache = await self._with_most(token_ids, tenant, salt)
-        return await cache.continuation(token_ids, tenant=tenant, salt=salt, limit=limit)
+        cache = await self._with_most(token_ids, tenant, salt, adapter)
+        return await cache.continuation(token_ids, tenant=tenant, salt=salt, adapter=adapter, limit=limit)
 
-    async def path(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> list[int]:
-        cache = await self._with_most(token_ids, tenant, salt)
-        return await cache.path(token_ids, tenant=tenant, salt=salt)
+    async def path(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> list[int]:
+        cache = await self._with_most(token_ids, tenant, salt, adapter)
+        return await cache.path(token_ids, tenant=tenant, salt=salt, adapter=adapter)
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         replies = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
@@ -158,19 +162,39 @@ class ReplicatedCache(CacheClient):
     # ------------------------------------------------------------------ changes
 
     async def pin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", ttl: float | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        adapter: str = "",
+        ttl: float | None = None,
     ) -> PinInfo | None:
-        pins = await self._ask(lambda cache: cache.pin(token_ids, tenant=tenant, salt=salt, ttl=ttl))
+        pins = await self._ask(
+            lambda cache: cache.pin(token_ids, tenant=tenant, salt=salt, adapter=adapter, ttl=ttl)
+        )
         return max((pin for pin in pins if pin is not None), key=lambda pin: pin.num_tokens, default=None)
 
-    async def unpin(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> bool:
-        return any(await self._ask(lambda cache: cache.unpin(token_ids, tenant=tenant, salt=salt)))
+    async def unpin(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> bool:
+        return any(
+            await self._ask(lambda cache: cache.unpin(token_ids, tenant=tenant, salt=salt, adapter=adapter))
+        )
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "") -> bool:
-        return any(await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt)))
+    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
+        return any(
+            await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt, adapter=adapter))
+        )
 
-    async def put_first(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "") -> int:
-        return max(await self._ask(lambda cache: cache.put_first(token_ids, tenant=tenant, salt=salt)))
+    async def put_first(
+        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
+    ) -> int:
+        return max(
+            await self._ask(
+                lambda cache: cache.put_first(token_ids, tenant=tenant, salt=salt, adapter=adapter)
+            )
+        )
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))
@@ -207,14 +231,14 @@ class ReplicatedCache(CacheClient):
             raise
         self._quotas = dict(quotas)
 
-    async def publish(self, token_ids: TokenIds) -> int:
-        shared = min(await self._ask(lambda cache: cache.publish(token_ids)))
-        self._public[PrefixCache.encode(token_ids)] = None
+    async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
+        shared = min(await self._ask(lambda cache: cache.publish(token_ids, adapter=adapter)))
+        self._public[PrefixCache.encode(token_ids), adapter] = None
         return shared
 
-    async def unpublish(self, token_ids: TokenIds) -> bool:
-        self._public.pop(PrefixCache.encode(token_ids), None)
-        return any(await self._ask(lambda cache: cache.unpublish(token_ids)))
+    async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
+        self._public.pop((PrefixCache.encode(token_ids), adapter), None)
+        return any(await self._ask(lambda cache: cache.unpublish(token_ids, adapter=adapter)))
 
     async def reset(self) -> None:
         await self._ask(lambda cache: cache.reset())

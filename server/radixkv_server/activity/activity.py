@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from radixkv.engine.adapters import adapter_part
 from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
+from radixkv_server.activity.owner import Owner
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, token_ids
 from radixkv_server.generation.usage import PromptProgress
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 KEPT_REQUESTS = 200  # of each tenant
 KEPT_TENANTS = 1000
+KEPT_ADAPTERS = 100  # of each tenant
 KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
 KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
 KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
@@ -38,6 +41,8 @@ class SeenRequest:
     """A prompt of a request.
 
     Attributes:
+        lora: name of the adapter that was asked for; empty: none.
+        adapter: its identity, once the prompt is admitted.
         id: the answer's, with the prompt's index after it where there are several.
         progress: how far its answers have come.
         started_at: seconds since the epoch.
@@ -57,6 +62,7 @@ class SeenRequest:
 
     __slots__ = (
         "_started",
+        "adapter",
         "after",
         "before",
         "beginning",
@@ -68,6 +74,7 @@ class SeenRequest:
         "finding",
         "id",
         "last_message",
+        "lora",
         "operation",
         "parts",
         "place",
@@ -93,6 +100,7 @@ class SeenRequest:
         self.progress = progress
         self.tenant = record.tenant
         self.salt = request.salt
+        self.lora, self.adapter = request.lora, ""
         self.operation = exchange.operation
         self.started_at = time.time() - record.age_s
         self.state: State = "running"
@@ -109,6 +117,11 @@ class SeenRequest:
         self.finding: Finding | None = None
         self.version = 0
         self._started = record.started
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the prompt is."""
+        return Owner(self.tenant, self.salt, self.adapter)
 
     @property
     def started(self) -> float:
@@ -133,6 +146,7 @@ class SeenRequest:
 
     def look_at(self, request: Request, facts: PromptFacts) -> None:
         """Note the part of the prompt that explains the report of the cache."""
+        self.adapter = adapter_part(request.namespace)
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", token_ids(request).tobytes())
@@ -151,6 +165,16 @@ class _Tenant:
         self.requests: deque[SeenRequest] = deque(maxlen=KEPT_REQUESTS)
         self.hits = HitWindows()
         self.missed: dict[str, int] = {}
+        self.by_adapter: dict[str, HitCounts] = {}  # by the name that was asked for
+
+    def count_adapter(self, name: str, counts: HitCounts) -> None:
+        """Count a prompt of an adapter; the adapter asked for first is forgotten where there are too many."""
+        known = self.by_adapter.get(name)
+        if known is None:
+            if len(self.by_adapter) >= KEPT_ADAPTERS:
+                del self.by_adapter[next(iter(self.by_adapter))]
+            known = self.by_adapter[name] = HitCounts()
+        known.add(counts)
 
 
 @dataclass(slots=True)
@@ -214,6 +238,8 @@ class Activity:
         progress, tenant = one.progress, self._of(one.tenant)
         cached, total = progress.num_cached_tokens, progress.num_tokens
         tenant.hits.count(HitCounts.of_prompt(total, cached), self.clock())
+        if one.lora:
+            tenant.count_adapter(one.lora, HitCounts.of_prompt(total, cached))
         if one.report is not None:
             missed = one.report.num_missed_tokens
             tenant.missed[one.report.reason] = tenant.missed.get(one.report.reason, 0) + missed
@@ -268,6 +294,13 @@ class Activity:
         for each in self._chosen(tenant):
             for reason, count in each.missed.items():
                 total[reason] = total.get(reason, 0) + count
+        return total
+
+    def of_adapter(self, tenant: str | None, name: str) -> HitCounts:
+        """Cached tokens of an adapter's prompts since the start; of a tenant, or of all."""
+        total = HitCounts()
+        for each in self._chosen(tenant):
+            total.add(each.by_adapter.get(name, HitCounts()))
         return total
 
     def num_running(self, tenant: str | None) -> int:

@@ -180,8 +180,11 @@ async def long_json_response(make: Callable[[], Json], *, size: int) -> Response
     return Response(body, media_type="application/json")
 
 
-def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted: Asking) -> None:
+def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted: Asking) -> str:
     """Let the requests use the adapter that the body's model names, if any.
+
+    Returns:
+        Its name; empty: the base alone computes them.
 
     Raises:
         ApiError: 404; the caller may not use it.
@@ -190,6 +193,7 @@ def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted
     lora = context.adapter_name(model, caller)
     for request in wanted.requests:
         request.lora = lora
+    return lora
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,7 @@ async def begin(
     visit = record.enter(context.tenants.limiter_of(record.caller))
     body = await read()
     wanted, renderer = await parse(context, body, record.caller)
-    name_adapter(context, body, record.caller, wanted)
+    record.adapter = name_adapter(context, body, record.caller, wanted)
     record.ignored += [word for facts in wanted.facts for word in facts.ignored]
     record.notes += dict.fromkeys(note for facts in wanted.facts for note in facts.notes)
     generation = Generation(context, record, wanted)

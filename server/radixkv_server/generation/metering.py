@@ -135,7 +135,10 @@ class Meter:
 
     def _count_ends(self) -> None:
         tenant = self._record.tenant
-        for prompt in self._prompts:
+        for prompt, request in zip(self._prompts, self._exchange.requests, strict=True):
+            if request.lora and prompt.outcome is not None:
+                cached, generated = prompt.num_cached_tokens, prompt.num_generated_tokens
+                self._metrics.observe_adapter(request.lora, prompt.num_tokens, cached, generated)
             for index in range(prompt.num_samples):
                 sample = prompt.samples.setdefault(index, SampleProgress())
                 if sample.finish_reason is None:

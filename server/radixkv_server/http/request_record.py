@@ -28,6 +28,7 @@ class RequestRecord:
         status: HTTP status sent; 499 when the client left first; None before either.
         usage: tokens used so far; empty while none are known.
         operation: kind of generation, `chat` or `text_completion`; None: nothing was generated.
+        adapter: name of the LoRA adapter that it asked for; empty: none.
         failed: an error was sent inside a stream that had begun with status 200.
         error_code: code of the error that was sent; empty: no error, or one without a code.
         ignored: fields of the body without effect, for the `warning` header.
@@ -40,6 +41,7 @@ class RequestRecord:
     status: int | None = None
     usage: Usage = field(default_factory=Usage)
     operation: str | None = None
+    adapter: str = ""
     failed: bool = False
     error_code: str = ""
     ignored: list[str] = field(default_factory=list)

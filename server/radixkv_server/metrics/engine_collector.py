@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 import radixkv
 from radixkv.cache.cache_stats import CacheStats
 from radixkv.cache.reporting.ages import AGE_BOUNDS
+from radixkv.engine.adapters import Adapters
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EventCounts, ReplicaCounts, SpeculationCounts, TierCounts
 
@@ -71,6 +72,7 @@ class EngineCollector(Collector):
         yield counter("evicted_blocks", "Cached KV blocks evicted.", cache.evicted_blocks)
         yield from _states(cache)
         yield from self._speculation(stats.speculation)
+        yield from _adapters(self.engine.adapters)
         yield from _tiers(stats.tiers)
         yield from _events(stats.events)
         yield from _replicas(stats.replicas)
@@ -140,6 +142,20 @@ def _events(counts: EventCounts | None) -> Iterator[Metric]:
         yield CounterMetricFamily(f"radixkv_kv_events_{name}", text, value=value)
     waiting = "Blocks stored or removed that wait to be published."
     yield GaugeMetricFamily("radixkv_kv_events_waiting_blocks", waiting, value=counts.waiting_blocks)
+
+
+def _adapters(adapters: Adapters) -> Iterator[Metric]:
+    """State of the LoRA adapters; empty where an engine takes none."""
+    if not adapters.is_enabled:
+        return
+    cards = adapters.cards()
+    in_memory = {card.identity: card.nbytes for card in cards if card.in_memory}
+    yield GaugeMetricFamily("radixkv_adapters", "LoRA adapters registered.", value=len(cards))
+    text = "Of these, adapters in memory; equal weights count once."
+    yield GaugeMetricFamily("radixkv_adapters_in_memory", text, value=len(in_memory))
+    yield GaugeMetricFamily("radixkv_adapter_bytes", "Memory of these.", value=sum(in_memory.values()))
+    reads = sum(card.num_reads for card in cards)
+    yield GaugeMetricFamily("radixkv_adapter_reads", "Times that the registered ones were read.", value=reads)
 
 
 def _replicas(replicas: Sequence[ReplicaCounts]) -> Iterator[Metric]:

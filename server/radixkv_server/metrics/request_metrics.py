@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TenantLabels: tenants as label values, up to a limit, since each adds lines to every later scrape."""
+"""ServerMetrics: requests as Prometheus metrics, with bounded labels, as each value adds to every scrape."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
 
 
-MAX_TENANTS = 100
+MAX_VALUES = 100
 OTHERS = "others"
 
 
-class TenantLabels:
-    """Values of the label `tenant`, if there are several tenants.
+class BoundedLabel:
+    """Label of metrics with at most 100 values; later values count as `others`.
 
     Args:
+        name: the label's.
         enabled: add the label to metrics.
 
     Attributes:
         names: the label's name, or nothing.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self.names: tuple[str, ...] = ("tenant",) if enabled else ()
+    def __init__(self, name: str, enabled: bool = True) -> None:
+        self.names: tuple[str, ...] = (name,) if enabled else ()
         self._seen: set[str] = set()
 
-    def values(self, tenant: str) -> tuple[str, ...]:
-        """Return the label's value for a tenant: its name, or `others` after the first 100. O(1)."""
+    def values(self, value: str) -> tuple[str, ...]:
+        """Return the label for a value: the value itself, or `others` after the first 100. O(1)."""
         if not self.names:
             return ()
-        if tenant == OTHERS:
+        if value == OTHERS:
             return (OTHERS,)
-        if tenant not in self._seen:
-            if len(self._seen) >= MAX_TENANTS:
+        if value not in self._seen:
+            if len(self._seen) >= MAX_VALUES:
                 return (OTHERS,)
-            self._seen.add(tenant)
-        return (tenant,)
+            self._seen.add(value)
+        return (value,)
 
-    def own(self, tenant: str) -> str | None:
-        """Return the label's value of this tenant alone; None: it has none of its own. O(1)."""
-        return tenant if tenant in self._seen else None
+    def own(self, value: str) -> str | None:
+        """Return the label of this value alone; None: it has none of its own. O(1)."""
+        return value if value in self._seen else None
 
 
 #: Metrics that tell nothing about requests. Totals are not among them: a total minus one's own share tells
@@ -64,7 +65,7 @@ def of_tenant(metrics: Iterable[Metric], tenant: str | None) -> Iterator[Metric]
     """Return the samples with this `tenant`, and metrics that tell nothing about requests. O(samples).
 
     Args:
-        tenant: result of `TenantLabels.own`; None: there are no samples of its own.
+        tenant: result of `BoundedLabel.own`; None: there are no samples of its own.
     """
     for metric in metrics:
         if metric.name in _OF_NOBODY:
@@ -129,7 +130,8 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._model_name = engine.model_name
         self._has_vllm_names = vllm_names
-        self._tenants = TenantLabels(by_tenant)
+        self._tenants = BoundedLabel("tenant", by_tenant)
+        self._adapters = BoundedLabel("adapter")
         tenant = self._tenants.names
 
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
@@ -155,6 +157,15 @@ class ServerMetrics:
         )
         self._finished = counter(
             "finished_samples", "Samples by how they ended: stop, length, abort, error.", ["reason", *tenant]
+        )
+        adapter = self._adapters.names
+        self._adapter_prompts = counter("adapter_prompts", "Prompts that a LoRA adapter answered.", adapter)
+        self._adapter_prompt_tokens = counter("adapter_prompt_tokens", "Tokens of these prompts.", adapter)
+        self._adapter_cached_tokens = counter(
+            "adapter_cached_prompt_tokens", "Of these, found in the cache.", adapter
+        )
+        self._adapter_generated_tokens = counter(
+            "adapter_generated_tokens", "Generated with the adapter.", adapter
         )
         by_hit = ["hit", *tenant]
         self._ttft = histogram(
@@ -192,6 +203,14 @@ class ServerMetrics:
             _child(self._generated_tokens, tenant).inc(usage.completion_tokens)
             hit = hit_class(usage.cached_tokens, usage.prompt_tokens)
             self._e2e.labels(hit, *tenant).observe(record.age_s)
+
+    def observe_adapter(self, name: str, prompt_tokens: int, cached_tokens: int, generated: int) -> None:
+        """Count a prompt that an adapter answered."""
+        label = self._adapters.values(name)
+        _child(self._adapter_prompts, label).inc()
+        _child(self._adapter_prompt_tokens, label).inc(prompt_tokens)
+        _child(self._adapter_cached_tokens, label).inc(cached_tokens)
+        _child(self._adapter_generated_tokens, label).inc(generated)
 
     def observe_cache_report(self, tenant: str, report: MissReport) -> None:
         """Count the missed tokens of a prompt (`hit`: the one token that is always computed)."""

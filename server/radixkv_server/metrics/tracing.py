@@ -61,7 +61,7 @@ class Tracing:
 
         wall = time.time() - time.monotonic()
         span = self._tracer.start_span(
-            f"{record.operation} {self._model}",
+            f"{record.operation} {record.adapter or self._model}",
             context=self._propagator.extract(dict(Headers(scope=scope))),
             kind=SpanKind.SERVER,
             attributes=self._attributes(scope, route, record),
@@ -84,8 +84,8 @@ class Tracing:
         values: dict[str, Any] = {
             "gen_ai.operation.name": record.operation,
             "gen_ai.provider.name": "radixkv",
-            "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model,
+            "gen_ai.request.model": record.adapter or self._model,
+            "gen_ai.response.model": record.adapter or self._model,
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,

@@ -10,7 +10,7 @@ import httpx
 from live_server import LiveServer, chat, live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv_server.metrics.request_metrics import MAX_TENANTS, OTHERS, TenantLabels
+from radixkv_server.metrics.request_metrics import MAX_VALUES, OTHERS, BoundedLabel
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -185,16 +185,16 @@ def test_a_user_sees_its_own_figures_alone(engine: ScriptedEngine) -> None:
 
 
 def test_labels_of_tenants_are_bounded() -> None:
-    labels = TenantLabels(True)
-    seen = {labels.values(f"tenant-{number}") for number in range(3 * MAX_TENANTS)}
-    assert len(seen) == MAX_TENANTS + 1
+    labels = BoundedLabel("tenant")
+    seen = {labels.values(f"tenant-{number}") for number in range(3 * MAX_VALUES)}
+    assert len(seen) == MAX_VALUES + 1
     assert (OTHERS,) in seen
     assert labels.values("tenant-0") == ("tenant-0",)
     assert labels.own("tenant-0") == "tenant-0"
-    assert labels.own(f"tenant-{MAX_TENANTS}") is None
-    labels = TenantLabels(True)
+    assert labels.own(f"tenant-{MAX_VALUES}") is None
+    labels = BoundedLabel("tenant")
     assert (labels.values(OTHERS), labels.own(OTHERS)) == ((OTHERS,), None), "a tenant of that name shares it"
-    assert TenantLabels(False).values("anyone") == ()
+    assert BoundedLabel("tenant", False).values("anyone") == ()
 
 
 def test_two_servers_have_metrics_of_their_own() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.activity.owner import Owner
 from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
 from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache_api.caller import Caller
@@ -16,10 +17,9 @@ from radixkv_server.dialect import Json
 MAX_POINTS = 1000  # of the advisor's, among which one is looked for
 
 
-def owner_of(point: BreakPoint) -> tuple[str, str]:
-    """Return the tenant and the salt whose prompts break there."""
-    tenant, salt = (*point.namespace, "", "")[:2]
-    return str(tenant), str(salt)
+def owner_of(point: BreakPoint) -> Owner:
+    """Return the owner of the prompts that break there."""
+    return Owner(*(*point.namespace, "", "", "")[:3])
 
 
 def recoverable_each(point: BreakPoint) -> int:
@@ -28,21 +28,19 @@ def recoverable_each(point: BreakPoint) -> int:
 
 
 async def point_at(
-    context: ServerContext, owner: tuple[str, str], beginning: Sequence[int], position: int
+    context: ServerContext, owner: Owner, beginning: Sequence[int], position: int
 ) -> BreakPoint | None:
     """Return the advisor's record of the place where a prompt leaves the cached text, or None.
 
     Args:
         beginning: first tokens of the prompt, at least one.
     """
-    points = await context.engine.cache.advice(MAX_POINTS, tenant=owner[0], salt=owner[1])
+    points = await context.engine.cache.advice(MAX_POINTS, tenant=owner.tenant, salt=owner.salt)
     size = context.engine.config.block_size
     return next((point for point in points if _is_at(point, owner, beginning, position, size)), None)
 
 
-def _is_at(
-    point: BreakPoint, owner: tuple[str, str], beginning: Sequence[int], position: int, block_size: int
-) -> bool:
+def _is_at(point: BreakPoint, owner: Owner, beginning: Sequence[int], position: int, block_size: int) -> bool:
     prompt_group = point.group_tokens
     return (
         owner_of(point) == owner
@@ -56,7 +54,7 @@ def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
     return (
         report is not None
         and report.reason == "diverged"
-        and _is_at(point, (one.tenant, one.salt), one.beginning, report.num_hit_tokens, block_size)
+        and _is_at(point, one.owner, one.beginning, report.num_hit_tokens, block_size)
     )
 
 
@@ -67,7 +65,7 @@ def prompt_group_json(point: BreakPoint | None) -> Json | None:
 
 async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller) -> Json:
     """Describe a place where prompts break; with text if the prompts are the caller's own."""
-    tenant, salt = owner_of(point)
+    tenant, salt, _ = owner_of(point)
     size = context.engine.config.block_size
     latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]
     place = next((one.place for one in latest if one.place), None)

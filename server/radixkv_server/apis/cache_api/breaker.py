@@ -16,6 +16,7 @@ from radixkv.observe.prompt_parts import PromptParts
 from radixkv.observe.similarity import same_later
 from radixkv.text.chat_formats.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
 from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.activity.owner import Owner
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import MakeParts
@@ -35,7 +36,7 @@ class Broken:
     """Prompt that missed.
 
     Args:
-        owner: its tenant and salt.
+        owner: its owner.
         ids: tokens of the prompt.
         parts: makes the parts to compare; None: only the text is known.
         cause: further knowledge of the miss.
@@ -43,7 +44,7 @@ class Broken:
         cached: text around the place, and the cache's text after it, where no earlier prompt is known.
     """
 
-    owner: tuple[str, str]
+    owner: Owner
     ids: Sequence[int]
     report: MissReport
     parts: MakeParts | None = None
@@ -82,7 +83,7 @@ async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
     reason = broken.report.reason
     if reason in ("hit", "skipped", "partial_block", "no_state", "namespace", "load_too_slow", "checksum"):
         return None
-    seen = context.activity.latest(broken.owner[0], COMPARED_REQUESTS)
+    seen = context.activity.latest(broken.owner.tenant, COMPARED_REQUESTS)
     earlier = [one for one in seen if _is_earlier(one, broken)]
     if reason in _REMOVED:
         return await off_loop(lambda: _removed(context, broken, earlier))
@@ -97,9 +98,8 @@ async def breaker_of_request(context: ServerContext, one: SeenRequest) -> Breake
     around = (context.text_of(one.before), context.text_of(one.after), "")
     if not report.cached_is_public:
         around = (*around[:2], context.text_of(report.cached_tokens_after))
-    owner = (one.tenant, one.salt)
     return await breaker_of(
-        context, Broken(owner, one.prompt, report, one.parts, one.place, one.cause, one, around)
+        context, Broken(one.owner, one.prompt, report, one.parts, one.place, one.cause, one, around)
     )
 
 
@@ -107,7 +107,7 @@ def _is_earlier(one: SeenRequest, broken: Broken) -> bool:
     request = broken.request
     return (
         one is not request
-        and one.salt == broken.owner[1]
+        and one.owner == broken.owner
         and len(one.prompt) > 0
         and (request is None or one.started_at <= request.started_at)
     )
@@ -198,5 +198,5 @@ def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenReque
     written = {True: 0, False: 0}
     for one in context.activity.latest(None, limit=10_000):
         if found.started_at < one.started_at < until and one.progress.outcome is not None:
-            written[one.tenant == broken.owner[0]] += one.progress.outcome.num_cache_write_tokens
+            written[one.tenant == broken.owner.tenant] += one.progress.outcome.num_cache_write_tokens
     return make_breaker("evicted_by_others" if written[False] > written[True] else kind)

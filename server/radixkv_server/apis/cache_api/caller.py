@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv_server.activity.owner import Owner
+from radixkv_server.tenants.tenant import Tenant
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -18,11 +21,23 @@ class Caller:
         tenant: tenant of the API key.
         salt: salt of the requested part of the tenant's space; "": the unsalted part.
         is_admin: True if counts of all tenants may be shown.
+        adapter: identity of the requested adapter; "": the base model.
     """
 
     tenant: str
     salt: str
     is_admin: bool
+    adapter: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose K/V is asked about."""
+        return Owner(self.tenant, self.salt, self.adapter)
+
+    @property
+    def as_tenant(self) -> Tenant:
+        """The caller as the sender of requests."""
+        return Tenant(self.tenant, "admin" if self.is_admin else "user")
 
     @property
     def scope(self) -> str | None:

@@ -19,6 +19,7 @@ from radixkv_server.apis.cache_api.breaker import (
     breaker_of,
     with_breaker,
 )
+from radixkv_server.apis.cache_api.cached_under import cached_under
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.prompt_ids import Prompt
 from radixkv_server.chats.applied_rules import in_words
@@ -35,18 +36,18 @@ _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_se
 async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
     """Explain a prompt's match in the cache as it is now, without running the model."""
     cache, ids = context.engine.cache, prompt.ids
-    report = await cache.explain(ids, tenant=caller.tenant, salt=caller.salt, admin=caller.is_admin)
+    report = await cache.explain(ids, **caller.owner.names, admin=caller.is_admin)
     cached: list[int] = []
     if report.reason in _CACHED_TOO:
-        cached = await cache.continuation(ids, tenant=caller.tenant, salt=caller.salt, limit=COMPARED_TOKENS)
+        cached = await cache.continuation(ids, **caller.owner.names, limit=COMPARED_TOKENS)
     point = None
     if report.reason == "diverged":
-        point = await point_at(context, (caller.tenant, caller.salt), ids, report.num_hit_tokens)
-    path = await cache.path(ids, tenant=caller.tenant, salt=caller.salt)
+        point = await point_at(context, caller.owner, ids, report.num_hit_tokens)
+    path = await cache.path(ids, **caller.owner.names)
     explanation = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
     around = explanation["around"] or {}
     broken = Broken(
-        (caller.tenant, caller.salt),
+        caller.owner,
         ids,
         report,
         prompt.parts,
@@ -57,6 +58,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     found = await breaker_of(context, broken)
     return {
         **explanation,
+        "cached_under": await cached_under(context, caller, ids, report),
         "breaker": breaker_json(found),
         "advice": with_breaker(explanation["advice"], found),
         "nodes": [context.names.of(node) for node in path],

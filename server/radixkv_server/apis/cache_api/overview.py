@@ -28,6 +28,7 @@ async def overview(context: ServerContext, caller: Caller) -> Json:
         "missed_tokens": activity.missed(caller.scope),
         "running_requests": activity.num_running(caller.scope),
         "quota": _quota(quotas, caller.tenant),
+        "adapters": _adapters(context, caller),
     }
     if caller.is_admin:
         shown |= _of_all(context, quotas)
@@ -49,6 +50,19 @@ def _quota(quotas: list[QuotaUsage], tenant: str) -> Json | None:
                 "used_blocks": quota.used_blocks,
             }
     return None
+
+
+def _adapters(context: ServerContext, caller: Caller) -> list[Json]:
+    """The adapters that the caller may use, and how much of their prompts was found."""
+    shown = []
+    for card in context.adapters_of(caller.as_tenant):
+        counts = context.activity.of_adapter(caller.scope, card.name)
+        one: Json = {"name": card.name, "rank": card.rank, **counts.to_json()}
+        if caller.is_admin:
+            one |= {"identity": card.identity, "in_memory": card.in_memory}
+            one |= {"bytes": card.nbytes, "reads": card.num_reads}
+        shown.append(one)
+    return shown
 
 
 def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:

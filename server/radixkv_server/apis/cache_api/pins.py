@@ -25,7 +25,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
         ApiError: 409 if none of it is cached; 507 if the budget of pins is spent, or the tenant has too many.
     """
     cache = context.engine.cache
-    cached = await cache.match(ids, tenant=caller.tenant, salt=caller.salt)
+    cached = await cache.match(ids, **caller.owner.names)
     if not cached:
         raise ApiError(
             409,
@@ -38,7 +38,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
         raise ApiError(
             507, f"At most {MAX_PINS} pins are allowed; end some of yours first.", code="too_many_pins"
         )
-    pin = await cache.pin(ids[:cached], tenant=caller.tenant, salt=caller.salt, ttl=ttl)
+    pin = await cache.pin(ids[:cached], **caller.owner.names, ttl=ttl)
     if pin is None:
         raise ApiError(
             507,
@@ -51,15 +51,15 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
     return {**shown, **counts}
 
 
-async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> list[int]:
-    """Return the tokens from the root to the end of one of the caller's own nodes.
+async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> tuple[list[int], str]:
+    """Return the tokens from the root to the end of one of the caller's own nodes, and its adapter.
 
     Raises:
         ApiError: 404; there is no such node of the caller's (any more).
     """
     snapshot = await context.engine.cache.nodes(tenant=caller.tenant, salt=caller.salt, shown_tokens=-1)
-    ids = await off_loop(lambda: _path_tokens(snapshot.nodes, context.names, name))
-    if ids is None:
+    found = await off_loop(lambda: _path_tokens(snapshot.nodes, context.names, name))
+    if found is None:
         raise ApiError(
             404,
             "There is no such node in your part of the cache (any more): GET /v1/cache/tree tells those "
@@ -67,19 +67,19 @@ async def prompt_of_node(context: ServerContext, caller: Caller, name: str) -> l
             param="node",
             code="node_not_found",
         )
-    return ids
+    return found
 
 
-def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> list[int] | None:
+def _path_tokens(nodes: Sequence[CachedNode], names: NodeNames, name: str) -> tuple[list[int], str] | None:
     by_id = {node.id: node for node in nodes}
     node = next((one for one in nodes if one.tenant is not None and names.of(one.id) == name), None)
     if node is None:
         return None
-    parts = [node.token_ids]
+    parts, adapter = [node.token_ids], node.adapter
     while node.parent is not None:
         node = by_id[node.parent]
         parts.append(node.token_ids)
-    return [token for part in reversed(parts) for token in part]
+    return [token for part in reversed(parts) for token in part], adapter
 
 
 def pin_json(context: ServerContext, pin: PinInfo, caller: Caller) -> Json:

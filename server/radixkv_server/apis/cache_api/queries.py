@@ -6,22 +6,26 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.context import context_of
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import check_salt
 from radixkv_server.http.request_record import record_of
 
 
-def caller_of(request: Request, cache_salt: str | None = None) -> Caller:
+def caller_of(request: Request, cache_salt: str | None = None, model: str | None = None) -> Caller:
     """Return the caller of a request.
 
     Args:
-        cache_salt: as the request says it; None: not at all.
+        cache_salt, model: as the request says them; None: not at all.
 
     Raises:
-        ApiError: 400; the salt is malformed.
+        ApiError: 400; the salt is malformed. 404; the caller may not use the adapter that the model names.
     """
     tenant = record_of(request.scope).caller
-    return Caller(tenant.name, "" if cache_salt is None else check_salt(cache_salt), tenant.is_admin)
+    salt = "" if cache_salt is None else check_salt(cache_salt)
+    context = context_of(request)
+    card = context.engine.adapters.card(context.adapter_name(model, tenant))
+    return Caller(tenant.name, salt, tenant.is_admin, "" if card is None else card.identity)
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ def _summary(context: ServerContext, one: SeenRequest, caller: Caller) -> Json:
     return {
         "id": one.id,
         "operation": one.operation,
+        "adapter": one.lora or None,
         "state": one.state,
         "error_code": one.error_code,
         "started_at": round(one.started_at, 3),
@@ -76,14 +77,14 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
     """Return ids of the nodes with its cached prefix, from the root down; empty once it is forgotten."""
     if not one.prompt:
         return []
-    path = await context.engine.cache.path(one.prompt.tolist(), tenant=one.tenant, salt=one.salt)
+    path = await context.engine.cache.path(one.prompt.tolist(), **one.owner.names)
     return [context.names.of(node) for node in path]
 
 
 async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
     point = None
     if report.reason == "diverged":
-        point = await point_at(context, (one.tenant, one.salt), one.beginning, report.num_hit_tokens)
+        point = await point_at(context, one.owner, one.beginning, report.num_hit_tokens)
     found = Divergence(
         report.num_hit_tokens,
         None,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -65,7 +66,7 @@ async def _sent(request: Request, model: type[B], num_prompts: int = 1) -> tuple
     """Return the context of a request about prompts, its body and its caller."""
     context = context_of(request)
     body = await context.bodies.read(request, model, context.max_body_bytes(num_prompts))
-    caller = caller_of(request, body.cache_salt)
+    caller = caller_of(request, body.cache_salt, body.model)
     query_of(request)
     return context, body, caller
 
@@ -130,8 +131,9 @@ async def _tree(context: ServerContext, caller: Caller, limit: int, depth: int) 
     snapshot = await cache.nodes(
         tenant=caller.scope, salt=caller.salt, shown_tokens=SHOWN_TOKENS, max_nodes=MAX_SEEN_NODES
     )
+    adapters = context.adapter_names(caller.as_tenant)
     return await off_loop(
-        lambda: TreeJson(snapshot, caller, context.names, context.text_of).heaviest(limit, depth)
+        lambda: TreeJson(snapshot, caller, context.names, context.text_of, adapters).heaviest(limit, depth)
     )
 
 
@@ -147,8 +149,9 @@ async def _search(context: ServerContext, caller: Caller, text: str, limit: int)
         max_nodes=MAX_SEEN_NODES,
         max_tokens=MAX_SEARCHED_TOKENS,
     )
+    adapters = context.adapter_names(caller.as_tenant)
     return await off_loop(
-        lambda: TreeJson(snapshot, caller, context.names, context.text_of).search(text, limit)
+        lambda: TreeJson(snapshot, caller, context.names, context.text_of, adapters).search(text, limit)
     )
 
 
@@ -175,7 +178,8 @@ async def create_pin(request: Request) -> Response:
     """Keep the cached prefix of a prompt for some time."""
     context, body, caller = await _sent(request, PinBody)
     if body.node is not None:
-        ids = await prompt_of_node(context, caller, body.node)
+        ids, adapter = await prompt_of_node(context, caller, body.node)
+        caller = replace(caller, adapter=adapter)
     else:
         ids = await prompt_ids(context, body, add_generation_prompt=False)
     return json_response(await set_pin(context, caller, ids, body.ttl or DEFAULT_TTL_S), 201)
@@ -187,13 +191,13 @@ async def delete_pin(request: Request) -> Response:
     context, body, caller = await _sent(request, UnpinBody)
     cache = context.engine.cache
     if body.id is not None:
-        ended = await cache.unpin_id(body.id, tenant=caller.tenant, salt=caller.salt)
+        ended = await cache.unpin_id(body.id, **caller.owner.names)
     else:
         ids = await prompt_ids(context, body, add_generation_prompt=False)
-        ended = await cache.unpin(ids, tenant=caller.tenant, salt=caller.salt)
+        ended = await cache.unpin(ids, **caller.owner.names)
         if not ended:  # it was pinned as far as it was cached
-            cached = await cache.match(ids, tenant=caller.tenant, salt=caller.salt)
-            ended = await cache.unpin(ids[:cached], tenant=caller.tenant, salt=caller.salt)
+            cached = await cache.match(ids, **caller.owner.names)
+            ended = await cache.unpin(ids[:cached], **caller.owner.names)
     if not ended:
         raise ApiError(404, "There is no such pin of yours.", code="pin_not_found")
     return json_response({"object": "cache.pin", "deleted": True})
@@ -204,7 +208,7 @@ async def end_session(request: Request) -> Response:
     """Have the end of a finished conversation evicted first."""
     context, body, caller = await _sent(request, SessionBody)
     ids = await prompt_ids(context, body, add_generation_prompt=False)
-    tokens = await context.engine.cache.put_first(ids, tenant=caller.tenant, salt=caller.salt)
+    tokens = await context.engine.cache.put_first(ids, **caller.owner.names)
     return json_response({"object": "cache.session", "done": tokens > 0, "cached_tokens": tokens})
 
 
@@ -212,7 +216,8 @@ async def end_session(request: Request) -> Response:
 async def publish(request: Request) -> Response:
     """Let all tenants share a prefix."""
     require_admin(request.scope)
-    shared = await context_of(request).engine.cache.publish(await _public_ids(request))
+    ids, adapter = await _public_ids(request)
+    shared = await context_of(request).engine.cache.publish(ids, adapter=adapter)
     if not shared:
         message = "A public prefix needs at least one whole block of tokens; this one is shorter."
         raise bad_request(message, param="prompt", code="too_short")
@@ -223,18 +228,20 @@ async def publish(request: Request) -> Response:
 async def unpublish(request: Request) -> Response:
     """Stop sharing a prefix with new requests."""
     require_admin(request.scope)
-    if not await context_of(request).engine.cache.unpublish(await _public_ids(request)):
+    ids, adapter = await _public_ids(request)
+    if not await context_of(request).engine.cache.unpublish(ids, adapter=adapter):
         raise ApiError(404, "This prefix is not public.", code="not_public")
     return json_response({"object": "cache.public", "deleted": True})
 
 
-async def _public_ids(request: Request) -> list[int]:
+async def _public_ids(request: Request) -> tuple[list[int], str]:
     context = context_of(request)
     body = await context.bodies.read(request, PromptBody, context.max_body_bytes())
     query_of(request)
     if body.cache_salt is not None:
         raise bad_request("A public prefix belongs to no cache_salt.", param="cache_salt")
-    return await prompt_ids(context, body, add_generation_prompt=False)
+    adapter = caller_of(request, model=body.model).adapter
+    return await prompt_ids(context, body, add_generation_prompt=False), adapter
 
 
 @router.post("/v1/cache/reset")

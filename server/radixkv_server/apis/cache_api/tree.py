@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from radixkv.cache.reporting.tree_walk import CachedNode, TreeSnapshot
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.dialect import Json
 
+#: An adapter that has been unloaded, or that the caller may not use any more.
+UNNAMED = "unknown"
 SNIPPET_CHARS = 60  # on each side of a text that was found
 
 
@@ -18,6 +20,9 @@ class TreeJson:
 
     Subtrees are as complete as the snapshot. Users see public nodes only above nodes of their own, and only
     their size.
+
+    Args:
+        adapters: names that the caller may know, by the adapters' identities.
     """
 
     def __init__(
@@ -26,10 +31,12 @@ class TreeJson:
         caller: Caller,
         names: NodeNames,
         text_of: Callable[[Sequence[int]], str],
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self._caller = caller
         self._names = names
         self._text_of = text_of
+        self._adapters = adapters or {}
         self._snapshot = snapshot
         self._tokens: dict[int, int] = {}  # of the subtrees
         self._children: dict[int, int] = {}
@@ -92,6 +99,7 @@ class TreeJson:
             "hits": node.num_hits if is_told else None,
             "idle_s": round(node.idle_s, 1) if is_told and node.idle_s is not None else None,
             "eviction_rank": self._ranks.get(node.id),
+            "adapter": self._adapters.get(node.adapter, UNNAMED) if node.adapter else None,
             "text": self._text(node),
         }
         if node.checkpoints and is_told:

@@ -88,6 +88,7 @@ export function explained(answer) {
     el("h2", null, `${reasonName(reason)}${where}`),
     el("p", null, answer.detail ?? `${number(cached)} of ${plural(size, "token")} (${percent(cached / size)}) were found in the cache.`),
     advice(answer.advice),
+    underOther(answer.cached_under),
     around ? sideBySide(around, around.cached, ["This prompt", "What is cached"]) : "",
     inTree(answer.nodes, "Show what was found in the tree"),
   ];
@@ -96,5 +97,9 @@ export function explained(answer) {
 /** A link to a path in the tree, by its nodes from the top down. */
 export const inTree = (nodes, text) =>
   nodes?.length ? el("p", null, el("a", { href: `#/tree?node=${encodeURIComponent(nodes.at(-1))}` }, text)) : "";
+
+/** More of it is there, computed by the base or by another adapter. */
+const underOther = (found) =>
+  found ? el("p", null, `${plural(found.cached_tokens, "token")} of it are cached for the model `, el("code", null, found.model), ", whose K/V this one can't use.") : "";
 
 const advice = (text) => (text ? el("p", { class: "note" }, text) : "");

@@ -3,12 +3,13 @@
 import { lineChart, meter, shareBar } from "./charts.js";
 import { History, hitRates, latencyAt } from "./history.js";
 import { REASONS } from "./reasons.js";
-import { compact, duration, el, number, pause, percent, plural, problem, reasonName } from "./ui.js";
+import { compact, duration, el, number, pause, percent, plural, problem, reasonName, table } from "./ui.js";
 import { upstreamsPanel } from "./upstreams.js";
 
 const EVERY_MS = 2000;
 const ADVICE_EVERY = 5; // readings
 const MISSED_TOP = 3;
+const ADAPTERS_SHOWN = 20;
 
 /** A box: a heading, a place for figures, what they mean, and what to do. */
 function card(title, meaning, action) {
@@ -37,6 +38,8 @@ function cards() {
       "if prompts miss as “evicted”, pin what must stay, give quotas a floor, or give the cache more memory."),
     missed: card("Missed tokens by reason", "Prompt tokens that had to be computed since the server's start, by why the first of them was not found.",
       "work on the longest bar; “first seen” alone is new text and cannot be avoided."),
+    adapters: card("Adapters", "LoRA adapters on this base, and the share of their prompts' tokens that was found: each has prefixes of its own.",
+      "an adapter that is read often and rarely in memory needs a larger --max-loras."),
     breaks: card("What breaks most prompts", "The places where prompts that begin alike part from what is cached, those that cost most first.",
       "move what varies after what stays the same."),
   };
@@ -66,6 +69,7 @@ export function mount(root, { api }) {
     el("div", { class: "grid wide" }, chart("Hit rate over time", rates), chart("Latency over time", times)),
     el("div", { class: "grid wide" }, ["missed", "breaks"].map((name) => all[name].node)),
     el("div", { class: "grid wide" }, ["pool", "evictions"].map((name) => all[name].node)),
+    el("div", { class: "grid wide" }, all.adapters.node),
   );
   const onKey = () => (history.readings = []);
   api.addEventListener("key", onKey);
@@ -126,6 +130,7 @@ function show(all, history, advice) {
     all.evictions.show(big(compact(cache.missed_tokens.evicted ?? 0), "tokens of yours missed, as they had been evicted"));
   }
   showMissed(all.missed, cache.missed_tokens);
+  showAdapters(all.adapters, cache.adapters ?? []);
   all.breaks.show(advice.length ? el("ul", { class: "advice" }, advice.map(breakItem)) : el("p", null, "No prompt has parted from a cached one yet."));
 }
 
@@ -195,6 +200,21 @@ function showMissed(box, missed) {
       el("dd", null, meter(tokens / most, "--held"), el("span", { class: "count" }, plural(tokens, "token")),
         el("span", { class: "muted small" }, REASONS[reason]?.[1] ?? ""))));
   box.show(rows.length ? el("dl", { class: "reasons" }, rows) : el("p", null, "Nothing has been missed yet."));
+}
+
+/** The adapters most asked for; the box is away where there are none. */
+function showAdapters(box, adapters) {
+  box.node.hidden = adapters.length === 0;
+  if (box.node.hidden) return;
+  const rows = adapters.toSorted((one, other) => other.requests - one.requests).slice(0, ADAPTERS_SHOWN).map((one) =>
+    el("tr", null,
+      el("td", null, one.name),
+      el("td", { class: "figure" }, number(one.rank)),
+      el("td", { class: "figure" }, number(one.requests)),
+      el("td", { class: "figure" }, percent(one.token_hit_rate)),
+      one.reads === undefined ? null : el("td", null, one.in_memory ? "in memory" : "on disk", ` (read ${plural(one.reads, "time")})`)));
+  const headings = ["Name", "#Rank", "#Prompts", "#Tokens found", ...(adapters[0].reads === undefined ? [] : ["Memory"])];
+  box.show(table("Adapters", headings, rows).node);
 }
 
 function showCharts(rates, times, history) {
