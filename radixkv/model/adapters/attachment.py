@@ -20,16 +20,35 @@ from radixkv.model.adapters.step_adapters import StepAdapters
 from radixkv.model.step_context import current_step
 
 
+class ZeroRows:
+    """Rows of float32 zeros that the products of a model change in turn, and leave as zeros again."""
+
+    _BEHIND = 64  # values that a product may read behind the last row
+
+    def __init__(self) -> None:
+        self._data = torch.empty(0)
+
+    def take(self, rows: int, width: int) -> torch.Tensor:
+        """[rows, width]; valid until the next call."""
+        size = rows * width
+        if self._data.numel() < size + self._BEHIND:
+            self._data = torch.zeros(size + self._BEHIND)
+        return self._data[:size].view(rows, width)
+
+
 class ProductSlot:
     """Adds the changes of a step's adapters to the rows of one product.
 
     Args:
         index: of the product among the model's.
+        num_parts: linear layers that it computes.
         sums: a `LowRankSums`, shared by all products; None: torch computes.
+        zeros: shared by all products.
     """
 
-    def __init__(self, index: int, sums: Any) -> None:
-        self._index, self._sums = index, sums
+    def __init__(self, index: int, num_parts: int, sums: Any, zeros: ZeroRows) -> None:
+        self._index, self._num_parts, self._sums = index, num_parts, sums
+        self.zeros = zeros
 
     def active(self) -> StepAdapters | None:
         """The adapters of the running step; None: none of them changes this product."""
@@ -40,19 +59,19 @@ class ProductSlot:
         """Add the changes of the step's rows.
 
         Args:
-            rows: inputs of the step's rows from `adapters.first` on, [at least end - first, inputs].
-            out: the same rows of the product's output, [.., outputs].
+            rows: inputs of the product, [at least `adapters.end`, inputs].
+            out: its outputs, [.., outputs].
         """
-        count = adapters.end - adapters.first
-        assert len(rows) >= count, f"{len(rows)} rows, but adapters for {count}: rows of a step are missing"
-        rows, out = rows[:count], out[:count]
+        first, end = adapters.first, adapters.end
+        assert len(rows) >= end, f"{len(rows)} rows, but adapters up to {end}: rows of a step are missing"
         if self._sums is not None and rows.dtype == out.dtype == torch.float32:
-            self._sums.add(adapters.address(self._index), adapters.first, adapters.max_inner, rows, out)
+            segments = adapters.address(self._index)
+            self._sums.add(segments, self._num_parts, adapters.max_inner, first, end - first, rows, out)
             return
         for segment in adapters.segments:
             change = segment.adapter.products[self._index]
             if change is not None:
-                own = slice(segment.start - adapters.first, segment.end - adapters.first)
+                own = slice(segment.start, segment.end)
                 change.add_to(rows[own], out[own])
 
 
@@ -78,9 +97,8 @@ class AdaptedLinear(nn.Module):
         out: torch.Tensor = self.linear(inputs)
         adapters = self.slot.active()
         if adapters is not None:
-            first = adapters.first
-            rows = inputs.reshape(-1, inputs.shape[-1])[first:]
-            self.slot.add(adapters, rows.contiguous(), out.view(-1, out.shape[-1])[first:])
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            self.slot.add(adapters, rows.contiguous(), out.view(-1, out.shape[-1]))
         return out
 
 
@@ -94,12 +112,12 @@ def attach(model: nn.Module, base: BaseModules) -> list[ProductPlace]:
         The places that adapters are packed for.
     """
     places: list[ProductPlace] = []
-    sums = _compiled_sums()
+    sums, zeros = _compiled_sums(), ZeroRows()
 
     def slot(paths: Sequence[str]) -> ProductSlot:
         shapes = [base.shapes[path] for path in paths]
         places.append(ProductPlace(tuple(paths), tuple(out for _, out in shapes), shapes[0][0]))
-        return ProductSlot(len(places) - 1, sums)
+        return ProductSlot(len(places) - 1, len(paths), sums, zeros)
 
     done: set[str] = set()
     for path, module in list(model.named_modules()):

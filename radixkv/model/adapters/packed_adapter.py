@@ -45,12 +45,14 @@ class PackedAdapter:
         identity, rank: as in `LoraWeights`.
         products: for each place the `down` of its parts as one, [ranks, inputs], and for each part its `up`,
             [rank, outputs], with its first column; None: the adapter leaves the product as it is.
+        changed: bool [products], whether the adapter changes each.
         nbytes: memory of all matrices.
     """
 
     def __init__(self, weights: LoraWeights, places: Sequence[ProductPlace]) -> None:
         self.identity, self.rank = weights.identity, weights.rank
         self.products = [_packed(place.changes(weights)) for place in places]
+        self.changed = np.array([product is not None for product in self.products])
         kept = [product for product in self.products if product is not None]
         self.max_inner = max(len(product.down) for product in kept)
         self.nbytes = sum(product.nbytes for product in kept)

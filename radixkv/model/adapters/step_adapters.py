@@ -41,10 +41,7 @@ class StepAdapters:
         self.segments = segments
         self.first, self.end = segments[0].start, segments[-1].end
         adapters = [segment.adapter for segment in segments]
-        self.changed = [
-            any(products)
-            for products in zip(*([p is not None for p in a.products] for a in adapters), strict=True)
-        ]
+        self.changed: list[bool] = np.logical_or.reduce([adapter.changed for adapter in adapters]).tolist()
         self.max_inner = max(adapter.max_inner for adapter in adapters)
         self._table: npt.NDArray[np.int64] | None = None
         self._address = self._stride = 0

@@ -22,7 +22,7 @@ class AdaptedFloat:
         self.product.multiply(rows, out, add=add)
         adapters = self.slot.active()
         if adapters is not None:
-            self.slot.add(adapters, rows[adapters.first :], out[adapters.first :])
+            self.slot.add(adapters, rows, out)
         return out
 
 
@@ -32,16 +32,23 @@ class AdaptedGate:
     def __init__(self, product: PackedGate, slot: ProductSlot) -> None:
         self.product, self.slot = product, slot
         self.out_features = product.out_features
-        self._biases = product.biases
+        # Without biases of the base's, all layers add to the same rows of zeros.
+        self._biases = product.biases if product.biases.any() else None
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """See `PackedGate.multiply`."""
         adapters = self.slot.active()
         if adapters is None:
             return self.product.multiply(rows, out)
-        biases = self._biases.repeat(len(rows), 1)
-        self.slot.add(adapters, rows[adapters.first :], biases[adapters.first :])
-        return self.product.multiply(rows, out, biases)
+        width = 2 * self.out_features
+        changes = self.slot.zeros.take(len(rows), width)
+        if self._biases is not None:
+            changes += self._biases
+        try:
+            self.slot.add(adapters, rows, changes)
+            return self.product.multiply(rows, out, changes)
+        finally:
+            (changes if self._biases is not None else changes[adapters.first : adapters.end]).zero_()
 
 
 class AdaptedInt8:
@@ -58,9 +65,8 @@ class AdaptedInt8:
         self.product.multiply(rows, row_scales, out, add=add)
         adapters = self.slot.active()
         if adapters is not None:
-            own = slice(adapters.first, adapters.end)
-            inputs = _widened(rows[own], row_scales[own])[:, : self.product.in_features]
-            self.slot.add(adapters, inputs, out[own])
+            inputs = _widened(rows, row_scales)[:, : self.product.in_features]
+            self.slot.add(adapters, inputs, out)
         return out
 
 
