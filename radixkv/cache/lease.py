@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from copy import copy
 
@@ -65,7 +66,7 @@ class Lease(LeasePath):
         self.node = node
         self.tree_tokens = self.own_from = tree_tokens
         self.public_tokens = public_tokens
-        self.shares = shares
+        self.shares, self.most_shared = shares, sys.maxsize
         self.used_at = 0
         self.pending = self.forks = None
         self.states: LeaseStates | None = None
@@ -329,7 +330,7 @@ class Lease(LeasePath):
         if tree_tokens == before:  # the usual case in decoding: the block grows in place
             node, used = self.node, before % tree.block_size
             fits = used and num_tokens - before <= tree.block_size - used
-            if fits and node.holders == 1 and len(node.blocks) > 1:
+            if fits and node.holders == 1 and len(node.blocks) > 1 and num_tokens <= self.most_shared:
                 tree.grow_run(node, self.tokens[before * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
                 self.tree_tokens = num_tokens
                 tree.end_changes()

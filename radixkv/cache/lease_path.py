@@ -53,6 +53,7 @@ class LeasePath(BlockTable):
     public_tokens: int  # leading ones that belong to a public prefix
     pending: PendingCopies | None  # copies into its blocks that have not run
     shares: bool  # whether what it commits may be matched
+    most_shared: int  # leading tokens that may; those after stay private
     # The leases that are forks of one another, itself included; None: there are no others.
     forks: list[LeasePath] | None
 
@@ -97,11 +98,12 @@ class LeasePath(BlockTable):
             return 0
         tree = self.tree
         size = tree.block_size
-        while self.tree_tokens < self.num_committed:
+        most = min(self.num_committed, self.most_shared)
+        while self.tree_tokens < most:
             pos = self.tree_tokens
             start = pos - pos % size
             end = start + size
-            limit, owner = self.num_committed, self.owner
+            limit, owner = most, self.owner
             if pos < self.public_tokens:
                 limit, owner = min(limit, self.public_tokens), self.owner.public
             node = self.node
@@ -129,6 +131,7 @@ class LeasePath(BlockTable):
         size = tree.block_size
         start = pos - pos % size
         end = start + size
+        num_tokens = min(num_tokens, self.most_shared)
         is_public = pos < self.public_tokens
         if pos > self.num_committed:
             return True

@@ -231,14 +231,16 @@ class PrefixCache:
         match: Match | None = None,
         skip: str | None = None,
         cache_key_hint: str = "",
+        most_shared: int | None = None,
     ) -> Lease:
         """Protect the longest cached prefix and take blocks for the rest. O(tokens + path).
 
         Args:
             token_ids: the prompt, at least one token.
             namespace: whose cache to look in.
-            match: an earlier `match` of the same tokens, used if it is still current.
+            match: an earlier `match` of the same tokens, at most `most_shared`, used if it is still current.
             skip: a reason not to look anything up (all tokens will be computed).
+            most_shared: leading tokens that may be found, and shared when they are committed; None: all.
             cache_key_hint: a name shared by requests of the namespace that come back together, for policies
                 that learn times of reuse; empty: nothing is known.
 
@@ -256,18 +258,22 @@ class PrefixCache:
         if skip is None and not self.enabled:
             skip = CACHE_IS_OFF
         walk: Walk | None = None
-        if skip is None and match is not None and self._lookup.still_holds(match, data, namespace):
+        looked_up = data if most_shared is None else data[: most_shared * TOKEN_BYTES]
+        if skip is None and match is not None and self._lookup.still_holds(match, looked_up, namespace):
             owner, walk = match.owner, match.walk
         else:
             owner = self._namespaces.obtain(namespace)
             if skip is None:
-                walk = self._lookup.match(data, owner).walk
+                walk = self._lookup.match(looked_up, owner).walk
         assert owner is not None
         if walk is None:
-            walk = self._lookup.nothing_found(data, owner)
+            walk = self._lookup.nothing_found(looked_up, owner)
         if self._on_cache_key_hint is not None:
             self._on_cache_key_hint((owner.key, cache_key_hint) if cache_key_hint else None)
-        return self._leasing.make(data, namespace, owner, walk, skip)
+        lease = self._leasing.make(data, namespace, owner, walk, skip)
+        if most_shared is not None:
+            lease.most_shared = most_shared
+        return lease
 
     # ------------------------------------------------------------------ room
 

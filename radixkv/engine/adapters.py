@@ -26,6 +26,7 @@ class AdapterCard:
         in_memory: False: the next request for it reads its files.
         nbytes: memory of its matrices, in bytes.
         num_reads: number of times that its files were read.
+        invocation: tokens that an activated adapter begins with; empty: it computes whole prompts.
     """
 
     name: str
@@ -36,6 +37,12 @@ class AdapterCard:
     in_memory: bool
     nbytes: int
     num_reads: int
+    invocation: tuple[int, ...] = ()
+
+    @property
+    def namespace_part(self) -> str:
+        """The adapter in the namespace of its shared prefixes; empty: they are the base's."""
+        return "" if self.invocation else self.identity
 
 
 class Adapters:
@@ -60,7 +67,9 @@ class Adapters:
         return None
 
     def acquire(self, name: str) -> Any:
-        """Return an adapter in memory, with its `identity`; it stays there while it is referenced.
+        """Return an adapter in memory, with its `identity` and `invocation`.
+
+        It stays there while it is referenced.
 
         Reads its files if it is not in memory.
 

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, encode_tokens, frame_namespace
+from radixkv.cache.keys import (
+    TOKEN_BYTES,
+    EncodedTokens,
+    NamespaceName,
+    TokenIds,
+    encode_tokens,
+    frame_namespace,
+)
 from radixkv.engine.adapters import Adapters, adapted, adapter_part
 from radixkv.engine.extensions import Grammars
 from radixkv.engine.sample import Sample, SampleOutput
@@ -224,6 +231,8 @@ class InputProcessor:
         if isinstance(request.prompt, str):
             request.text = request.prompt
         request.prompt = self.encode(request.prompt)
+        if request.adapter is not None:
+            _begin_adapter(request, request.prompt)
         self.limits.check_length(len(request.prompt))
         request.params = self.encode_words(request.params)
         _check_pins(request.pins, len(request.prompt))
@@ -231,10 +240,9 @@ class InputProcessor:
         request.is_checked = True
 
     def _take_adapter(self, request: Request) -> None:
-        """Have the adapter that a request names, and its part of the namespace."""
+        """Have the adapter that a request names."""
         if request.lora:
             request.adapter = self.adapters.acquire(request.lora)
-            request.namespace = adapted(request.namespace, request.adapter.identity)
         elif self.adapters.is_enabled and adapter_part(request.namespace):
             raise InvalidRequestError(
                 f"the namespace {request.namespace!r} names an adapter: give its name as lora instead",
@@ -411,3 +419,27 @@ class InputProcessor:
     def _output(self, request: Sample, max_output_tokens: int) -> SampleOutput:
         params = request.params
         return SampleOutput(params, self.tokenizer, self._ends(params), max_output_tokens)
+
+
+def _begin_adapter(request: Request, prompt: EncodedTokens) -> None:
+    """Say where a request's adapter begins, and in which namespace its shared prefixes are.
+
+    An activated adapter begins with the last invocation in the prompt, as PEFT has it; without one, the base
+    answers alone.
+    """
+    if request.adapter.invocation:
+        start = last_place(prompt.data, encode_tokens(request.adapter.invocation))
+        if start is None:
+            request.adapter = None
+            return
+        request.adapter_from = start
+    if not request.adapter_from:
+        request.namespace = adapted(request.namespace, request.adapter.identity)
+
+
+def last_place(data: bytes, wanted: bytes) -> int | None:
+    """The token at which encoded tokens hold others for the last time; None: nowhere. O(length)."""
+    at = data.rfind(wanted)
+    while at % TOKEN_BYTES and at >= 0:
+        at = data.rfind(wanted, 0, at + len(wanted) - 1)
+    return None if at < 0 else at // TOKEN_BYTES

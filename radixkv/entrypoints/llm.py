@@ -316,7 +316,9 @@ class LLM:
             InvalidRequestError: there is no adapter of the name `lora`.
         """
         if lora:
-            namespace = adapted(namespace, self.engine.adapters.acquire(lora).identity)
+            self.engine.adapters.acquire(lora)
+            card = self.engine.adapters.card(lora)
+            namespace = adapted(namespace, card.namespace_part if card else "")
         report = self.engine.cache.explain(token_ids, namespace)
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:

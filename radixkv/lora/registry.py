@@ -93,6 +93,7 @@ class _Registered:
     rank: int
     nbytes: int
     created: int
+    invocation: tuple[int, ...]
     num_reads: int = 1
     reading: threading.Lock = field(default_factory=threading.Lock)  # one reads, others wait for it
 
@@ -192,7 +193,13 @@ class AdapterRegistry(Adapters):
         except AdapterLoadError as error:
             raise AdapterLoadError(f"The adapter {name!r} can't be loaded: {error}") from None
         entry = _Registered(
-            name, Path(folder), adapter.identity, adapter.rank, adapter.nbytes, int(self._clock())
+            name,
+            Path(folder),
+            adapter.identity,
+            adapter.rank,
+            adapter.nbytes,
+            int(self._clock()),
+            adapter.invocation,
         )
         with self._lock:
             before = self._entries.get(name)
@@ -219,6 +226,7 @@ class AdapterRegistry(Adapters):
             in_memory=self._memory.get(entry.identity) is not None,
             nbytes=entry.nbytes,
             num_reads=entry.num_reads,
+            invocation=entry.invocation,
         )
 
     def _keep(self, adapter: PackedAdapter) -> None:

@@ -165,7 +165,7 @@ class AdmissionControl:
         for request in chosen:
             match = request.match
             if match is None or not (is_current(match) or is_produced(request)):
-                request.match = self._cache.match(request.tokens.encoded, request.namespace)
+                request.match = self._cache.match(request.lookup_tokens, request.namespace)
         plan.matches_are_current = chosen is requests
         return [(request.match or self._match(plan, request)).resume for request in requests]
 
@@ -173,7 +173,7 @@ class AdmissionControl:
         """The request's cached prefix."""
         match = request.match
         if match is None or not (plan.matches_are_current or self._cache.is_current(match)):
-            match = request.match = self._cache.match(request.tokens.encoded, request.namespace)
+            match = request.match = self._cache.match(request.lookup_tokens, request.namespace)
         return match
 
     def _has_turn(self, plan: StepPlan, request: SequenceState) -> bool:
@@ -340,6 +340,7 @@ class AdmissionControl:
                 match=match,
                 skip=skip,
                 cache_key_hint=request.request.cache_key_hint,
+                most_shared=request.request.adapter_from or None,
             )
         except OutOfBlocks as error:
             if self._stop_copy(request, error):

@@ -64,7 +64,7 @@ class InFlightPrefixes:
             assert lease is not None
             # Replayed tokens are present: new ones come after them.
             known = max(num_scheduled, lease.num_committed)
-            if known == request.num_tokens:
+            if known >= request.most_shared:
                 return
             key = prefix_key(request, *lease.cached_identity, known + 1)
             self._key_of[request.arrival_order] = key
@@ -100,7 +100,7 @@ class InFlightPrefixes:
         num_matched = match.num_tokens
         if self._states is not None and (self.is_produced(request) or self._states.is_coming(request, match)):
             return True
-        if not self._producers or num_matched + 1 >= request.num_tokens or request.needs_prompt_logits:
+        if not self._producers or num_matched >= request.most_found or request.needs_prompt_logits:
             return False
         if self.is_produced(request):
             return True
@@ -109,7 +109,7 @@ class InFlightPrefixes:
         if producers is None:
             return False
         producer = next(iter(producers.values()))
-        most = min(producer.num_tokens, request.num_tokens - 1)
+        most = min(producer.most_shared, request.most_found)
         differ = producer.tokens.view(0, most) != request.tokens.view(0, most)
         request.producer = producer
         request.produced_until = int(np.argmax(differ)) if differ.any() else most

@@ -93,6 +93,8 @@ class Request:
     Attributes:
         is_checked: the engine's limits allow it.
         adapter: the adapter in memory, held until the request is gone; None: it has none.
+        adapter_from: leading tokens that the base alone computes, before an activated adapter begins: others
+            can share these, and no more; 0: the adapter computes all, in a namespace of its own.
         grammar: the compiled grammar of the output; None: any output.
         samples: in the order of their indices; empty: no engine has it.
         failure: why it failed; None: it did not.
@@ -118,6 +120,7 @@ class Request:
     stream: bool = False
     is_checked: bool = field(init=False, default=False)
     adapter: Any = field(init=False, default=None)
+    adapter_from: int = field(init=False, default=0)
     grammar: Any = field(init=False, default=None)
     samples: list[Any] = field(init=False, default_factory=list)
     failure: Failure | None = field(init=False, default=None)

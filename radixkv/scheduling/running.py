@@ -256,7 +256,7 @@ class RunningRequests:
 
         Of several the one that agrees with it longest: where they agree, their tokens are one another's.
         """
-        if not num_matched or num_matched + 1 >= request.num_tokens:
+        if not num_matched or num_matched >= request.most_found:
             return None
         tokens = request.tokens.view()
         found = self._by_committed.get(prefix_key(request, identity, num_whole, num_matched))

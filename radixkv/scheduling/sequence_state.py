@@ -195,8 +195,24 @@ class SequenceState:
     @property
     def num_kept_tokens(self) -> int:
         """Of its prompt, what may stay cached because of it."""
-        keep = self.request.keep_tokens
-        return self.num_prompt_tokens if keep is None else min(keep, self.num_prompt_tokens)
+        keep, most = self.request.keep_tokens, min(self.most_shared, self.num_prompt_tokens)
+        return most if keep is None else min(keep, most)
+
+    @property
+    def most_shared(self) -> int:
+        """Leading tokens that may be shared with others: all, or those before an activated adapter."""
+        return self.request.adapter_from or self.tokens.length
+
+    @property
+    def most_found(self) -> int:
+        """Leading tokens that the cache may have: the last one is always computed."""
+        return min(self.tokens.length - 1, self.most_shared)
+
+    @property
+    def lookup_tokens(self) -> EncodedTokens:
+        """The tokens to look up in the cache. O(1) for all of them."""
+        limit = self.request.adapter_from
+        return self.tokens.encoded_part(0, limit) if limit else self.tokens.encoded
 
     @property
     def has_progressed(self) -> bool:

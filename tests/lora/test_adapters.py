@@ -26,6 +26,12 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "two-layers": {"target_modules": ["q_proj", "v_proj", "up_proj"], "layers_to_transform": [0, 2]},
     "pattern": {"target_modules": ["o_proj", "down_proj"], "rank_pattern": {"o_proj": 2}},
 }
+INVOCATION = [5, 6, 7]
+#: Adapters that begin at a text of their own.
+ACTIVATED: dict[str, dict[str, Any]] = {
+    "judge": {"r": 4, "alora_invocation_tokens": INVOCATION},
+    "rewriter": {"r": 2, "alora_invocation_tokens": INVOCATION, "target_modules": ["q_proj", "up_proj"]},
+}
 
 
 class Trained:
@@ -65,7 +71,7 @@ def answers(llm: LLM, asked: Sequence[tuple[str, Sequence[int]]]) -> list[tuple[
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("llama"), "llama", ADAPTERS)
+    return Trained(tmp_path_factory.mktemp("llama"), "llama", ADAPTERS | ACTIVATED)
 
 
 def test_mixed_batches_answer_as_peft(llama: Trained) -> None:
@@ -171,6 +177,46 @@ def test_least_recently_used_leaves_memory(llama: Trained) -> None:
         ]
         gc.collect()
         assert sum(card.in_memory for card in llm.adapters.cards()) == 2
+
+
+def test_activated_adapters_share_the_bases_prefix(llama: Trained) -> None:
+    """Up to the last invocation the prompt is the base's: for it, and for every activated adapter."""
+    plain = prompts(1, seed=10)[0]
+    text = [*plain, *INVOCATION, *prompts(1, seed=11)[0]]
+    asked = [*text, *INVOCATION, 90, 91]
+
+    def expected(name: str, prompt: list[int]) -> list[int]:
+        return greedy(llama.models[name], prompt, COUNT)
+
+    with llama.llm() as llm:
+        assert answers(llm, [("", text)])[0] == (expected("", text), 0)
+        for name in ACTIVATED:
+            assert answers(llm, [(name, asked)])[0] == (expected(name, asked), len(text))
+            assert answers(llm, [(name, asked)])[0] == (expected(name, asked), len(text))
+        # What the adapters computed is nobody's: the base computes its own.
+        assert answers(llm, [("", asked)])[0] == (expected("", asked), len(text))
+        assert answers(llm, [("", asked)])[0][1] == len(asked) - 1
+        assert answers(llm, [("judge", asked)])[0] == (expected("judge", asked), len(text))
+        # Without the invocation the base answers; with it at the start, the adapter answers all.
+        assert answers(llm, [("judge", plain)])[0] == (expected("", plain), len(plain) - 1)
+        first = [*INVOCATION, *range(20, 40)]
+        assert answers(llm, [("judge", first)])[0] == (expected("judge", first), 0)
+        assert answers(llm, [("", first)])[0] == (expected("", first), 0)
+        assert llm.explain(asked, lora="judge").num_hit_tokens == len(asked) - 1
+
+
+def test_activated_adapters_in_mixed_batches_and_chunks(llama: Trained) -> None:
+    """Chunks that end before, in and after the invocation, beside the base and plain adapters."""
+    texts = prompts(2, seed=12)
+    asked = [
+        (name, [*text, *INVOCATION, 90 + i])
+        for i, text in enumerate(texts)
+        for name in ("judge", "", "wide", "rewriter")
+    ]
+    expected = [greedy(llama.models[name], prompt, COUNT) for name, prompt in asked]
+    with llama.llm(max_num_batched_tokens=24, max_num_seqs=8, num_blocks=24) as llm:
+        for _ in range(2):
+            assert [tokens for tokens, _ in answers(llm, asked)] == expected
 
 
 def test_changed_files_are_not_taken_for_the_adapter(llama: Trained, tmp_path: Path) -> None:

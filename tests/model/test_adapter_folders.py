@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz_adapter_folders import damage
 from safetensors.torch import load_file, save_file
 from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 
 from radixkv.errors import AdapterLoadError
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.lora_weights import LoraWeights, read_adapter
+from radixkv.model.adapters.lora_weights import read_adapter
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 
@@ -132,7 +132,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "saved modules": (setting("modules_to_save", ["lm_head"]), "modules_to_save"),
     "biases": (setting("bias", "all"), "bias"),
     "biases of B": (setting("lora_bias", True), "lora_bias"),
-    "activated": (setting("alora_invocation_tokens", [1, 2]), "alora_invocation_tokens"),
+    "no invocation": (setting("alora_invocation_tokens", []), "alora_invocation_tokens"),
+    "invocation as text": (setting("alora_invocation_tokens", "<x>"), "alora_invocation_tokens"),
     "a later PEFT's": (setting("use_something_new", True), "use_something_new"),
     "PiSSA": (setting("init_lora_weights", "pissa"), "init_lora_weights"),
     "no LoRA": (setting("peft_type", "IA3"), "peft_type"),
@@ -180,29 +181,5 @@ def test_pickles_links_and_missing_files_are_refused(base: BaseModules, good: Pa
 
 def test_damaged_files_never_give_another_adapter(base: BaseModules, good: Path, tmp_path: Path) -> None:
     """Each is refused, or it is another adapter by its identity: its numbers were what was hit."""
-    folder = shutil.copytree(good, tmp_path / "a")
-    whole = read_adapter(good, base, 16)
-    chance = random.Random(5)
-    num_refused = 0
-    for turn in range(300):
-        path = folder / ("adapter_config.json" if turn % 3 == 0 else "adapter_model.safetensors")
-        before = path.read_bytes()
-        data = bytearray(before)
-        if turn % 5 == 0:
-            del data[chance.randrange(len(data)) :]
-        else:  # in the header, where damage is worst, or anywhere
-            at = chance.randrange(2000 if turn % 2 else len(data)) % len(data)
-            data[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
-        try:
-            found: LoraWeights | None = read_adapter(folder, base, 16)
-        except AdapterLoadError:
-            found, num_refused = None, num_refused + 1
-        if found is not None and found.identity == whole.identity:
-            assert all(
-                (found.modules[name].down == change.down).all()
-                and (found.modules[name].up == change.up).all()
-                for name, change in whole.modules.items()
-            )
-        path.write_bytes(before)
-    assert num_refused > 100
+    counts = damage(good, tmp_path / "a", base, 90, 5)
+    assert counts["refused"] > 30

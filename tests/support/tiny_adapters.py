@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def save_adapter(model: Any, folder: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: at these sizes, waiting for others takes longer than computing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 @torch.inference_mode()
 def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """The next `count` tokens, each computed from all before it, without a cache."""

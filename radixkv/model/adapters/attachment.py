@@ -69,7 +69,7 @@ class ProductSlot:
             self._sums.add(segments, self._num_parts, adapters.max_inner, first, end - first, rows, out)
             return
         for segment in adapters.segments:
-            change = segment.adapter.products[self._index]
+            change = None if segment.adapter is None else segment.adapter.products[self._index]
             if change is not None:
                 own = slice(segment.start, segment.end)
                 change.add_to(rows[own], out[own])

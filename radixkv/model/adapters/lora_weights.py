@@ -54,11 +54,13 @@ class LoraWeights:
         identity: digest of all that it computes: adapters of one identity give the same K/V.
         rank: the largest of its matrices.
         modules: path in the base model -> change.
+        invocation: see `PeftConfig`.
     """
 
     identity: str
     rank: int
     modules: Mapping[str, LowRank]
+    invocation: tuple[int, ...] = ()
 
 
 def read_adapter(folder: Path, base: BaseModules, max_rank: int) -> LoraWeights:
@@ -101,7 +103,8 @@ def read_adapter(folder: Path, base: BaseModules, max_rank: int) -> LoraWeights:
         path: _checked(path, pairs[path], base.shapes[path], ranks[path], config.scale_of(path))
         for path in sorted(paths)
     }
-    return LoraWeights(_identity(modules), max(ranks.values()), modules)
+    identity = _identity(modules, config.invocation)
+    return LoraWeights(identity, max(ranks.values()), modules, config.invocation)
 
 
 def _read_tensors(path: Path, most: int) -> list[tuple[str, dict[str, Any]]]:
@@ -168,8 +171,8 @@ def _checked(
     return LowRank(np.ascontiguousarray(down), np.ascontiguousarray(up))
 
 
-def _identity(modules: Mapping[str, LowRank]) -> str:
-    digest = hashlib.sha256()
+def _identity(modules: Mapping[str, LowRank], invocation: tuple[int, ...]) -> str:
+    digest = hashlib.sha256(f"from {invocation}\n".encode() if invocation else b"")
     for path, change in modules.items():
         digest.update(f"{path} {change.down.shape} {change.up.shape}\n".encode())
         digest.update(change.down.data)

@@ -42,7 +42,7 @@ class PackedAdapter:
     """An adapter in memory, read-only: any number of requests may use it.
 
     Attributes:
-        identity, rank: as in `LoraWeights`.
+        identity, rank, invocation: as in `LoraWeights`.
         products: for each place the `down` of its parts as one, [ranks, inputs], and for each part its `up`,
             [rank, outputs], with its first column; None: the adapter leaves the product as it is.
         changed: bool [products], whether the adapter changes each.
@@ -50,7 +50,7 @@ class PackedAdapter:
     """
 
     def __init__(self, weights: LoraWeights, places: Sequence[ProductPlace]) -> None:
-        self.identity, self.rank = weights.identity, weights.rank
+        self.identity, self.rank, self.invocation = weights.identity, weights.rank, weights.invocation
         self.products = [_packed(place.changes(weights)) for place in places]
         self.changed = np.array([product is not None for product in self.products])
         kept = [product for product in self.products if product is not None]

@@ -39,7 +39,7 @@ _READ = frozenset(
             "init_lora_weights",
         ),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-        *("rank_pattern", "alpha_pattern"),
+        *("rank_pattern", "alpha_pattern", "alora_invocation_tokens"),
     }
 )
 #: Ways to begin that leave the base's weights as they are; the others (PiSSA, OLoRA, LoftQ) change them.
@@ -47,7 +47,6 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _ADVICE = {
     "use_dora": "DoRA is not served: train the adapter without use_dora, or merge it into its base",
     "modules_to_save": "whole modules beside the adapter are not served: train it without modules_to_save",
-    "alora_invocation_tokens": "activated LoRA is not served: it would change the text before its invocation",
 }
 
 
@@ -58,6 +57,8 @@ class PeftConfig:
     Attributes:
         base: the base model's name as the adapter tells it; empty: it does not.
         rank, alpha: where no pattern says otherwise.
+        invocation: tokens of a prompt that an activated adapter begins with, at their last place; empty: the
+            adapter computes all of the prompt.
     """
 
     base: str
@@ -70,6 +71,7 @@ class PeftConfig:
     layer_lists: tuple[str, ...]
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    invocation: tuple[int, ...]
 
     @classmethod
     def read(cls, folder: Path) -> PeftConfig:
@@ -197,6 +199,7 @@ class _Fields:
             layer_lists=self._list("layers_pattern"),
             ranks={key: self._rank("rank_pattern", value) for key, value in self._table("rank_pattern")},
             alphas={key: self._number("alpha_pattern", value) for key, value in self._table("alpha_pattern")},
+            invocation=self._invocation(),
         )
 
     def _wrong(self, name: str, expected: str) -> AdapterLoadError:
@@ -239,6 +242,14 @@ class _Fields:
         if value is not None and not _is_list_of(value, int):
             raise self._wrong("layers_to_transform", "a whole number or a list of them")
         return tuple(value or ())
+
+    def _invocation(self) -> tuple[int, ...]:
+        value = self._data.get("alora_invocation_tokens")
+        if value is None:
+            return ()
+        if not _is_list_of(value, int) or not value or not 0 <= min(value) <= max(value) < 2**31:
+            raise self._wrong("alora_invocation_tokens", "a list of at least one token id")
+        return tuple(value)
 
     def _table(self, name: str) -> Iterable[tuple[str, object]]:
         value = self._data.get(name)

@@ -23,11 +23,11 @@ from radixkv.scheduling.batch import Batch, Entry
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Rows [start, end) of a step, which one adapter changes."""
+    """Rows [start, end) of a step, which one adapter changes; None: rows between those of adapters."""
 
     start: int
     end: int
-    adapter: PackedAdapter
+    adapter: PackedAdapter | None
 
 
 class StepAdapters:
@@ -40,7 +40,7 @@ class StepAdapters:
     def __init__(self, segments: Sequence[AdapterRows]) -> None:
         self.segments = segments
         self.first, self.end = segments[0].start, segments[-1].end
-        adapters = [segment.adapter for segment in segments]
+        adapters = [segment.adapter for segment in segments if segment.adapter is not None]
         self.changed: list[bool] = np.logical_or.reduce([adapter.changed for adapter in adapters]).tolist()
         self.max_inner = max(adapter.max_inner for adapter in adapters)
         self._table: npt.NDArray[np.int64] | None = None
@@ -49,7 +49,9 @@ class StepAdapters:
     def address(self, product: int) -> int:
         """Address of the segments of a product, for `radixkv_kernels.cpu.linear.low_rank`."""
         if self._table is None:
-            tables = [segment.adapter.table for segment in self.segments]
+            own = [None if segment.adapter is None else segment.adapter.table for segment in self.segments]
+            nothing = np.zeros_like(next(table for table in own if table is not None))
+            tables = [nothing if table is None else table for table in own]
             table = self._table = np.stack(tables, axis=1)
             table[:, :, 0] = [segment.start for segment in self.segments]
             table[:, :, 1] = [segment.end for segment in self.segments]
@@ -71,15 +73,19 @@ class ArrangedStep:
     logit_order: torch.Tensor | None = None
 
 
-def adapter_of(entry: Entry) -> PackedAdapter | None:
-    """The adapter that an entry's request holds; None: it has none."""
-    adapter: PackedAdapter | None = entry.request.request.adapter
-    return adapter
+def adapter_of(entry: Entry, end: int) -> PackedAdapter | None:
+    """The adapter that changes rows of an entry, which computes tokens up to `end`; None: none does."""
+    request = entry.request.request
+    adapter: PackedAdapter | None = request.adapter
+    return adapter if request.adapter_from < end else None
 
 
 def arrange(batch: Batch) -> ArrangedStep:
     """Bring the rows of each adapter together. O(entries) where no entry has an adapter, else O(tokens)."""
-    adapters = [adapter_of(entry) for entry in batch.entries]
+    if not any(entry.request.request.adapter for entry in batch.entries):
+        return ArrangedStep(batch)
+    ends = batch.positions[batch.query_starts[1:] - 1].tolist()
+    adapters = [adapter_of(entry, last + 1) for entry, last in zip(batch.entries, ends, strict=True)]
     if not any(adapters):
         return ArrangedStep(batch)
     names = ["" if adapter is None else adapter.identity for adapter in adapters]
@@ -88,19 +94,26 @@ def arrange(batch: Batch) -> ArrangedStep:
     if order != list(range(len(order))):
         batch, logit_order = _moved(batch, order)
         adapters = [adapters[r] for r in order]
-    return ArrangedStep(batch, StepAdapters(_segments(adapters, batch.query_starts)), logit_order)
+    return ArrangedStep(batch, StepAdapters(_segments(adapters, batch)), logit_order)
 
 
-def _segments(adapters: Sequence[PackedAdapter | None], starts: npt.NDArray[np.int32]) -> list[AdapterRows]:
-    """Segments of rows with one adapter; equal weights are one object."""
+def _segments(adapters: Sequence[PackedAdapter | None], batch: Batch) -> list[AdapterRows]:
+    """Segments of rows with one adapter; equal weights are one object.
+
+    Of an activated adapter the tokens before its invocation are rows of the base.
+    """
     segments: list[AdapterRows] = []
-    begin = 0
-    for r in range(1, len(adapters) + 1):
-        if r == len(adapters) or adapters[r] is not adapters[begin]:
-            adapter = adapters[begin]
-            if adapter is not None:
-                segments.append(AdapterRows(int(starts[begin]), int(starts[r]), adapter))
-            begin = r
+    for r, adapter in enumerate(adapters):
+        if adapter is None:
+            continue
+        start, end = int(batch.query_starts[r]), int(batch.query_starts[r + 1])
+        begin = start + max(0, batch.entries[r].request.request.adapter_from - int(batch.positions[start]))
+        last = segments[-1] if segments else None
+        if last is not None and last.end < begin:
+            segments.append(AdapterRows(last.end, begin, None))
+        elif last is not None and last.adapter is adapter:
+            begin = segments.pop().start
+        segments.append(AdapterRows(begin, end, adapter))
     return segments
 
 

@@ -292,7 +292,7 @@ async def tell_prompt(
     name_adapter(context, body, record.caller, wanted)
     longest = max(wanted.requests, key=lambda one: len(one.prompt))
     card = context.engine.adapters.card(longest.lora)
-    prompt, namespace = token_ids(longest), [record.tenant, longest.salt, card.identity if card else ""]
+    prompt, namespace = token_ids(longest), [record.tenant, longest.salt, card.namespace_part if card else ""]
     return await long_json_response(
         lambda: {"tokens": prompt.tolist(), "count": len(prompt), "namespace": namespace},
         size=len(prompt),

@@ -134,13 +134,13 @@ class LowRankSums:
         rows: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Add the sums of the rows [first, first + count) of `rows` [T, inputs] to those of `out` [T, outputs].
+        """Add the sums of rows [first, first + count) of `rows` [T, inputs] to those of `out` [T, outputs].
 
         Both float32, last dimension contiguous.
 
         Args:
-            segments: address of an int64 array [number of segments, SEGMENT_SIZE], by ascending rows: all rows
-                that are computed lie in them.
+            segments: address of an int64 array [number of segments, SEGMENT_SIZE], by ascending rows: all
+                rows that are computed lie in them.
             most_parts, max_rank: the most of a segment.
         """
         a, (depth, width) = self._arguments, (rows.shape[1], out.shape[1])

@@ -23,7 +23,8 @@ async def cached_under(
     if report.reason == "hit" or not context.engine.adapters.is_enabled:
         return None
     cards = sorted(context.adapters_of(caller.as_tenant), key=lambda card: not card.in_memory)
-    models = {"": context.model_names[0]} | {card.identity: card.name for card in cards[:MAX_ADAPTERS]}
+    models = {card.namespace_part: card.name for card in cards[:MAX_ADAPTERS]}
+    models[""] = context.model_names[0]
     models.pop(caller.adapter, None)
     best, most = None, report.num_hit_tokens
     for adapter, name in models.items():

@@ -25,7 +25,7 @@ def caller_of(request: Request, cache_salt: str | None = None, model: str | None
     salt = "" if cache_salt is None else check_salt(cache_salt)
     context = context_of(request)
     card = context.engine.adapters.card(context.adapter_name(model, tenant))
-    return Caller(tenant.name, salt, tenant.is_admin, "" if card is None else card.identity)
+    return Caller(tenant.name, salt, tenant.is_admin, "" if card is None else card.namespace_part)
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
