@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,13 @@ from fastapi.testclient import TestClient
 from tiny_adapters import greedy, peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 
-from radixkv import AsyncEngine
+from radixkv import AsyncEngine, SamplingParams
+from radixkv.cluster.remote.engine import RemoteEngine
+from radixkv.cluster.remote.host import serve_engine
+from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.config import EngineConfig
+from radixkv.errors import AdapterLoadError
+from radixkv.scheduling.request import Request
 from radixkv_server.app import create_app
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.api_keys import stored_form
@@ -219,3 +228,31 @@ def test_an_adapters_prefix_is_public_for_that_adapter(client: TestClient) -> No
         usage = client.post("/v1/completions", json=asked, headers=headers).json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == cached
     assert client.request("DELETE", "/v1/cache/public", json=body).json()["deleted"]
+
+
+async def test_replicas_have_the_same_adapters(served: Served) -> None:
+    """One engine here and one over a connection: each loads, unloads and answers as the other does."""
+    config = replace(served.engine.config, lora=(f"sql={served.folders['sql']}",))
+    engines = [AsyncEngine.from_config(config) for _ in range(2)]
+    ours, theirs = multiprocessing.Pipe()
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engines[1], theirs)))
+    host.start()
+    far = await asyncio.to_thread(RemoteEngine, ours)
+    engine = ReplicatedEngine({"near": engines[0], "far": far})
+    try:
+        for member in (engine, engines[0], far):
+            assert [card.name for card in member.adapters.cards()] == ["sql"]
+        await asyncio.to_thread(engine.adapters.load, "chat", str(served.folders["chat"]))
+        assert await asyncio.to_thread(engine.adapters.unload, "sql")
+        params = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
+        for member in (engine, far, engines[0]):
+            assert [card.name for card in member.adapters.cards()] == ["chat"]
+            output = await member.generate(Request(PROMPT, params, lora="chat"))
+            assert list(output.outputs[0].token_ids) == served.answers["chat"]
+        with pytest.raises(AdapterLoadError):
+            await asyncio.to_thread(engine.adapters.load, "none", "/nowhere")
+        assert far.adapters.card("none") is None
+    finally:
+        await engine.close()
+        await asyncio.to_thread(host.join)
+        await engines[1].close()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.input_processor import PromptLimits
@@ -111,6 +112,7 @@ class Status:
     is_healthy: bool
     is_full: bool
     stats: EngineStats
+    adapters: tuple[AdapterCard, ...] | None = None  # None: it takes none
 
 
 def as_sent(error: BaseException, stand_in: type[RadixKVError]) -> BaseException:

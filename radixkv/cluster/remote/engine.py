@@ -22,6 +22,7 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
+from radixkv.cluster.remote.adapters import RemoteAdapters
 from radixkv.cluster.remote.channel import (
     WINDOW,
     Ask,
@@ -36,7 +37,6 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
-from radixkv.engine.adapters import Adapters
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
@@ -294,7 +294,7 @@ class RemoteEngine:
         self.default_sampling = facts.default_sampling
         self.tokenizer = facts.tokenizer
         self.cache = RemoteCache(self._link)
-        self.adapters = Adapters()  # not yet over a connection
+        self.adapters = RemoteAdapters(self._link)
 
     @property
     def is_healthy(self) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import fields
+from functools import partial
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -102,7 +103,8 @@ class _Host:
 
     def send_status(self) -> None:
         engine = self._engine
-        self.channel.send(Status(engine.is_healthy, engine.is_full, engine.stats()))
+        adapters = tuple(engine.adapters.cards()) if engine.adapters.is_enabled else None
+        self.channel.send(Status(engine.is_healthy, engine.is_full, engine.stats(), adapters))
 
     async def send_statuses(self) -> None:
         """Now and then, for ever."""
@@ -122,6 +124,8 @@ class _Host:
                         self.channel.send(Item(ask.id, item))
                 last = End(ask.id)
             else:
+                if ask.name.startswith("adapters."):  # these block, as they read files
+                    method = partial(asyncio.to_thread, method)
                 last = Reply(ask.id, await method(*ask.args, **ask.options))
         except (*ENDS_PROCESS, asyncio.CancelledError):
             raise

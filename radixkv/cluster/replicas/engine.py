@@ -23,11 +23,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cluster.loop_thread import LoopThread
+from radixkv.cluster.replicas.adapters import ReplicatedAdapters
 from radixkv.cluster.replicas.attempts import Attempts, Running
 from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.member import AGAIN_S, Member
 from radixkv.cluster.replicas.members import Members
-from radixkv.engine.adapters import Adapters
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
@@ -66,10 +66,10 @@ class ReplicatedEngine(RendersChats):
         self.limits: PromptLimits = first.limits
         self.default_sampling: Mapping[str, Any] = first.default_sampling
         self.tokenizer: TextTokenizer = first.tokenizer
-        self.adapters = Adapters()  # not yet of several engines
         self._patience_s = patience_s
         super().__init__()
         self._members = Members()
+        self.adapters = ReplicatedAdapters(self._members.present, first.adapters.is_enabled)
         self._running: Running = {}
         self.cache = ReplicatedCache(self._members.present, first.model_fingerprint)
         self._beside = LoopThread("radixkv-replicas")
@@ -138,6 +138,7 @@ class ReplicatedEngine(RendersChats):
     async def _prepare(self, member: Member) -> bool:
         try:
             await self.cache.prepare(member.engine.cache)
+            await asyncio.to_thread(self.adapters.prepare, member.engine.adapters)
         except EngineStoppedError:
             return False
         except Exception:
@@ -177,7 +178,9 @@ class ReplicatedEngine(RendersChats):
 
     async def _encode(self, request: Request) -> Request:
         """The request with its prompt as encoded token ids, and its namespace."""
-        request.namespace = self.cache.namespace(request.tenant, request.salt)
+        card = self.adapters.card(request.lora) if request.lora else None
+        adapter = "" if card is None else card.namespace_part
+        request.namespace = self.cache.namespace(request.tenant, request.salt, adapter)
         if isinstance(request.prompt, str):
             request.text, request.prompt = request.prompt, await self.tokenize(request.prompt)
         prompt = request.prompt

@@ -49,10 +49,6 @@ def serve_replicas(
         MissingPackageError: Ray is not installed.
         EngineStoppedError: no replica could be started.
     """
-    if config.takes_adapters:
-        raise ConfigError(
-            "adapters (--lora, --lora-dir) are not served by several replicas; leave --replicas out with them"
-        )
     try:
         import ray
         from ray import serve

@@ -76,7 +76,7 @@ async def unload_lora_adapter(request: Request) -> Response:
     require_admin(request.scope)
     context = context_of(request)
     body = await context.bodies.read(request, UnloadAdapterRequest, context.max_body_bytes())
-    if not context.engine.adapters.unload(body.lora_name):
+    if not await off_loop(partial(context.engine.adapters.unload, body.lora_name)):
         raise ApiError(
             404,
             f"There is no adapter {body.lora_name!r}.",
