@@ -45,8 +45,8 @@ PANELS: dict[str, tuple[str, str]] = {
     ),
     "Chats and answers": (
         "chat_format response_store",
-        "normalize_clients canonical_tools trust_request_chat_template structured_additional_properties "
-        "max_stored_responses max_stored_bytes",
+        "normalize_clients canonical_tools tools_first trust_request_chat_template "
+        "structured_additional_properties max_stored_responses max_stored_bytes",
     ),
     "Logs and metrics": (
         "log_level access_log",

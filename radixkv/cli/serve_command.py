@@ -39,6 +39,7 @@ _RENAMED = {
     "console": "--console/--no-console",
     "access_log": "--access-log/--no-access-log",
     "canonical_tools": "--canonical-tools",
+    "tools_first": "--tools-first",
     "vllm_metrics": "--vllm-metrics",
     # Times are in seconds, by name and not by letter.
     **{

@@ -87,6 +87,7 @@ class Breaker:
         tool: name of the tool that it is in; None: it is in a message.
         place: the place in words, as `the 2nd user message`.
         old, new: the texts there in the earlier prompt and in the later one; parts of them.
+        same_tools: both prompts show the same tools.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Breaker:
     place: str = ""
     old: str = ""
     new: str = ""
+    same_tools: bool = False
 
     @property
     def remedy(self) -> str:

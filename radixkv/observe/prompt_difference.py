@@ -29,5 +29,7 @@ def find_breaker(old: PromptParts, new: PromptParts, *, in_tools: bool | None = 
         where = f"the tool {of_tools.tool}" if of_tools.tool else "the tools"
         of_tools = replace(of_tools, place="the tools" if of_tools.kind.startswith("tools_") else where)
     of_messages = history_breaker(old.messages, new.messages)
+    if of_messages is not None and of_tools is None and new.tools:
+        of_messages = replace(of_messages, same_tools=True)
     first, second = (of_messages, of_tools) if in_tools is False else (of_tools, of_messages)
     return first if first is not None else second

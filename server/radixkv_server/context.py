@@ -90,7 +90,7 @@ class ServerContext:
                 images=settings.images,
             ),
             prompts=PromptEncoder(engine),
-            templates=ChatTemplates(engine.tokenizer, settings.chat_format),
+            templates=ChatTemplates(engine.tokenizer, settings.chat_format, tools_first=settings.tools_first),
             metrics=metrics,
             tenants=tenants,
             responses=make_store(

@@ -67,6 +67,8 @@ class ServerSettings:
             header) constant, so that the rest is found in the cache; `off`: leave it unchanged.
         canonical_tools: show models the tools sorted by name, and the keys of their schemas sorted, so that
             clients that list them in changing orders find them in the cache.
+        tools_first: show models the tools before the system prompt, where the chat template lets that be, so
+            that prompts whose system prompts differ share the tools.
         trust_request_chat_template: accept `chat_template` from clients (it is a program: leave it off
             unless every client is trusted).
         structured_additional_properties: default of `additionalProperties` for objects of a JSON Schema that
@@ -117,6 +119,7 @@ class ServerSettings:
     chat_format: str = AUTO
     normalize_clients: str = "on"
     canonical_tools: bool = False
+    tools_first: bool = False
     trust_request_chat_template: bool = False
     structured_additional_properties: str = "closed"
     response_store: str | None = None

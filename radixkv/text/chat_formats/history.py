@@ -33,14 +33,19 @@ def template_messages(
     tools: Sequence[Mapping[str, Any]],
     chat_format: ChatFormat,
     traits: TemplateTraits,
+    *,
+    tools_first: bool = False,
 ) -> list[Message]:
     """Return messages in OpenAI's form, arguments of calls as objects, as the template must get them.
 
     Args:
         tools: the tools on offer.
+        tools_first: show them before the system prompt, where that can be (`can_show_tools_first`).
     """
     if not traits.late_system:
         messages = _with_one_system(messages)
+    if tools and tools_first and traits.tools_place == "movable":
+        messages = _with_empty_system(list(messages))
     if not chat_format.forms:
         return list(messages)
     if traits.calls and traits.one_call:
@@ -49,10 +54,15 @@ def template_messages(
         messages = _with_numbered_ids(messages)
     prepared = [_prepared(message, chat_format, traits) for message in messages]
     if tools and not traits.tools:
-        prepared = _with_preamble(prepared, chat_format.write_preamble(tools))
+        prepared = _with_preamble(prepared, chat_format.write_preamble(tools), first=tools_first)
         if not traits.system:
             prepared = _without_system(prepared)
     return prepared
+
+
+def can_show_tools_first(chat_format: ChatFormat, traits: TemplateTraits) -> bool:
+    """Return whether tools that would be shown after the system prompt can be shown before it."""
+    return traits.tools_place == "movable" if traits.tools else bool(chat_format.forms)
 
 
 def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
@@ -205,10 +215,19 @@ def _result(message: Message, chat_format: ChatFormat, traits: TemplateTraits) -
     return message
 
 
-def _with_preamble(messages: list[Message], preamble: str) -> list[Message]:
-    """The preamble at the end of the first system message, or in one of its own."""
+def _with_empty_system(messages: list[Message]) -> list[Message]:
+    """An empty system message, in which the template shows the tools, before the one that has a text."""
     first = messages[0] if messages else {}
-    if first.get("role") != "system":
+    if first.get("role") != "system" or not first.get("content"):
+        return messages
+    return [{"role": "system", "content": ""}, *messages]
+
+
+def _with_preamble(messages: list[Message], preamble: str, *, first: bool) -> list[Message]:
+    """The preamble at the beginning or end of the first system message, or in one of its own."""
+    system = messages[0] if messages else {}
+    if system.get("role") != "system":
         return [{"role": "system", "content": preamble}, *messages]
-    content = first.get("content") or ""
-    return [{**first, "content": f"{content}\n\n{preamble}" if content else preamble}, *messages[1:]]
+    content = system.get("content") or ""
+    texts = (preamble, content) if first else (content, preamble)
+    return [{**system, "content": "\n\n".join(filter(None, texts))}, *messages[1:]]

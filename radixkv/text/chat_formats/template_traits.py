@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from radixkv.errors import InvalidRequestError
 
@@ -14,6 +14,9 @@ from radixkv.errors import InvalidRequestError
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 Message = dict[str, Any]
+#: Where a template shows the tools: before the system prompt; after it, but before a second message of the
+#: system; or in no place that messages could change.
+ToolsPlace = Literal["first", "movable", "fixed"]
 #: Renders messages, tools and further arguments of the template to text; raises InvalidRequestError.
 RenderText = Callable[[Sequence[Message], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
 
@@ -64,6 +67,7 @@ class TemplateTraits:
         reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
         drops_reasoning: it leaves reasoning out of turns before the user's last message.
         late_system: it shows system messages after others.
+        tools_place: where it shows the tools.
     """
 
     tools: bool = True
@@ -77,10 +81,11 @@ class TemplateTraits:
     reasoning_field: str | None = None
     drops_reasoning: bool = False
     late_system: bool = True
+    tools_place: ToolsPlace = "fixed"
 
 
 def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
-    """Probe a template: about ten small renderings.
+    """Probe a template: about fifteen small renderings.
 
     Args:
         tools_option: an argument that the template may take tools by.
@@ -89,7 +94,8 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
     shown = functools.partial(shown_text, render)
 
     if not shown([_USER]):
-        return TemplateTraits()  # what the template says against it, it shall say to the request
+        # What the template says against it, it shall say to the request.
+        return TemplateTraits(tools_place=_tools_place(shown, None))
     tools = _NAME in shown([_USER], [_TOOL])
     option = None
     if not tools and tools_option is not None and _NAME in shown([_USER], [_TOOL], **{tools_option: [_TOOL]}):
@@ -124,7 +130,28 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         reasoning_field=field,
         drops_reasoning=_THOUGHT not in earlier,
         late_system=all(_RESULT in shown(messages) for messages in _LATE_SYSTEM),
+        tools_place=_tools_place(shown, option) if tools else "fixed",
     )
+
+
+def _tools_place(shown: Callable[..., str], option: str | None) -> ToolsPlace:
+    """Find the place of the tools beside one message of the system, and beside an empty one and another."""
+
+    def with_tools(*texts: str) -> str:
+        messages = [*map(_system, texts), _USER]
+        return shown(messages, [_TOOL]) if option is None else shown(messages, **{option: [_TOOL]})
+
+    usual = with_tools(_SAID)
+    if usual.count(_SAID) != 1:
+        return "fixed"
+    if usual.rfind(_NAME) < usual.find(_SAID):
+        return "first"
+    before, said, after = with_tools("", _SAID).partition(_SAID)
+    plain = shown([_system(_SAID), _system(_RESULT), _USER])
+    to_system = plain.partition(_SAID)[2].partition(_RESULT)[0]
+    to_user = plain.partition(_RESULT)[2].partition(_USER["content"])[0]
+    is_own = bool(to_system) and to_system != to_user and before.endswith(to_system)
+    return "movable" if said and is_own and _NAME in before and _NAME not in after else "fixed"
 
 
 def render_probe(render: RenderText) -> str:
@@ -162,6 +189,10 @@ def _history(
         second = {"id": "probe5678", "type": "function", "function": {**function, "name": _OTHER}}
         answer["tool_calls"].append(second)
     return [_USER, answer, _result()]
+
+
+def _system(text: str) -> Message:
+    return {"role": "system", "content": text}
 
 
 def _result() -> Message:

@@ -235,7 +235,9 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
         if settings.normalize_clients == "on":
             messages, rule = normalized(messages)
         reasoning_sent = any(reasoning_of(message) for message in messages)
-        return template_messages(messages, tools, template.format, template.traits)
+        return template_messages(
+            messages, tools, template.format, template.traits, tools_first=settings.tools_first
+        )
 
     ids = await context.prompts.render_chat(
         [chat.source, () if given or more else tools],

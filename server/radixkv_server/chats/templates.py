@@ -11,6 +11,7 @@ from typing import Any
 from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import AUTO, find_format
+from radixkv.text.chat_formats.history import can_show_tools_first
 from radixkv.text.chat_formats.response_choice import with_response_template
 from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
@@ -28,6 +29,12 @@ _UNKNOWN = {
     False: _NO_SIGN + "Tools are described, and calls read, in the form of %s; --chat-format sets another.",
     True: _NO_SIGN + "Calls are read in the form that the chat template writes them in (%s); --chat-format "
     "sets another.",
+}
+#: By whether tools come first all the same.
+_FIXED_TOOLS = {
+    True: "--tools-first changes nothing: this model's chat template shows tools before the system prompt.",
+    False: "--tools-first changes nothing: this model's chat template shows tools after the system prompt, "
+    "and has no place for another system message after them.",
 }
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
@@ -47,10 +54,12 @@ class ChatTemplates:
 
     Args:
         format_name: name of the answers' format, or `auto`.
+        tools_first: tools are to be shown before the system prompt.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, format_name: str) -> None:
+    def __init__(self, tokenizer: TextTokenizer, format_name: str, *, tools_first: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._tools_first = tools_first
         self._format_name = format_name
         self._known: dict[str | None, KnownTemplate] = {}
 
@@ -87,6 +96,8 @@ class ChatTemplates:
             fitted = self._with_response_template(fitted)
         if not fitted.is_known:
             logger.warning(_UNKNOWN[fitted.name == DERIVED], fitted.name)
+        if self._tools_first and not can_show_tools_first(fitted, traits):
+            logger.warning(_FIXED_TOOLS[traits.tools_place == "first"])
         said: Sequence[Message] = [{"role": "user", "content": "hello"}]
         thinking = find_switch(lambda variables: render(said, None, variables), source)
         return KnownTemplate(fitted.with_vocabulary(_special_tokens(tokenizer)), traits, thinking)

@@ -7,6 +7,7 @@ a folder of them, `*.jinja`. Without it these tests are skipped.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.derived_form import with_derived_form
 from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.history import template_messages
+from radixkv.text.chat_formats.history import can_show_tools_first, template_messages
 from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_traits import find_traits, render_probe, shown_text
 
@@ -185,9 +186,14 @@ def templates() -> list[str]:
     return sorted(path.stem for path in Path(FOLDER).glob("*.jinja")) if FOLDER else []
 
 
+@functools.cache
+def known(name: str) -> Template:
+    return Template(Path(FOLDER) / f"{name}.jinja")
+
+
 @pytest.mark.parametrize("name", templates())
 def test_the_table_of_templates(name: str) -> None:
-    template = Template(Path(FOLDER) / f"{name}.jinja")
+    template = known(name)
     prompt = template.prompt()
     text, thought = forced(template, prompt)
     parser = template.format.parser(tools={"get_weather": TOOL["function"]["parameters"]}, prompt_end=prompt)
@@ -205,3 +211,24 @@ def test_the_table_of_templates(name: str) -> None:
     is_exact = after.startswith(prompt + text.rstrip()) and bool(prompt)
     if name in TABLE:
         assert (template.format.name, is_exact) == (TABLE[name][0], TABLE[name][1] == EXACT)
+
+
+@pytest.mark.parametrize("name", templates())
+def test_tools_come_first_where_the_template_lets_them(name: str) -> None:
+    template = known(name)
+    rest = "Keep to the rules of the house."
+
+    def prompt(folder: str, **options: bool) -> str:
+        said = [{"role": "system", "content": f"Folder: {folder}. {rest}"}, dict(ASKED)]
+        given = template_messages(said, [TOOL], template.format, template.traits, **options)
+        return shown_text(template.render, given, [TOOL] if template.traits.tools else None)
+
+    usual, red, blue = prompt("red"), prompt("red", tools_first=True), prompt("blue", tools_first=True)
+    if not can_show_tools_first(template.format, template.traits):
+        assert red == usual
+        return
+    shared = red[: next(i for i, (one, other) in enumerate(zip(red, blue, strict=False)) if one != other)]
+    assert "Tell the weather." in shared
+    assert shared.endswith("Folder: ")
+    for text in ("Tell the weather.", rest, ASKED["content"]):
+        assert red.count(text) == usual.count(text) == 1

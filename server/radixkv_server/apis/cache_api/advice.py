@@ -11,6 +11,7 @@ from radixkv_server.activity.owner import Owner
 from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
 from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
 from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.apis.cache_api.tools_first import tools_first_tokens, with_tools_first
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
@@ -76,6 +77,7 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
         "count": point.count,
         "share": round(point.count / max(1, point.group_count), 3),
         "recoverable_tokens": point.recoverable_tokens,
+        "tools_first_tokens": None,
         "kind": None,
         "family": None,
         "example": None,
@@ -93,8 +95,12 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
         }
         if latest:
             breaker = await breaker_of_request(context, latest[0])
+            tools = await tools_first_tokens(context, breaker, latest[0].parts)
+            shown["tools_first_tokens"] = None if tools is None else tools * point.count
     shown["breaker"] = breaker_json(breaker)
-    shown["advice"] = with_breaker(prompt_group_advice(found), breaker)
+    shown["advice"] = with_tools_first(
+        with_breaker(prompt_group_advice(found), breaker), shown["tools_first_tokens"]
+    )
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt
     return shown

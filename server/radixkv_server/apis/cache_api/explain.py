@@ -22,6 +22,7 @@ from radixkv_server.apis.cache_api.breaker import (
 from radixkv_server.apis.cache_api.cached_under import cached_under
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.prompt_ids import Prompt
+from radixkv_server.apis.cache_api.tools_first import tools_first_tokens, with_tools_first
 from radixkv_server.chats.applied_rules import in_words
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -56,11 +57,13 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
         cached=(around.get("before") or "", around.get("prompt") or "", around.get("cached") or ""),
     )
     found = await breaker_of(context, broken)
+    tools = await tools_first_tokens(context, found, prompt.parts)
     return {
         **explanation,
         "cached_under": await cached_under(context, caller, ids, report),
         "breaker": breaker_json(found),
-        "advice": with_breaker(explanation["advice"], found),
+        "tools_first_tokens": tools,
+        "advice": with_tools_first(with_breaker(explanation["advice"], found), tools),
         "nodes": [context.names.of(node) for node in path],
     }
 
