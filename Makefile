@@ -33,7 +33,7 @@ help:
 	@echo "make bench-gpu  numbers, kernels and engine on a GPU, part by part (10 minutes)"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make agents     how much of their prompts Claude Code, Codex and opencode find in the cache, turn by turn (minutes)"
-	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 5,000 requests in small pools,"
+	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 requests in small pools,"
 	@echo "                10,000 generated requests of the API, samples, beams and kernels, every cell of the recorded traces"
 	@echo "make soak       the engine under thousands of random workloads and faults, a server for 30 minutes"
 	@echo "make install    the environment in .venv only"
@@ -145,6 +145,7 @@ fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)
 	$(BIN)/python tests/cache/mutations.py
 	$(BIN)/python tests/engine/fuzz_small_pools.py --requests 5000
+	$(BIN)/python tests/engine/fuzz_small_pools.py --requests 5000 --mixed
 	$(BIN)/python tests/server/fuzz_api.py --cases 10000
 	RADIXKV_FUZZ=20 $(BIN)/python -m pytest tests/engine/test_samples_and_beams.py tests/kernels/test_attention_contract.py \
 		tests/kernels/test_float_product.py

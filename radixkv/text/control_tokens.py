@@ -57,6 +57,7 @@ class ControlTokens:
         # The first character of every spelling, overlapping ones included.
         self._first = re.compile(f"(?=(?:{whole}))(.)", re.DOTALL)
         self._starts = frozenset(text[:size] for text in texts for size in range(1, len(text)))
+        self._first_characters = sorted({text[0] for text in texts})
         self._longest_start = max((len(text) - 1 for text in texts), default=0)
         self._break = _secret_mark()
         # One for each side, so that no two wrapped spellings overlap.
@@ -87,6 +88,12 @@ class ControlTokens:
 
     def _open_ends(self, text: str) -> list[int]:
         """Return where a spelling begins that the text's end cuts off. O(longest spelling)."""
+        tail = text[-self._longest_start :] if self._longest_start else ""
+        for first in self._first_characters:
+            if first in tail:
+                break
+        else:
+            return []
         length = len(text)
         sizes = range(1, min(self._longest_start, length) + 1)
         return [length - size for size in sizes if text[length - size :] in self._starts]

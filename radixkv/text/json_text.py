@@ -76,7 +76,9 @@ def render_json_texts(value: Any, render: Callable[[Any], str]) -> str:
 
 def _with_names(value: Any, name: str, texts: list[str]) -> Any:
     """A copy in which each JsonText begins with a member of its own name."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (dict, Mapping)):
         members = {key: _with_names(item, name, texts) for key, item in value.items()}
         if not isinstance(value, JsonText):
             return members

@@ -39,6 +39,8 @@ text_owner: ContextVar[Owner] = ContextVar("text_owner", default=())
 
 #: Bytes of token ids that are kept: the ids of fifteen million tokens.
 BUDGET = 64 << 20
+# Half of a chat's segments are one of these, between two messages; they tell nothing of anybody.
+_BLANKS = frozenset(("\n", "\n\n", " "))
 # Bytes of an entry beside its ids.
 _ENTRY_BYTES = 200
 
@@ -135,6 +137,7 @@ class SegmentEncoder:
         spellings = sorted(self._cutters.ids, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
         self._renamed = dict(renamed or {})
+        self._blanks: dict[str, TokenArray] = {}
         self._cutter_ids = {text: self._array([token]) for text, token in self._cutters.ids.items()}
 
     @property
@@ -153,6 +156,8 @@ class SegmentEncoder:
         for place, part in enumerate(parts):
             if place % 2:
                 found.append(self._cutter_ids[part])
+            elif place and len(part) <= 2 and part in self._blanks:
+                found.append(self._blanks[part])
             elif part:
                 key = self._store.key(part, self._vocabulary, first_differs and not place)
                 ids = self._store.get(owner, key)
@@ -168,10 +173,12 @@ class SegmentEncoder:
         # A tokenizer that treats a text's first piece in its own way sees the others behind a cutter.
         lead = next(iter(self._cutters.ids)) if self._cutters.first_differs and self._cutters.ids else ""
         texts = [text if not place else lead + text for place, text, _ in unknown]
-        for (place, _, key), ids in zip(unknown, self._encode_all(texts), strict=True):
+        for (place, text, key), ids in zip(unknown, self._encode_all(texts), strict=True):
             array = self._array(ids[1:] if lead and place else ids)
             found[place] = array
-            if key is not None:
+            if place and text in _BLANKS:
+                self._blanks[text] = array
+            elif key is not None:
                 self._store.put(owner, key, array)
         known = [ids for ids in found if ids is not None]
         return np.concatenate(known) if known else np.empty(0, np.int32)

@@ -344,6 +344,8 @@ class Tokenizer:
 
 def _encodable(text: str, param: str = "messages") -> str:
     """The text, if an encoding can represent it."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -360,7 +362,7 @@ def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> An
         raise InvalidRequestError(f"messages are nested deeper than {_MAX_DEPTH} levels", param="messages")
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # the first is the usual one, and quicker to see
         members = {
             change(key) if isinstance(key, str) else key: (
                 item if _is_structural(key, item) else _map_strings(item, change, depth + 1)
@@ -388,14 +390,15 @@ def _any_string(value: Any, test: Callable[[str], bool]) -> bool:
     """Does any string that `_map_strings` would change pass the test?"""
     if isinstance(value, str):
         return test(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         if isinstance(value, JsonText) and test(value.text):
             return True
-        return any(
-            (isinstance(key, str) and test(key))
-            or (not _is_structural(key, item) and _any_string(item, test))
-            for key, item in value.items()
-        )
+        for key, item in value.items():
+            if isinstance(key, str) and test(key):
+                return True
+            if not _is_structural(key, item) and _any_string(item, test):
+                return True
+        return False
     if isinstance(value, list):
         return any(_any_string(item, test) for item in value)
     return False

@@ -259,7 +259,12 @@ def test_agents_ask_in_closed_loops_and_fork_and_compact() -> None:
     turns = (AgentTurn(4, 2, 0.0, forks=(sub_agent,)), AgentTurn(4, 2, 0.0, compact_to=6))
     jobs = [AgentJob("test", 0, 10, 20, turns), AgentJob("test", 0, 10, 20, turns[:1])]
     with chat_server() as (url, requests):
-        answers = asyncio.run(AgentLoop(url, "tiny").run_jobs(jobs, seed=3))
+        loop = AgentLoop(url, "tiny")
+        loop.say_done = True
+        answers = asyncio.run(loop.run_jobs(jobs, seed=3))
+    said = [body.get("radixkv") for body in requests]
+    assert said.count({"session_done": True}) == 4, "the last one of each agent and sub-agent"
+    assert said.count(None) == 3
     assert len(answers) == len(requests) == sum(job.num_requests for job in jobs) == 7
     assert len({body["messages"][0]["content"] for body in requests}) == 1, "one system prompt for the group"
     sizes = sorted(answer.prompt_tokens for answer in answers)
@@ -273,9 +278,10 @@ def test_the_command_for_agents_tells_their_figures(tmp_path: Any) -> None:
     with chat_server() as (url, requests):
         done = bench(
             *("agents", "--url", url, "--kind", "one-shot", "--agents", "3"),
-            *("--scale", "0.01", "--json", str(target)),
+            *("--scale", "0.01", "--say-done", "--json", str(target)),
         )
     assert done.returncode == 0, done.stderr
+    assert [body["radixkv"] for body in requests] == [{"session_done": True}] * 3
     assert "computed over first time" in done.stdout
     report = json.loads(target.read_text())
     assert report["figures"]["turns"] == len(requests) == 3

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 os.environ["RADIXKV_CHECK_STEPS"] = "1"
 
+import numpy as np
 import torch
 from broken_redis import BrokenOutcome, run_over_redis
 from pool_traffic import Outcome, run
@@ -34,6 +35,13 @@ def main() -> None:
     parser.add_argument("--controls", action="store_true", help="prewarms, breakpoints, what may stay")
     parser.add_argument("--ahead", action="store_true", help="steps are launched ahead")
     parser.add_argument("--quotas", action="store_true", help="namespaces have quotas, which change")
+    parser.add_argument(
+        "--agents", action="store_true", help="conversations go on and end; long prompts wait"
+    )
+    parser.add_argument(
+        "--mixed", action="store_true", help="each seed draws which of these (but --redis) it has"
+    )
+    parser.add_argument("--seconds", type=float, help="end after so long, whatever was served")
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
@@ -43,20 +51,15 @@ def main() -> None:
         return
     total, seed, started = Outcome(), options.seed, time.monotonic()
     tell_at = started
-    while total.requests < options.requests:
+    until = float("inf") if options.seconds is None else started + options.seconds
+    names = ("faults", "tier", "controls", "ahead", "quotas", "agents")
+    while total.requests < options.requests and time.monotonic() < until:
+        wanted = {name: getattr(options, name) for name in names}
+        if options.mixed:
+            drawn = np.random.default_rng(seed).random(len(names)) < 0.6
+            wanted = dict(zip(names, map(bool, drawn), strict=True))
         for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
-            total.add(
-                run(
-                    seed,
-                    60,
-                    faults=options.faults,
-                    tier=options.tier,
-                    controls=options.controls,
-                    ahead=options.ahead,
-                    quotas=options.quotas,
-                    folder=options.folder,
-                )
-            )
+            total.add(run(seed, 60, **wanted, folder=options.folder))
         seed += 1
         if time.monotonic() >= tell_at:
             tell_at = time.monotonic() + TELL_S

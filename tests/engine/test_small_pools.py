@@ -147,6 +147,15 @@ def test_prewarms_breakpoints_and_what_may_stay_in_small_pools() -> None:
     assert total.aborted
 
 
+def test_conversations_that_go_on_and_end_while_long_prompts_wait_for_their_turn() -> None:
+    total = Outcome()
+    for seed in (2, 7):
+        total.add(pool_traffic.run(seed, 40, agents=True, quotas=True, check_every=2))
+    assert total.sessions_done > 10
+    assert total.waits_for_turn > 10
+    assert total.evicted_blocks > 50
+
+
 @pytest.mark.injects_faults
 def test_the_same_with_failing_steps() -> None:
     pool_traffic.run(1000, 30, faults=True, check_every=4)

@@ -163,11 +163,51 @@ def test_a_late_prompt_at_its_tenants_ceiling_keeps_nobody_waiting():
 
 
 def test_a_preempted_prompt_waits_for_its_turn_again_and_keeps_its_place():
-    engine = engine_of(num_blocks=120, max_model_len=900)
-    for i in range(6):
-        add(engine, f"r{i}", 300 + 20 * i)
-    outputs = run_all(engine)
-    assert sorted(outputs) == [f"r{i}" for i in range(6)]
+    engine = engine_of(num_blocks=200, max_model_len=1500, scheduling_policy="priority", max_long_overtake=1)
+    add(engine, "low", 1400, priority=5)
+    for _ in range(5):
+        engine.step()
+    (low,) = engine.scheduler.running
+    low.long_passes = 1
+    add(engine, "urgent", 1450, priority=1)
+    add(engine, "low too", 1400, priority=5, seed=8)
+    engine.step()
+    assert (running(engine), low.num_preemptions) == ({"urgent"}, 1)
+    assert low.long_passes == 1
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step().finished]
+        engine.check()
+    assert order == ["urgent", "low", "low too"]
+
+
+def test_public_and_pinned_prefixes_are_not_missing():
+    engine = engine_of()
+    warm(engine, 2000)
+    engine.cache.publish(prompt(0, 3000)[:2000])
+    warm(engine, 2000, namespace="b")
+    engine.cache.pin(prompt(0, 3000)[:2000], namespace="b")
+    add(engine, "cold", 1500)
+    engine.step()
+    for name in ("b", "c"):
+        add(engine, name, 100, after=2000, namespace=name)
+    engine.step()
+    assert running(engine) == {"cold", "b", "c"}
+
+
+def test_under_fair_a_prompt_that_was_passed_too_often_bars_its_own_tenant_alone():
+    engine = engine_of(scheduling_policy="fair", max_long_overtake=0)
+    for name in "ab":  # of both something runs, so that neither tenant is to go first
+        engine.add_request(prompt(5, 20), LONG, namespace=name)
+    engine.step()
+    add(engine, "in progress", 3000, namespace="a")
+    engine.step()
+    add(engine, "late", 2000, namespace="a")
+    for name in "ab":
+        add(engine, f"{name} small", 300, namespace=name)
+    for _ in range(3):
+        engine.step()
+    assert running(engine) & {"late", "a small", "b small"} == {"b small"}
 
 
 def test_a_prompt_in_flight_is_not_long_for_those_that_follow_it():
@@ -247,6 +287,32 @@ def test_a_prompt_that_a_tier_brings_counts_by_the_time_of_its_load():
     assert "kept" not in waiting or waiting["kept"].tier_wait is not None, "its load has begun"
     assert waiting["cold too"].num_scheduled == 0
     assert engine.stats().prompts_waiting_for_turn == 1
+
+
+@pytest.mark.parametrize("load_s", [0.001, 60.0])
+def test_a_load_counts_by_its_speed(load_s: float):
+    """Behind a prompt with 1,400 tokens left, 1,500 tokens in a fast tier go, and wait in a slow one."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    tier = ScriptedTier()
+    engine = engine_of(tier=tier, clock=tick, load_deadline_s=1000.0)
+    warm(engine, 1500)
+    engine.cache.evict(engine.cache.num_blocks)
+    add(engine, "measured", 20, after=1496)
+    engine.step()
+    now[0] += load_s
+    tier.finish()
+    run_all(engine)
+    engine.cache.evict(engine.cache.num_blocks)
+    add(engine, "cold", 1500)
+    engine.step()
+    add(engine, "kept", 20, after=1496, seed=9)
+    engine.step()
+    assert (len(tier.loads), engine.stats().prompts_waiting_for_turn) == ((1, 0) if load_s < 1 else (0, 1))
 
 
 def agents_on(engine, num_agents: int, context: int, turns: int, pause_steps: int) -> float:

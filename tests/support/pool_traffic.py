@@ -4,7 +4,7 @@
 Prompts come from a few families with shared beginnings that end inside blocks, in several namespaces, some of
 them with a public prefix; some are repeated word for word, so that there is much to guess. Requests have
 samples, seeds, priorities; some are beams, some are aborted, and the cache is reset, pinned and published
-meanwhile. Every answer is compared with that of an engine that has room for all and guesses nothing.
+meanwhile. Every answer is compared with that of an engine that has room for all, caches and guesses nothing.
 
 `tests/engine/fuzz_small_pools.py` runs it for as long as wanted.
 """
@@ -70,6 +70,7 @@ class Ask:
     aborted_after: int | None = None
     pins: tuple[PrefixPin, ...] = ()
     keep_tokens: int | None = None
+    session_done: bool = False
 
 
 @dataclass
@@ -92,6 +93,8 @@ class Outcome:
     prewarmed: int = 0
     forgotten: int = 0
     steps_ahead: int = 0
+    sessions_done: int = 0
+    waits_for_turn: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
@@ -157,7 +160,7 @@ class Traffic:
 
 
 class Oracle:
-    """Answers of an engine that has room for everything, and guesses nothing."""
+    """Answers of an engine that has room for everything, and neither caches nor guesses."""
 
     def __init__(self, block_size: int) -> None:
         self._engine, _ = make_engine(
@@ -166,6 +169,7 @@ class Oracle:
             block_size=block_size,
             budget=256,
             speculation="off",
+            enable_prefix_caching=False,
         )
         self._known: dict[Any, Any] = {}
 
@@ -231,6 +235,51 @@ class _Controls:
         if random.random() < 0.4:
             ask.keep_tokens = max((pin.num_tokens for pin in ask.pins), default=0)
         return ask
+
+
+class _Agents:
+    """Conversations that go on from their earlier answers, until a request or somebody else ends them.
+
+    Long prompts begin in turn: the budget, the threshold and the bound of the halving rule are drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed + 6 * 10**6)
+        self._talks: list[tuple[list[int], Any]] = []
+
+    def options(self) -> dict[str, Any]:
+        """Of `make_engine`."""
+        longer, late, budget = (
+            self.random.choice(some) for some in ([0, 1, 12, 40], [0, 2, 128], [8, 24, 64])
+        )
+        return {
+            "long_prompt_tokens": int(longer) or None,
+            "max_long_overtake": int(late),
+            "budget": int(budget),
+        }
+
+    def add_to(self, ask: Ask) -> Ask:
+        """The same request, or the next turn of a conversation."""
+        random = self.random
+        if self._talks and random.random() < 0.5:
+            talk, namespace = self._talks[int(random.integers(len(self._talks)))]
+            tail = random.integers(1, VOCAB, int(random.integers(1, 8))).tolist()
+            # As long as the one before at most, so that it fits into what the traffic's prompts do.
+            room = max(1, len(ask.prompt) - len(tail))
+            ask = replace(ask, prompt=[*talk[:room], *tail][: len(ask.prompt)], namespace=namespace)
+        ask.session_done = bool(random.random() < 0.3)
+        return ask
+
+    def ended(self, ask: Ask, output: Any) -> None:
+        """Note a conversation that may go on."""
+        if not ask.session_done and output.outputs:
+            self._talks = [*self._talks[-7:], ([*ask.prompt, *output.outputs[0].token_ids], ask.namespace)]
+
+    def act(self, engine: Engine) -> None:
+        """Somebody else says that a conversation is over."""
+        if self._talks and self.random.random() < 0.05:
+            talk, namespace = self._talks[int(self.random.integers(len(self._talks)))]
+            engine.cache.put_first(talk, namespace)
 
 
 class _Quotas:
@@ -329,6 +378,7 @@ def run(
     controls: bool = False,
     ahead: bool = False,
     quotas: bool = False,
+    agents: bool = False,
     folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
@@ -338,12 +388,16 @@ def run(
         controls: requests prewarm, pin what leads to their breakpoints, and leave no more than they want.
         ahead: steps are launched ahead, mostly without guesses, which need the tokens first.
         quotas: namespaces have quotas, which change.
+        agents: conversations go on and end, and long prompts begin in turn, by settings that are drawn.
         folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
     below = _DiskAndHost(seed, folder) if folder is not None else _Tier(seed) if tier else None
     wishes = [kind(seed) for kind, wanted in ((_PlainDecodes, ahead), (_Controls, controls)) if wanted]
-    engine, model = _small_engine(setup, below, faults=faults, ahead=ahead)
+    talks = _Agents(seed) if agents else None
+    options = {} if talks is None else talks.options()
+    wishes = wishes if talks is None else [talks, *wishes]
+    engine, model = _small_engine(setup, below, faults=faults, ahead=ahead, **options)
     limits = _Quotas(seed) if quotas else None
     if limits is not None:
         limits.act(engine, at_start=True)
@@ -364,6 +418,7 @@ def run(
                     priority=ask.priority,
                     pins=ask.pins,
                     keep_tokens=ask.keep_tokens,
+                    session_done=ask.session_done,
                 )
             except ContextLengthExceededError:
                 assert quotas, "only a ceiling refuses these"
@@ -371,6 +426,7 @@ def run(
                 continue
             outcome.prewarmed += ask.params.samples_nothing
             outcome.forgotten += ask.keep_tokens is not None
+            outcome.sessions_done += ask.session_done
             running[request_id] = [ask, 0]
             outcome.requests += 1
             outcome.namespaces.add(ask.namespace)
@@ -378,6 +434,9 @@ def run(
         _disturb(engine, traffic, setup)
         if limits is not None:
             limits.act(engine)
+        if talks is not None:
+            talks.act(engine)
+            outcome.waits_for_turn += engine.stats().prompts_waiting_for_turn
         if below is not None:
             below.act(engine, model)
         result = engine.step()
@@ -390,6 +449,8 @@ def run(
             outcome.accepted += output.accepted_draft_tokens
             outcome.rejected += output.rejected_draft_tokens
             _compare(seed, ask, output, oracle, may_fail=faults, may_be_short=quotas)
+            if talks is not None:
+                talks.ended(ask, output)
         for request_id, entry in list(running.items()):
             entry[1] += 1
             if entry[0].aborted_after is not None and entry[1] > entry[0].aborted_after:
@@ -408,7 +469,12 @@ def run(
 
 
 def _small_engine(
-    setup: np.random.Generator, below: _Tier | _DiskAndHost | None, *, faults: bool, ahead: bool
+    setup: np.random.Generator,
+    below: _Tier | _DiskAndHost | None,
+    *,
+    faults: bool,
+    ahead: bool,
+    **options: Any,
 ) -> tuple[Engine, Parrot]:
     """An engine of few blocks, with settings that are drawn."""
     block_size = int(setup.choice([8, 16]))
@@ -416,7 +482,7 @@ def _small_engine(
     longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
     failing = iter(setup.random(10**5) < 0.01)
     model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
-    engine, _ = make_engine(
+    settings: dict[str, Any] = dict(
         model=model,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -432,6 +498,7 @@ def _small_engine(
         **({} if below is None else below.options(block_size)),
         **({"async_scheduling": True, "speculation": setup.choice(["off", "off", "auto"])} if ahead else {}),
     )
+    engine, _ = make_engine(**settings | options)
     return engine, model
 
 

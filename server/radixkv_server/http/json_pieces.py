@@ -33,6 +33,8 @@ WINDOW = 64 * 1024
 
 Loads = Callable[[str], Any]
 
+# Turns brackets into braces, and no other character into a brace.
+_FOLD = np.uint8(0x20)
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -64,38 +66,49 @@ def outline(body: bytes, *, max_depth: int, max_parts: int, window: int = WINDOW
     depth, in_string, escaped = 0, False, False
     for start in range(0, len(body), window):
         codes = np.frombuffer(body, np.uint8, min(window, len(body) - start), start)
-        quotes = codes == ord('"')
-        backslashes = codes == ord("\\")
-        if escaped or backslashes.any():
-            taken = _escaped(backslashes, escaped)
-            escaped = bool(backslashes[-1]) and not taken[-1]
-            quotes &= ~taken
-        plain = ~np.logical_xor.accumulate(quotes)
-        if in_string:
-            plain = ~plain
-        in_string = not plain[-1]
-        opening = ((codes == ord("[")) | (codes == ord("{"))) & plain
-        closing = ((codes == ord("]")) | (codes == ord("}"))) & plain
+        # Only these few characters are looked at any further.
+        folded = codes | _FOLD
+        marks = (codes == ord('"')) | (codes == ord(",")) | (codes == ord(":"))
+        marks |= (folded == ord("{")) | (folded == ord("}"))
+        places = np.flatnonzero(marks)
+        kinds = codes[places]
+        quotes = kinds == ord('"')
+        backslashes = np.flatnonzero(codes == ord("\\"))
+        if escaped or len(backslashes):
+            taken = _escaped(backslashes, np.append(places, len(codes)), escaped)
+            escaped = bool(taken[-1])
+            quotes &= ~taken[:-1]
+        if not len(places):
+            continue
+        inside = (np.cumsum(quotes) + in_string) % 2 == 1
+        in_string = bool(inside[-1])
+        folded = kinds | _FOLD
+        opening, closing = (folded == ord("{")) & ~inside, (folded == ord("}")) & ~inside
         depths = depth + np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int64)
         depth = int(depths[-1])
         found.depth = max(found.depth, int(depths.max()))
-        colons = (codes == ord(":")) & plain
+        colons = (kinds == ord(":")) & ~inside
         found.num_parts += int(np.count_nonzero(opening)) + int(np.count_nonzero(colons))
         if found.depth > max_depth or found.num_parts > max_parts:
             break
-        at = np.flatnonzero((codes == ord(",")) & plain)
-        _note_commas(found, start + at, depths[at])
+        commas = (kinds == ord(",")) & ~inside
+        _note_commas(found, start + places[commas], depths[commas])
     return found
 
 
-def _escaped(backslashes: npt.NDArray[np.bool_], carried: bool) -> npt.NDArray[np.bool_]:
-    """Mark characters after an odd number of backslashes; `carried`: the first one is one of them."""
-    places = np.arange(len(backslashes))
-    last_other = np.maximum.accumulate(np.where(backslashes, -1 - carried, places))
-    runs = places - last_other  # backslashes up to and including each character
-    before = np.empty_like(runs)
-    before[0], before[1:] = carried, runs[:-1]
-    return before % 2 == 1
+def _escaped(
+    backslashes: npt.NDArray[np.int64], places: npt.NDArray[np.int64], carried: bool
+) -> npt.NDArray[np.bool_]:
+    """Mark places after an odd number of backslashes; `carried`: one is before the window. O(n log n)."""
+    if carried:
+        backslashes = np.append(-1, backslashes)
+    if not len(backslashes):
+        return np.zeros(len(places), np.bool_)
+    begins = np.diff(backslashes, prepend=-3) != 1
+    starts = np.maximum.accumulate(np.where(begins, backslashes, -1))  # of the run that each is in
+    before = np.minimum(np.searchsorted(backslashes, places - 1), len(backslashes) - 1)
+    follows = backslashes[before] == places - 1
+    return np.asarray(follows & ((places - starts[before]) % 2 == 1))
 
 
 def _note_commas(found: Outline, places: npt.NDArray[np.int64], depths: npt.NDArray[np.int64]) -> None:

@@ -12,8 +12,8 @@ from scripted_engine import ScriptedEngine
 from writing_engine import tokenizer_with
 
 TURNS = (
-    "{% for m in messages if not (tools and loop.first and m.role == 'system') %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% for m in messages %}{% if not (tools and loop.first and m.role == 'system') %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
 )
 TOOLS_SHOWN = "# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
 FIRST_TEXT = "{{ messages[0].content + '\n' if messages[0].role == 'system' }}"
