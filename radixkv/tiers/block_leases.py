@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockLeases: leases on whole blocks whose contents are copied in or out, and what these blocks are.
+"""BlockLeases: leases on whole blocks whose contents are copied in or out.
 
 A copy is no use of the cache: nothing is counted as a lookup or a hit, and no order of eviction changes.
 """
@@ -26,7 +26,7 @@ from radixkv.cache.states.checkpoint import Checkpoint
 
 
 class BlockLeases:
-    """Leases on the whole blocks of one cache."""
+    """Leases on the whole blocks of a cache."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._tree, self._lookup, self._namespaces, self._leasing = cache.parts
@@ -57,7 +57,7 @@ class BlockLeases:
         return self._leasing.hold_blocks(match.data, run.end, match.namespace, owner, walk)
 
     def hold(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Lease | None:
-        """A lease on all blocks of a text up to the last one of a run that is still cached; None: none is.
+        """Lease all blocks of a text up to the last one of a run that is still cached; None: none is.
 
         O(tokens + path).
         """
@@ -93,7 +93,7 @@ class BlockLeases:
         return {state.end: state for state in found if state.end <= walk.depth}
 
     def cached_runs(self, token_ids: TokenIds, namespace: NamespaceName) -> list[BlockRun]:
-        """The whole blocks of a text that are cached: a run for each owner. O(tokens + path)."""
+        """Return the cached whole blocks of a text: a run for each owner. O(tokens + path)."""
         data = encode_tokens(token_ids)
         owner = self._namespaces.obtain(namespace)
         walk = self._lookup.match(data, owner).walk

@@ -27,7 +27,7 @@ Allocate = Callable[[int], "npt.NDArray[np.uint8]"]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A block, and its place in its run."""
+    """Block with its place in its run."""
 
     run: BlockRun
     index: int
@@ -35,7 +35,7 @@ class _Kept:
 
 
 class HostTier(OpenTier):
-    """Keeps the blocks that were used last, by their identities and the tokens they were saved with.
+    """Tier of the most recently used blocks, by identity and saved tokens.
 
     A thread copies saved blocks one by one, so that each one's memory is free when it goes; a load
     hands out the memory itself, which lives on while it is read.
@@ -135,7 +135,7 @@ class HostTier(OpenTier):
         return identity not in self._kept and identity not in self._coming
 
     def _copy(self, run: BlockRun, data: npt.NDArray[np.uint8], indices: Sequence[int]) -> None:
-        """On the thread: keep some blocks of a run."""
+        """Copy some blocks of a run, on the tier's thread."""
         for index in reversed(indices):  # the tail is used first, and goes first
             identity = run.identities[index]
             try:

@@ -17,7 +17,7 @@ from radixkv.tiers.tier import Bytes, TierBlocks
 
 @dataclass(slots=True, eq=False, repr=False)
 class TierLoad:
-    """Blocks that are being loaded. To a request that waits for them it is who computes their tokens.
+    """Load of blocks. A waiting request treats it like a request that computes the tokens.
 
     Attributes:
         run: the blocks.
@@ -56,7 +56,7 @@ class TierLoad:
 
 
 class NotLoaded(NamedTuple):
-    """Blocks that a tier has and that were, or would be, computed all the same.
+    """Blocks of a tier that were, or would be, computed nevertheless.
 
     Attributes:
         tier: its name.
@@ -71,7 +71,7 @@ class NotLoaded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TierWait:
-    """The dealings of one request with the tiers since it last ran.
+    """A request's use of the tiers since it last ran.
 
     Attributes:
         deadline: until when it may wait for the next load; a reading of the clock.
@@ -104,7 +104,7 @@ class TierWait:
         self.asked, self.ask_at, self.since = tier, when, now
 
     def answered(self, now: float) -> None:
-        """The tier that did not know is asked again, or not any more: it has cost the time since."""
+        """End the wait for a tier's decision, and count its time."""
         self._add(self.asked, 0, now - self.since)
         self.since = now
 
@@ -114,7 +114,7 @@ class TierWait:
         self.matched, self.num_kv_tokens = matched, num_kv_tokens
 
     def end(self, matched: int, now: float) -> None:
-        """The awaited load has ended, and `cached` tokens are cached now."""
+        """End the wait for a load; `cached` tokens are cached now."""
         load = self.load
         assert load is not None
         name = load.tier.name

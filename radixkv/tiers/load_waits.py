@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoadWaits: lets a request wait for blocks that a tier has, instead of computing their tokens.
+"""LoadWaits: requests that wait for blocks of a tier instead of computing their tokens.
 
 A request is about to be admitted; its cached prefix ends before the end of its prompt:
 
@@ -37,7 +37,7 @@ WEIGHT_S = 1.0
 
 
 class LoadWaits(TierWaits):
-    """Decides which requests wait.
+    """Decision which requests wait for loads.
 
     Args:
         clock: seconds.
@@ -164,7 +164,7 @@ class LoadWaits(TierWaits):
             request.cache_report = _with_tier(report, wait.not_loaded)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
-        """Return a report of this moment with a tier's part of the missing tokens; None: it is undecided.
+        """Return a report as of now with a tier's part of the missing tokens; None: undecided.
 
         O(tokens). Nothing is counted, and nothing is loaded.
         """
@@ -212,7 +212,7 @@ class LoadWaits(TierWaits):
         return Found(TierState.MISS, 0, tier, TOO_SLOW, 1), state
 
     def _asks_later(self, wait: TierWait) -> bool:
-        """The request goes on waiting, and the tier is asked again."""
+        """Keep the request waiting, and ask the tier again."""
         assert wait.ask_at is not None
         self._note_lookup(wait.ask_at)
         return True
@@ -222,14 +222,14 @@ class LoadWaits(TierWaits):
 
 
 def _not_loaded(found: Found, run: BlockRun) -> NotLoaded | None:
-    """The blocks of a run that a tier has."""
+    """Return the blocks of a run that a tier has."""
     if found.tier is None or not found.num_kept:
         return None
     return NotLoaded(found.tier.name, run.start + found.num_kept * run.block_size, found.refused)
 
 
 def _with_tier(report: MissReport, left: NotLoaded | None) -> MissReport:
-    """A report that says which of the tokens that were missed a tier has."""
+    """Return a report with the missed tokens that a tier has."""
     if left is None or report.reason in ("hit", "skipped"):
         return report
     count = max(0, min(left.end, report.num_prompt_tokens - 1) - report.num_hit_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads: the blocks that are being fetched from tiers for one engine.
+"""Loads: the fetches of blocks from tiers for an engine.
 
     reserve blocks -> ask the tier -> ...... -> arrived: write -> commit -> release
                       |  private to the lease of the load       | cached, evictable
@@ -34,7 +34,7 @@ MAX_WRITTEN_BLOCKS = 64
 
 
 class Loads:
-    """Starts, ends and counts them. Used by the engine's thread only.
+    """Loads of an engine: started, ended and counted by the engine's thread alone.
 
     Args:
         tiers: asked in this order.
@@ -70,11 +70,11 @@ class Loads:
         self._to_write: deque[TierLoad] = deque()  # those that have arrived
 
     def __len__(self) -> int:
-        """Those under way."""
+        """Number of loads under way."""
         return len(self._loads)
 
     def as_tokens(self) -> list[int]:
-        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
+        """Return, for each load under way, the tokens computed in the same time. O(loads)."""
         return [
             int((load.run.end - load.run.start) * load.tier.time_share(load.run.block_size))
             for load in self._loads.values()
@@ -87,14 +87,14 @@ class Loads:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next one is given up, a reading of the clock; None: not so far. O(loads)."""
+        """Time of the next deadline, by the clock; None: there is none. O(loads)."""
         deadlines = [load.deadline for load in self._loads.values() if load.rows is None]
         return min(deadlines, default=None)
 
     # ------------------------------------------------------------------ asking
 
     def lookup(self, run: BlockRun, wait_s: float, *, counts: bool = True) -> Found:
-        """Ask the tiers in order for one that brings blocks of a run sooner than they are computed.
+        """Ask the tiers in order for blocks of a run that load sooner than they are computed.
 
         RETRY where one does not know yet; else, with MISS, why blocks that are there are not loaded.
 
@@ -116,7 +116,7 @@ class Loads:
         return answer
 
     def load_of(self, run: BlockRun) -> tuple[TierLoad, int] | None:
-        """The load that brings the first block of a run, and up to which token of it. O(tokens)."""
+        """Return the load of a run's first block, and the end of its tokens in the run. O(tokens)."""
         load = self._by_identity.get(run.identities[0]) if self._by_identity else None
         if load is None:
             return None
@@ -179,7 +179,7 @@ class Loads:
     # ------------------------------------------------------------------ giving up
 
     def give_up_latest(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
-        """Give up the latest load without arrived data, for its blocks; False: there is none.
+        """Abandon the latest load without data, to free its blocks; False: there is none.
 
         Args:
             is_rival: whether blocks of a namespace would help.
@@ -191,7 +191,7 @@ class Loads:
         return False
 
     def give_up_late(self) -> None:
-        """Give up the loads that have not arrived by their deadline."""
+        """Abandon the loads past their deadline."""
         now = self._clock()
         for load in list(self._loads.values()):
             if load.rows is None and load.deadline <= now:
@@ -208,7 +208,7 @@ class Loads:
     # ------------------------------------------------------------------ arriving
 
     def ended(self, number: int, when: float) -> None:
-        """The tier is done with the load of that number, if it is one that is under way."""
+        """Note that the tier has finished the load of that number, if it is under way."""
         load = self._loads.get(number)
         if load is None:
             return
@@ -230,7 +230,7 @@ class Loads:
         self._to_write.append(load)
 
     def write(self) -> None:
-        """Write arrived data into its blocks: some in this step, more in the next ones."""
+        """Write arrived data into its blocks, spread over steps."""
         room = MAX_WRITTEN_BLOCKS
         while self._to_write and room:
             load = self._to_write[0]
@@ -278,7 +278,7 @@ class Loads:
         self._log.counts.failed_loads += load.has_failed
 
     def close(self) -> None:
-        """Give up all loads, without a word to the cache, which is not used any more."""
+        """Abandon all loads without changing the cache, which is no longer used."""
         for load in self._loads.values():
             if load.rows is None:
                 load.future.cancel()

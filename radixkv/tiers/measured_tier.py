@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MeasuredTier: one tier of an engine, its loads and their cost, and whether asking it pays.
+"""MeasuredTier: a tier of an engine with measured costs, and the decision whether loading pays.
 
     loading n blocks    answer + (blocks queued before + n blocks) x seconds a byte + writing them
     computing them      n blocks x tokens x seconds a token
@@ -59,14 +59,14 @@ class Found(NamedTuple):
 
 
 class EngineSpeeds:
-    """Costs that loads are compared with: of computing a prompt's token, and of writing a byte."""
+    """Costs to compare loads with: computing a prompt's token, and writing a byte."""
 
     def __init__(self) -> None:
         self.compute, self.write = Speed(), Speed()
 
 
 class MeasuredTier:
-    """Asks one tier for one engine, and raises whatever that raises. Not thread-safe.
+    """Tier of an engine; exceptions of the tier are passed on. Not thread-safe.
 
     Args:
         clock: seconds.
@@ -101,7 +101,7 @@ class MeasuredTier:
         return f"MeasuredTier({self.name}, {self._bytes})"
 
     def snapshot(self) -> TierCounts:
-        """The counts as they are now."""
+        """Return the counts as of now."""
         unasked = self.tier.dropped_blocks
         return replace(
             self.counts,
@@ -136,7 +136,7 @@ class MeasuredTier:
         return found
 
     def peek(self, run: BlockRun, wait_s: float) -> Found:
-        """The same for one who only wants to know: it counts nothing, and asks though it may not pay."""
+        """Look up without counting, even if loading does not pay."""
         if self._clock() < self._rests_until:
             return Found(TierState.MISS)
         state, count = self.tier.lookup(run)
@@ -165,7 +165,7 @@ class MeasuredTier:
         return count * (self._state_bytes if run.is_state else self._block_bytes)
 
     def refuse(self, why: str) -> None:
-        """Blocks that it has are computed."""
+        """Count blocks of the tier that are computed instead."""
         if why == TOO_SLOW:
             self._note_slow()
         self.counts.refused[why] = self.counts.refused.get(why, 0) + 1
@@ -175,7 +175,7 @@ class MeasuredTier:
             self._slow_since = self._clock()
 
     def _worthwhile(self, count: int, block_size: int, wait_s: float) -> int:
-        """Return how many of `count` blocks to load now; 0: none, computing is quicker."""
+        """Return the number of blocks, of `count`, to load now; 0: computing is quicker."""
         each = self._block_s
         if self._bytes.seconds_per_unit is None:
             each += self._block_bytes / FIRST_BYTES_PER_S
@@ -205,18 +205,18 @@ class MeasuredTier:
 
     @property
     def _answer_s(self) -> float:
-        """Seconds that the tier says its answers take."""
+        """Seconds that the tier's answers take, by its own account."""
         return self.tier.answer_s
 
     @property
     def _block_s(self) -> float:
-        """Seconds for one block, as far as known."""
+        """Seconds per block, as far as known."""
         return self._bytes.seconds(self._block_bytes) + self._speeds.write.seconds(self._block_bytes)
 
     # ------------------------------------------------------------------ loads
 
     def load(self, run: BlockRun) -> Future[Any]:
-        """Ask for blocks; `arrived` or `gave_up` is to be called once."""
+        """Fetch blocks; the caller must call `arrived` or `gave_up` once."""
         future = self.tier.load(run)
         self.counts.loads += 1
         self.coming_bytes += self._bytes_of(run, len(run))
@@ -248,7 +248,7 @@ class MeasuredTier:
             self.refuse(TOO_SLOW)
 
     def rest(self) -> None:
-        """Ask it for nothing for a while, each time for longer, until it brings something."""
+        """Pause lookups, for longer each time, until a load succeeds."""
         self._rest_s = min(max(REST_S, 2 * self._rest_s), MAX_REST_S)
         self._rests_until = self._clock() + self._rest_s
 
@@ -274,7 +274,7 @@ class MeasuredTier:
             self.tier.touch(run)
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
-        """Give it blocks."""
+        """Save blocks in the tier."""
         self.tier.save(run, data)
         if run.is_state:
             self.counts.saved_states += len(run)
@@ -283,9 +283,9 @@ class MeasuredTier:
         self.counts.saved_bytes += data.nbytes
 
     def dropped(self, num_blocks: int) -> None:
-        """Count blocks that it wanted and does not get."""
+        """Count wanted blocks that are not saved."""
         self.counts.dropped_blocks += num_blocks
 
     def failed(self, what: str) -> None:
-        """It was asked for something, and failed."""
+        """Record a failed call."""
         self.counts.errors[what] = self.counts.errors.get(what, 0) + 1

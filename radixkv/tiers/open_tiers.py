@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open the tiers of `--kv-tier`: the one place that knows every kind."""
+"""Constructors of the tiers of `--kv-tier`, of every kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DISK_SIZE = "20GiB"  # where nothing is said
 
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
-    """Find out now, before a model is loaded, what will not work.
+    """Check the tiers before a model is loaded.
 
     Raises:
         ConfigError: see `open_tiers`.
@@ -58,7 +58,7 @@ def open_tiers(
     allocate: Allocate | None = None,
     states: BlockKind | None = None,
 ) -> TierStack:
-    """Tiers for blocks of one kind, as one.
+    """Open tiers for blocks of one kind, joined into one.
 
     Args:
         specs: at least one, the quickest first.
@@ -99,7 +99,7 @@ def _url(spec: TierSpec) -> str:
 
 
 def _redis_options(spec: TierSpec) -> tuple[bytes, bool, int]:
-    """The secret, whether records are encrypted, and how long they live."""
+    """Return the secret, whether records are encrypted, and their lifetime."""
     secret, path = b"", spec.options.get("secret")
     if path is not None:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QueuedBytes: what of saved blocks waits to be written, so that it takes no more memory than it may."""
+"""QueuedBytes: bounded count of saved bytes that wait to be written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class QueuedBytes:
             self._changed.notify_all()
 
     def wait(self, timeout: float, or_until: Callable[[], bool]) -> None:
-        """Sleep until none are left, or something else is so."""
+        """Sleep until none are left, or a condition holds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_bytes or or_until(), timeout)
 

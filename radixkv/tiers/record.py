@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block records: name and written form of a block in a memory that outlives the process.
+"""Block records: names and stored form of blocks in memories that outlive the process.
 
     name     blake2b of the model, the owner and all tokens up to the block's end, keyed by a secret:
              16 bytes of file key, and 32 more that are compared
@@ -77,7 +77,7 @@ class BlockName(NamedTuple):
 
 
 class BlockNames:
-    """Names blocks of one kind.
+    """Names of blocks of one kind.
 
     Args:
         secret: at most 64 bytes; without it names can neither be made nor be guessed.
@@ -91,7 +91,7 @@ class BlockNames:
         )
 
     def of(self, run: BlockRun) -> Iterator[BlockName]:
-        """The names of a run's blocks, in order, each when it is asked for. O(tokens)."""
+        """Yield the names of a run's blocks, in order. O(tokens)."""
         text = self._begun.copy()
         text.update(framed(run.namespace) + (b"public" if run.is_public else b"private"))
         tokens, start = memoryview(run.tokens), run.start * TOKEN_BYTES
@@ -105,7 +105,7 @@ class BlockNames:
 
 
 class RecordError(Exception):
-    """A record that is not believed.
+    """Record that fails its verification.
 
     Attributes:
         reason: `header`, `version` (a header of another version), `checksum`, or `other text`.
@@ -127,12 +127,12 @@ class RecordHeader(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of the whole record."""
+        """Return the bytes of the whole record."""
         return HEADER_BYTES + self.token_bytes + self.block_bytes
 
 
 def pack_record(name: BlockName, tokens: Bytes, block: Bytes) -> tuple[bytes, memoryview]:
-    """A record as header with tokens, and the block's bytes; it is the two one after the other.
+    """Return a record's two parts, to be written in order: header with tokens, and the block's bytes.
 
     Args:
         tokens: the block's tokens, four bytes each.
@@ -145,7 +145,7 @@ def pack_record(name: BlockName, tokens: Bytes, block: Bytes) -> tuple[bytes, me
 
 
 def read_header(data: Bytes) -> RecordHeader:
-    """The header that the bytes begin with.
+    """Return the header at the beginning of the bytes.
 
     Raises:
         RecordError: there is none, or it is damaged.
@@ -168,7 +168,7 @@ def read_header(data: Bytes) -> RecordHeader:
 
 
 def unpack_record(data: Bytes, name: BlockName, tokens: Bytes) -> memoryview:
-    """The block's bytes, a view of the record's.
+    """Return the block's bytes, a view of the record's.
 
     Args:
         data: a record, exactly.
@@ -186,7 +186,7 @@ def unpack_record(data: Bytes, name: BlockName, tokens: Bytes) -> memoryview:
 
 
 def verify_record(data: Bytes) -> RecordHeader:
-    """The header of a record, if it is one, exactly, and undamaged.
+    """Return the header of a record of exactly these bytes, after verifying them.
 
     Raises:
         RecordError: it is not.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves: the blocks that are being copied out of the pool for tiers of one engine.
+"""Saves: the copies of blocks out of the pool for an engine's tiers.
 
     hold cached blocks -> copy them out -> ...... -> copied: release -> give the data to the tiers
                          |  can't be evicted               | evictable again
@@ -32,7 +32,7 @@ MAX_OFFERS = 256
 
 
 class _Piece(NamedTuple):
-    """Blocks that are to be copied out, of the text that they are in.
+    """Blocks to copy out, with their text.
 
     Attributes:
         takers: tiers that want some of them, and which, by their index in `run`.
@@ -44,7 +44,7 @@ class _Piece(NamedTuple):
     takers: list[tuple[MeasuredTier, range]]
 
     def part(self, first: int, stop: int) -> _Piece:
-        """Its blocks [first, stop), and who wants some of these."""
+        """Return its blocks [first, stop), and the tiers that want some of them."""
         takers = [
             (tier, range(max(blocks.start, first) - first, min(blocks.stop, stop) - first))
             for tier, blocks in self.takers
@@ -54,7 +54,7 @@ class _Piece(NamedTuple):
 
 
 class _Save(NamedTuple):
-    """Blocks that are being copied out."""
+    """Copy of blocks under way."""
 
     number: int
     piece: _Piece
@@ -63,7 +63,7 @@ class _Save(NamedTuple):
 
 
 class Saves:
-    """Starts, ends and counts them. Used by the engine's thread only.
+    """Saves of an engine: started, ended and counted by the engine's thread alone.
 
     Args:
         memory: the blocks' contents.
@@ -99,7 +99,7 @@ class Saves:
         self._save: _Save | None = None  # under way
 
     def __len__(self) -> int:
-        """Texts and pieces of them that are to be saved, or being copied."""
+        """Number of texts and pieces to save or being copied."""
         return len(self._offers) + len(self._pieces) + self.is_copying
 
     @property
@@ -117,7 +117,7 @@ class Saves:
         self._offers.append((token_ids, namespace))
 
     def cached_texts(self, limit: int) -> list[tuple[EncodedTokens, NamespaceName]]:
-        """Cached runs that could be offered, the latest used first."""
+        """Return cached runs that could be offered, the latest used first."""
         return list(self._blocks.cached_texts(limit))
 
     def touch(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
@@ -135,7 +135,7 @@ class Saves:
     # ------------------------------------------------------------------ starting
 
     def start(self) -> None:
-        """Go on with the offers; to be called when all committed tokens have been computed.
+        """Continue with the offers; call it once all committed tokens have been computed.
 
         Requests waiting for blocks come first: else the next copy would take the blocks just released.
         """
@@ -147,7 +147,7 @@ class Saves:
             self._start_copy(self._pieces.popleft())
 
     def _wanted(self, run: BlockRun, token_ids: TokenIds, namespace: NamespaceName) -> Iterator[_Piece]:
-        """The parts of a run that tiers want, in pieces to be copied one after the other."""
+        """Return the parts of a run that tiers want, in pieces to copy in order."""
         takers, ends = [], []
         for tier in self._tiers:
             try:
@@ -170,7 +170,7 @@ class Saves:
                 yield piece
 
     def _start_copy(self, piece: _Piece) -> None:
-        """Copy what of a piece is still cached."""
+        """Copy the part of a piece that is still cached."""
         run = piece.run
         lease = self._blocks.hold(run, piece.token_ids, piece.namespace)
         if lease is None:
@@ -191,7 +191,7 @@ class Saves:
     # ------------------------------------------------------------------ stopping
 
     def make_room(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool) -> bool:
-        """Somebody needs blocks: end the copy, for its blocks; False: there is none.
+        """Stop the copy under way to free its blocks; False: there is none.
 
         Args:
             is_rival: tells if blocks of a namespace would help.
@@ -224,7 +224,7 @@ class Saves:
     # ------------------------------------------------------------------ ending
 
     def ended(self, number: int) -> None:
-        """The copy of that number is done, if it is the one under way."""
+        """Note that the copy of that number is done, if it is the one under way."""
         save = self._save
         if save is None or save.number != number:
             return
@@ -252,7 +252,7 @@ class Saves:
         self._log.failed("save", error)
 
     def close(self) -> None:
-        """Forget the copies under way, without a word to the cache, which is not used any more.
+        """Forget the copies under way without changing the cache, which is no longer used.
 
         Its blocks may have changed hands: copied data is not trusted.
         """
@@ -267,7 +267,7 @@ class Saves:
 
 
 def _drop(piece: _Piece) -> None:
-    """Blocks that tiers wanted are not saved."""
+    """Count wanted blocks that are not saved."""
     for tier, blocks in piece.takers:
         tier.dropped(len(blocks))
 
@@ -288,9 +288,9 @@ class Patience:
         self.left_s = 0.0
 
     def earn(self, step_s: float) -> None:
-        """A step has taken so long."""
+        """Add to the budget for a step of this duration."""
         self.left_s = min(self.left_s + _SHARE * step_s, _MAX_S)
 
     def spend(self, seconds: float) -> None:
-        """Somebody has waited."""
+        """Take waiting time from the budget."""
         self.left_s = max(0.0, self.left_s - seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection: which of the blocks that requests leave are worth writing to a tier.
+"""Selection: the choice of blocks worth writing to a tier.
 
     first use     remembered, not written: most prompts never come again
     second use    written: a text that came twice comes a third time
@@ -25,7 +25,7 @@ _PARTS = np.dtype([("slot", "<u4"), ("tag", "<u4"), ("rest", "<u8")])  # of an i
 
 
 class Selection:
-    """Chooses the blocks of a text that has been used.
+    """Choice of blocks of a used text.
 
     Args:
         long_tokens: a text of this many tokens is written at its first use; 0: every text is.
@@ -36,7 +36,7 @@ class Selection:
         self._tags = np.zeros(REMEMBERED_BLOCKS, np.uint32)
 
     def used(self, run: BlockRun) -> range:
-        """A request has used these blocks: the leading ones that are worth writing. O(blocks).
+        """Record a request's use of these blocks; return the leading ones worth writing. O(blocks).
 
         What follows a block of its first use is of its first use, too.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers as they are written: `disk:PATH,max=20GiB`, `host:4GiB`, `redis://HOST:PORT/0,ttl=3600`.
+"""Notation of tiers: `disk:PATH,max=20GiB`, `host:4GiB`, `redis://HOST:PORT/0,ttl=3600`.
 
     KIND:WHERE[,OPTION=VALUE...]
 
@@ -69,7 +69,7 @@ class TierSpec:
         return Selection(self.number("long", LONG_TOKENS))
 
     def size(self, text: str) -> int:
-        """Bytes that `text`, a part of this spec, says.
+        """Parse a size in bytes in `text`, a part of this spec.
 
         Raises:
             ConfigError: it is no size, or zero.

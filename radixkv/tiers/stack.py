@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TierStack: the tiers that were opened for an engine, the quickest first."""
+"""TierStack: the open tiers of an engine, the quickest first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.tiers.tier import Tier
 
 
 class OpenTier(Tier):
-    """A tier that belongs to one engine, and ends with it."""
+    """Tier that belongs to an engine, and closes with it."""
 
     @abstractmethod
     def flush(self, timeout: float) -> None:
@@ -23,7 +23,7 @@ class OpenTier(Tier):
 
 
 class TierStack:
-    """Each block is asked of the first tier that has it and brings it sooner than it is computed.
+    """Tiers in order; a block comes from the first one that loads it sooner than it is computed.
 
     The texts of ended requests are offered to all: blocks from a slow tier are saved in the quick ones,
     too, if they want them. That is all there is of promotion.
@@ -36,12 +36,12 @@ class TierStack:
         return " + ".join(map(repr, self.tiers))
 
     def flush(self, timeout: float) -> None:
-        """See `OpenTier`; the time is for all of them together."""
+        """See `OpenTier`; the time is shared by all tiers."""
         end = time.monotonic() + timeout
         for tier in self.tiers:
             tier.flush(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
-        """End all of them."""
+        """Close all tiers."""
         for tier in self.tiers:
             tier.close()

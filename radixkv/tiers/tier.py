@@ -61,7 +61,7 @@ class BlocksBeforeDamage(TierBlocks):
 
 
 class Tier(ABC):
-    """A memory below the pool: four methods to write, and others with defaults.
+    """Base class of a memory below the pool: four methods to implement, and others with defaults.
 
     Attributes:
         name: label of its metrics and messages.
@@ -87,7 +87,7 @@ class Tier(ABC):
 
     @property
     def dropped_blocks(self) -> int:
-        """Number of missing blocks that it had no room for, and therefore did not ask for in `wants`."""
+        """Number of missing blocks left out of `wants` for lack of room."""
         return 0
 
     def touch(self, run: BlockRun) -> None:  # noqa: B027 - a tier without an order of use ignores it
@@ -103,7 +103,7 @@ class Tier(ABC):
 
     @abstractmethod
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
-        """Fetch blocks that a lookup has just found. The future is cancelled by who gives them up.
+        """Fetch blocks that a lookup has just found. The caller cancels the future to abandon them.
 
         Returns:
             The future of the blocks in their order, in as many pieces as is convenient.

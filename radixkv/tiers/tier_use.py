@@ -152,7 +152,7 @@ class TierUse(BlockTiers):
         transfers.close()
 
     def _save_cached(self, transfers: Transfers, tier: TierStack) -> None:
-        """Offer the last used first, since time may run out; then tell the tiers the order of use."""
+        """Offer the last used first, since time may run out; then pass the order of use to the tiers."""
         saves = transfers.saves
         saves.saves_all = True
         end = self._clock() + SAVE_AT_END_S

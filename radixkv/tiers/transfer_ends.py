@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TransferEnds: which loads and copies have ended; other threads end them, the engine's thread looks."""
+"""TransferEnds: loads and copies that have ended, reported by other threads to the engine's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TransferEnds:
         return bool(self._numbers)
 
     def expect(self, future: Future[Any]) -> int:
-        """A number for a transfer, which `take` gives when the future is done."""
+        """Return a number for a transfer, which `take` returns once the future is done."""
         self._last_number = number = self._last_number + 1
         wake = self.wake
 
@@ -44,11 +44,11 @@ class TransferEnds:
         return number
 
     def take(self) -> list[tuple[int, float]]:
-        """Each with the clock's reading when it was done."""
+        """Return the ended transfers, each with the time of its end."""
         self._some.clear()
         return [self._numbers.popleft() for _ in range(len(self._numbers))]
 
     def wait(self, timeout: float | None) -> None:
-        """Until there is something to take."""
+        """Wait until a transfer has ended."""
         if not self._numbers:
             self._some.wait(timeout)

@@ -18,7 +18,7 @@ WARNING_PAUSE_S = 60.0
 
 
 class TransferLog:
-    """Counts, and warns.
+    """Counts and warnings of transfers.
 
     Args:
         clock: seconds.
@@ -31,7 +31,7 @@ class TransferLog:
         self._next_warning = -float("inf")
 
     def failed(self, what: str, error: BaseException, tier: MeasuredTier | None = None) -> None:
-        """A tier, or the copy (None), has failed: say so, not too often."""
+        """Warn about a failed tier, or copy (None), at a limited rate."""
         self._num_failures += 1
         if tier is not None:
             tier.failed(what)
@@ -49,7 +49,7 @@ class TransferLog:
 
 
 def result_of(future: Future[Any]) -> tuple[Any, BaseException | None]:
-    """The result of a finished future, or the reason for its lack."""
+    """Return the result of a finished future, or the reason why there is none."""
     if future.cancelled():
         return None, CancelledError("it was cancelled")
     error = future.exception()

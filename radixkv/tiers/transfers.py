@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers: the loads and saves of one engine that are under way; see `loads.py` and `saves.py`.
+"""Transfers: the loads and saves of an engine; see `loads.py` and `saves.py`.
 
 An object of this class belongs to one cache. When that is rebuilt, or the engine ends, it is closed and
 forgotten: later arrivals are dropped, and copies under way are not trusted.
@@ -20,7 +20,7 @@ from radixkv.tiers.transfer_log import TransferLog
 
 
 class Transfers:
-    """Says when there is something to do for them, and does it. Used by the engine's thread only.
+    """Loads and saves of an engine, continued between steps. Used by the engine's thread only.
 
     Args:
         tiers: asked in this order.
@@ -68,7 +68,7 @@ class Transfers:
         return deadline is not None and deadline <= self._clock()
 
     def collect(self) -> None:
-        """Between steps, when all committed tokens have been computed: go on with the transfers."""
+        """Continue with the transfers, between steps, once all committed tokens have been computed."""
         for number, when in self.ends.take():
             self.loads.ended(number, when)
             self.saves.ended(number)
@@ -76,6 +76,6 @@ class Transfers:
         self.loads.give_up_late()
 
     def close(self) -> None:
-        """Give up all transfers, without a word to the cache, which is not used any more."""
+        """Abandon all transfers without changing the cache, which is no longer used."""
         self.loads.close()
         self.saves.close()

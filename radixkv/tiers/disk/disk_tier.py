@@ -53,7 +53,7 @@ _MIN_STATES = 4  # or so many of states
 
 
 class _QueuedSave(NamedTuple):
-    """Blocks that are to be written: their names, the tokens and data of each, and when they were used."""
+    """Blocks to write: their names, the tokens and data of each, and their times of use."""
 
     names: Sequence[BlockName] = ()
     tokens: Sequence[bytes] = ()
@@ -256,7 +256,7 @@ class DiskTier(OpenTier):
     # ------------------------------------------------------------------ on the writer's thread
 
     def _write_all(self) -> None:
-        """Until the end, or the first error."""
+        """Write queued saves until the end, or the first error."""
         yield_to_steps()
         try:
             self._write_until_end()
@@ -308,6 +308,6 @@ def _record_bytes(kind: BlockKind) -> int:
 
 
 def _end(saves: queue.SimpleQueue[_QueuedSave | None], writer: threading.Thread) -> None:
-    """Have all that was saved written."""
+    """Write all saved blocks, and end the writer."""
     saves.put(None)
     writer.join(_CLOSE_S)

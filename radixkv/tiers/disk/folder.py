@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of segments: whose it is, and what lies in it.
+"""A folder of segments: its owner, and its files.
 
 lock            held by the process that writes; its number is in it
 00000007.seg    records, one after the other; never changed once they are written
@@ -26,18 +26,18 @@ _locked_lock = threading.Lock()
 
 
 def files_in(folder: Path) -> list[tuple[int, str]]:
-    """Number and ending of each file of ours, by number; others are passed by."""
+    """Return number and ending of each file of ours, by number; ignore others."""
     names = (_NAME.fullmatch(name) for name in sorted(os.listdir(folder)))
     return [(int(name[1]), name[2]) for name in names if name]
 
 
 def file_name(folder: Path, number: int, ending: str) -> str:
-    """The path of a file of ours."""
+    """Return the path of a file of ours."""
     return f"{folder}/{number:08d}{ending}"
 
 
 class FolderLock:
-    """Says that this process writes in a folder, until it is released or the process ends, however it ends.
+    """Lock of a folder's writer, held until it is released or the process ends, even by a crash.
 
     Args:
         folder: made if it is not there, for its owner alone.
@@ -76,7 +76,7 @@ class FolderLock:
             ) from error
 
     def release(self) -> None:
-        """Let others have it. May be called again."""
+        """Release the lock. May be called again."""
         with _locked_lock:
             if self._file is not None:
                 _locked.discard(self._folder)
@@ -96,7 +96,7 @@ def _in_use(folder: Path, process: int | str) -> ConfigError:
 
 
 def process_using(folder: Path) -> str | None:
-    """Process id of a folder's writer; None: there is none."""
+    """Return the process id of a folder's writer; None: there is none."""
     with _locked_lock:  # to close the file would end a lock of this process's own
         if folder.resolve() in _locked:
             return str(os.getpid())

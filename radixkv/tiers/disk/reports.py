@@ -16,7 +16,7 @@ from radixkv.tiers.record import RecordError, verify_record
 
 @dataclass(slots=True)
 class SegmentReport:
-    """A file.
+    """Report on a file.
 
     Attributes:
         file: its name.
@@ -46,7 +46,7 @@ class SegmentReport:
 
 
 def report_segments(folder: Path, *, verify: bool) -> Iterator[SegmentReport]:
-    """A report for each file, the oldest first; each file is read when its report is asked for.
+    """Yield a report for each file, the oldest first; each file is read when its report is taken.
 
     Args:
         verify: read the records' contents, too.
@@ -100,7 +100,7 @@ def _report(folder: Path, number: int, *, verify: bool) -> SegmentReport:
 
 
 def clear(folder: Path) -> int:
-    """Remove all files of ours but the lock, which the caller holds; how many bytes that were.
+    """Remove all files of ours but the lock, which the caller holds; return their bytes.
 
     Raises:
         OSError: a file can't be removed.

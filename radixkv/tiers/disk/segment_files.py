@@ -23,7 +23,7 @@ GONE = 1 << 60
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A file.
+    """A segment's file.
 
     Attributes:
         num_bytes: of the file.
@@ -65,7 +65,7 @@ class Location:
 
 
 def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
-    """Offset and header of each record of a segment, up to the first that is not whole.
+    """Yield offset and header of each record of a segment, up to the first incomplete one.
 
     Raises:
         OSError: it can't be read.
@@ -85,7 +85,7 @@ def scan(path: str, system: Any = os) -> Iterator[tuple[int, RecordHeader]]:
 
 
 def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memoryview:
-    """A part of a file, or less where it is shorter."""
+    """Read a part of a file, or less if it is shorter."""
     buffer = np.empty(num_bytes, np.uint8).data
     file = system.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
@@ -101,7 +101,7 @@ def read_bytes(path: str, offset: int, num_bytes: int, system: Any = os) -> memo
 
 
 def read_uses(folder: Path, number: int, count: int, system: Any = os) -> array[int]:
-    """Times of last use of a segment's first `count` records, as far as they were written down."""
+    """Return the recorded times of last use of a segment's first `count` records."""
     uses = array("Q")
     with contextlib.suppress(FileNotFoundError):
         data = read_bytes(file_name(folder, number, USED), 0, count * USE_BYTES, system)

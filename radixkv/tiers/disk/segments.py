@@ -106,7 +106,7 @@ class SegmentStore:
 
     @property
     def foreign_bytes(self) -> int:
-        """Of these, what another version of the format wrote."""
+        """Bytes of these in other versions of the format."""
         return sum(segment.num_bytes for segment in self._segments if segment.is_foreign)
 
     # ------------------------------------------------------------------ at the start
@@ -168,7 +168,7 @@ class SegmentStore:
     # ------------------------------------------------------------------ reading, on any thread
 
     def read(self, name: BlockName, tokens: Bytes) -> memoryview | None:
-        """A block, verified; None: it is not there, or is not believed (and forgotten)."""
+        """Read and verify a block; None: it is missing, or damaged (and forgotten)."""
         while (location := self._locations.get(name.key)) is not None:
             path = file_name(self.folder, location.segment.number, SEGMENT)
             try:
@@ -184,7 +184,7 @@ class SegmentStore:
         return None
 
     def use(self, keys: Sequence[bytes]) -> bool:
-        """Blocks that follow each other in a text are used: the first one goes last. Whether any is there."""
+        """Record a use of consecutive blocks, the first evicted last; return True if any is present."""
         with self._lock:
             there = [location for key in reversed(keys) if (location := self._locations.get(key)) is not None]
             for location in there:
@@ -194,13 +194,13 @@ class SegmentStore:
         return bool(there)
 
     def next_uses(self, count: int) -> range:
-        """Numbers for consecutive blocks of a text that are to be appended."""
+        """Return times of use for consecutive blocks of a text to append."""
         with self._lock:
             self._last_use += count
             return range(self._last_use, self._last_use - count, -1)
 
     def _forget(self, key: bytes, location: Location) -> bool:
-        """A copy is no good, there may be an older one; False: it was forgotten already."""
+        """Forget a damaged copy, of which an older one may exist; False: it was forgotten already."""
         with self._lock:
             if self._locations.get(key) is not location:
                 return False
@@ -224,7 +224,7 @@ class SegmentStore:
         self.counts.written += 1
 
     def sync(self) -> None:
-        """Return when all that was appended is certainly there after a loss of power."""
+        """Return when all appended records would survive a loss of power."""
         if self._file is not None and self._is_dirty:
             self._sync_data(self._file)
             self._is_dirty = False
@@ -247,14 +247,14 @@ class SegmentStore:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files, whatever has become of them."""
+        """Close the files without syncing, after a fault."""
         files = [file for file in (self._file, self._folder_file) if file is not None and file >= 0]
         self._file, self._folder_file = None, -1
         for file in files:
             self._system.close(file)
 
     def _write(self, key: bytes, parts: list[Any], use: int) -> None:
-        """At the end of the segment that grows, or of a new one."""
+        """Write at the end of the growing segment, or of a new one."""
         size = sum(map(len, parts))
         if self._grows is None or self._grows.num_bytes + size > max(self.segment_bytes, size):
             self._begin_segment()
@@ -294,7 +294,7 @@ class SegmentStore:
         self._segments.append(segment)
 
     def _write_beside(self, segment: Segment, ending: str, content: bytes) -> None:
-        """Bytes that are neither synced nor missed."""
+        """Write bytes that are not synced, and whose loss does no harm."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         file = self._system.open(file_name(self.folder, segment.number, ending), flags, 0o600)
         try:
@@ -317,13 +317,13 @@ class SegmentStore:
             room -= self._let_go(*self._next_to_go(excess), room)
 
     def _excess(self, num_bytes: int) -> int:
-        """Bytes to evict before `num_bytes` more come."""
+        """Return the bytes to evict before `num_bytes` are added."""
         if not any(segment.num_bytes for segment in self._segments):
             return 0
         return self._num_bytes + num_bytes + self.segment_bytes - self.max_bytes
 
     def _next_to_go(self, num_bytes: int) -> tuple[Segment, int]:
-        """The segment that has least to keep, of those the one used longest ago; the earliest use to keep.
+        """Return the segment with the least data to keep (of equals, the oldest), and the earliest use kept.
 
         Args:
             num_bytes: amount of the least recently used data that is not kept.
@@ -345,7 +345,7 @@ class SegmentStore:
         return segments[min(range(len(live)), key=to_keep)], oldest_kept
 
     def _live(self, segment: Segment) -> list[tuple[int, bytes, Location]]:
-        """The records that are read from a segment: last use, key and location."""
+        """Return the live records of a segment: last use, key and location."""
         with self._lock:
             return [
                 (segment.uses[location.index], key, location)
@@ -354,7 +354,7 @@ class SegmentStore:
             ]
 
     def _let_go(self, segment: Segment, oldest_kept: int, room: int) -> int:
-        """Copy forward the data used since, as far as there is room for it; return its bytes."""
+        """Copy forward the data used since then, as far as there is room; return its bytes."""
         if segment is self._grows:
             self._begin_segment()
         path = file_name(self.folder, segment.number, SEGMENT)

@@ -31,7 +31,7 @@ _MAX_OWNERS = 1024  # whose keys are kept at hand
 
 
 class OwnerKeys:
-    """Keys of one store.
+    """Keys of a store.
 
     Args:
         kind: the blocks' kind.
@@ -66,7 +66,7 @@ class OwnerKeys:
         return nonce + sealed
 
     def opened(self, run: BlockRun, name: BlockName, value: bytes) -> bytes:
-        """The record that was stored.
+        """Open a sealed record.
 
         Raises:
             RecordError: it was changed, or stored under another name.

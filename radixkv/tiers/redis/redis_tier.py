@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RedisTier: blocks in a Redis that several replicas share, or one that outlives them.
+"""RedisTier: blocks in a Redis server that several replicas share, or that outlives them.
 
     engine's thread    lookup: RETRY, then the result of the lookups' thread  save: to the queue
     lookups            EXISTS of all blocks at once; of each, if some are missing
@@ -56,7 +56,7 @@ _PREFIX = b"radixkv:kv:"
 
 
 def make_client(url: str) -> Any:
-    """A client with time-outs, which tries nothing twice; it connects at its first call.
+    """Make a client with time-outs and without retries; it connects at its first call.
 
     Raises:
         ConfigError: the package is missing, or the URL is none.
@@ -244,7 +244,7 @@ class RedisTier(OpenTier):
         future.set_result([BlocksBeforeDamage(piece, blocks) if is_damaged else TierBlocks(piece, blocks)])
 
     def _get(self, run: BlockRun, names: Sequence[BlockName]) -> tuple[list[Bytes], bool]:
-        """The leading blocks that are there and believed; whether what follows is damaged."""
+        """Return the leading blocks that are present and intact, and whether the next one is damaged."""
         client, is_damaged = self._loads.client, False
         blocks: list[Bytes] = []
         for index in reversed(range(len(names))):
@@ -330,7 +330,7 @@ class RedisTier(OpenTier):
             )
 
     def _come_back(self) -> None:
-        """On a thread that lives while the tier is down: ask until Redis answers."""
+        """Ping until Redis answers, on a thread that lives while the tier is down."""
         pause_s = _PAUSE_S
         while not self._is_closed.wait(pause_s):
             try:
