@@ -16,8 +16,9 @@ import re
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from radixkv.observe.audit.exchange import Exchange
@@ -27,7 +28,8 @@ from radixkv_server.proxy.passage import Passage
 logger = logging.getLogger(__name__)
 
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)  # of the environment
-_LENGTH = struct.Struct("<Q")
+_LENGTHS = struct.Struct("<QQQ")
+_PIECE_BYTES = 64 * 1024  # written at once
 _RESTART_S = 1.0  # doubled with each restart that follows soon
 _MAX_RESTART_S = 60.0
 _SOON_S = 120.0
@@ -61,6 +63,9 @@ class Seen:
 class Feed:
     """Channel to the observer.
 
+    Bodies are not copied here: a frame holds them as they were read, and goes into the pipe piece by piece
+    while the traffic goes on.
+
     Args:
         settings: an ObserverSettings, for each observer that is started.
         max_bytes: that wait for it.
@@ -69,10 +74,12 @@ class Feed:
     def __init__(self, settings: Any, max_bytes: int) -> None:
         self._settings = settings
         self._max_bytes = max_bytes
-        self._pipe: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._early: list[bytes] = []  # while there is no observer
-        self._early_bytes = 0
+        self._sending: asyncio.Task[None] | None = None
+        self._frames: deque[_Frame] = deque()  # the first one may be under way
+        self._num_waiting = 0  # bytes of these
+        self._has_more = asyncio.Event()
+        self._is_closing = False
         self.num_dropped = 0
 
     async def run(self) -> None:
@@ -84,7 +91,7 @@ class Feed:
                 await self._start()
                 assert self._process is not None
                 code = await self._process.wait()
-                self._pipe = None
+                await self._end_sending()
                 delay = _RESTART_S if time.monotonic() - started > _SOON_S else min(2 * delay, _MAX_RESTART_S)
                 logger.warning(
                     "the observer ended (%s): traffic goes on, another one starts in %.0f s", code, delay
@@ -102,13 +109,11 @@ class Feed:
         self.num_dropped += not self._put(passage, has_ended=True)
 
     def _put(self, passage: Passage, *, has_ended: bool) -> bool:
-        exchange, pipe = passage.exchange(), self._pipe
-        waiting = self._early_bytes if pipe is None else pipe.get_write_buffer_size()
-        if exchange is None or waiting > self._max_bytes or (pipe is not None and pipe.is_closing()):
+        if self._num_waiting > self._max_bytes or passage.request is None:
             return False
         seen = Seen(
             passage.number,
-            exchange,
+            passage.exchange_without_bodies(),
             has_ended,
             passage.upstream,
             passage.conversation,
@@ -117,19 +122,19 @@ class Feed:
             self.num_dropped,
             passage.choice,
         )
-        frame = _frame(seen)
-        if pipe is None:
-            self._early.append(frame)
-            self._early_bytes += len(frame)
-        else:
-            pipe.write(frame)
+        answer = passage.answer if has_ended else None  # before, more may come
+        self._enqueue(_Frame.of(seen, passage.request, answer or b""))
         return True
 
     def put_states(self, states: list[UpstreamState]) -> None:
         """Report the states of upstreams. Never waits."""
-        pipe = self._pipe
-        if pipe is not None and not pipe.is_closing() and not pipe.get_write_buffer_size():
-            pipe.write(_frame(states))
+        if self._sending is not None and not self._frames:
+            self._enqueue(_Frame.of(states))
+
+    def _enqueue(self, frame: _Frame) -> None:
+        self._frames.append(frame)
+        self._num_waiting += frame.num_bytes
+        self._has_more.set()
 
     async def _start(self) -> None:
         command = (sys.executable, "-m", "radixkv_server.proxy.observer")
@@ -139,34 +144,81 @@ class Feed:
             *command, stdin=asyncio.subprocess.PIPE, env=environment
         )
         assert self._process.stdin is not None
-        self._pipe = self._process.stdin.transport
-        self._pipe.write(_frame(self._settings))
-        for frame in self._early:
-            self._pipe.write(frame)
-        self._early, self._early_bytes = [], 0
+        self._sending = asyncio.create_task(self._send(self._process.stdin))
+
+    async def _send(self, pipe: asyncio.StreamWriter) -> None:
+        """Send frames to one observer until it or this one ends."""
+        with contextlib.suppress(OSError):
+            await _Frame.of(self._settings).send(pipe)
+            while True:
+                while self._frames:
+                    try:
+                        await self._frames[0].send(pipe)
+                    finally:  # one that an observer ends at is not for the next one
+                        self._num_waiting -= self._frames.popleft().num_bytes
+                if self._is_closing:
+                    return pipe.close()
+                self._has_more.clear()
+                await self._has_more.wait()
+
+    async def _end_sending(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _stop(self) -> None:
-        process, self._pipe = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 10.0)
-        if process.returncode is None:
-            process.kill()
+        self._is_closing = True
+        self._has_more.set()
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 10.0)
+            if process.returncode is None:
+                process.kill()
+        await self._end_sending()
 
 
-def _frame(value: Any) -> bytes:
-    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(data)) + data
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A value with the bodies that belong to it, which are sent as they are.
+
+    lengths of the value and of both bodies | the value | request | answer
+    """
+
+    parts: tuple[bytes | bytearray, ...]
+
+    @classmethod
+    def of(cls, value: Any, request: bytes | bytearray = b"", answer: bytes | bytearray = b"") -> _Frame:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        head = _LENGTHS.pack(len(data), len(request), len(answer)) + data
+        if len(request) + len(answer) <= _PIECE_BYTES:
+            return cls((b"".join((head, request, answer)),))
+        return cls((head, request, answer))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+    async def send(self, pipe: asyncio.StreamWriter) -> None:
+        """Send it piece by piece.
+
+        Raises:
+            OSError: nobody reads it.
+        """
+        for part in self.parts:
+            for start in range(0, len(part), _PIECE_BYTES):
+                pipe.write(memoryview(part)[start : start + _PIECE_BYTES])
+                await pipe.drain()
 
 
 def read_frames(pipe: IO[bytes]) -> Iterator[Any]:
     """Yield the objects written at the other end, until it is closed."""
-    while len(head := pipe.read(_LENGTH.size)) == _LENGTH.size:
-        (length,) = _LENGTH.unpack(head)
-        data = pipe.read(length)
-        if len(data) < length:
+    while len(head := pipe.read(_LENGTHS.size)) == _LENGTHS.size:
+        parts = [(length, pipe.read(length)) for length in _LENGTHS.unpack(head)]
+        if any(len(data) < length for length, data in parts):
             return
-        yield pickle.loads(data)
+        value, request, response = pickle.loads(parts[0][1]), parts[1][1], parts[2][1]
+        if isinstance(value, Seen):
+            value = replace(value, exchange=replace(value.exchange, request=request, response=response))
+        yield value

@@ -34,6 +34,7 @@ class Passage:
 
     Attributes:
         number: number that identifies it in this process.
+        request, answer: bodies so far; None: they are not kept.
         open_bytes: bytes of bodies kept for all requests whose answers have not ended.
     """
 
@@ -51,9 +52,9 @@ class Passage:
     is_cut_off: bool = False
     choice: Choice | None = None  # of several upstreams
     answer_headers: dict[str, str] = field(default_factory=dict)
+    request: bytearray | None = field(default_factory=bytearray)
+    answer: bytearray | None = field(default_factory=bytearray)
     _clock: float = field(default_factory=time.monotonic)
-    _request: bytearray | None = field(default_factory=bytearray)
-    _answer: bytearray | None = field(default_factory=bytearray)
 
     @classmethod
     def of(
@@ -65,7 +66,15 @@ class Passage:
 
     def add_request(self, data: bytes | bytearray) -> None:
         """Add data of the request's body."""
-        self._request = self._extended(self._request, data)
+        self.request = self._extended(self.request, data)
+
+    def keep_request(self, body: bytearray) -> None:
+        """Keep the whole body of the request, without a copy; nobody may change it any more."""
+        if self._has_room(0, len(body)):
+            Passage.open_bytes += len(body)
+            self.request = body
+        else:
+            self.request = None
 
     def answered(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Note the head of the answer."""
@@ -76,7 +85,7 @@ class Passage:
         """Add data of the answer's body."""
         if self.first_seconds is None:
             self.first_seconds = time.monotonic() - self._clock
-        self._answer = self._extended(self._answer, data)
+        self.answer = self._extended(self.answer, data)
 
     def cut_off(self) -> None:
         """Note that the answer ended incomplete."""
@@ -85,17 +94,20 @@ class Passage:
     def end(self) -> None:
         """Note the end of the answer. Called once."""
         self.seconds = time.monotonic() - self._clock
-        Passage.open_bytes -= len(self._request or b"") + len(self._answer or b"")
+        Passage.open_bytes -= len(self.request or b"") + len(self.answer or b"")
 
     def _extended(self, kept: bytearray | None, data: bytes | bytearray) -> bytearray | None:
         if kept is None or self.seconds is not None:  # it has been told of
             return kept
-        if len(kept) + len(data) > self.max_bytes or Passage.open_bytes + len(data) > _MAX_OPEN_BYTES:
+        if not self._has_room(len(kept), len(data)):
             Passage.open_bytes -= len(kept)
             return None
         Passage.open_bytes += len(data)
         kept += data
         return kept
+
+    def _has_room(self, kept: int, more: int) -> bool:
+        return kept + more <= self.max_bytes and Passage.open_bytes + more <= _MAX_OPEN_BYTES
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -110,16 +122,13 @@ class Passage:
             found.update((value, unquote_plus(value)) if name.lower() in SECRET_PARAMETERS else ())
         return tuple(sorted((one for one in found if len(one) >= _MIN_SECRET), key=len, reverse=True))
 
-    def exchange(self) -> Exchange | None:
-        """Record of the request without its caller's identity; None: its body was dropped."""
-        if self._request is None:
-            return None
+    def exchange_without_bodies(self) -> Exchange:
+        """Record of the request without its bodies and its caller's identity."""
         kept = {name: self.headers[name] for name in ("content-encoding",) if name in self.headers}
         encoding = self.answer_headers.get("content-encoding")
         return Exchange(
             path=self.path.partition("?")[0],
-            request=bytes(self._request),
-            response=b"" if self._answer is None else bytes(self._answer),
+            request=b"",
             request_headers=kept,
             response_headers={} if encoding is None else {"content-encoding": encoding},
             status=self.status,

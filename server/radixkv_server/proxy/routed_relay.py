@@ -157,7 +157,7 @@ class RoutedRelay:
         head = asked.head
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         passage = Passage.of(head.target, head.headers, "", self._settings.max_kept_bytes)
-        passage.add_request(asked.body)
+        passage.keep_request(asked.body)
         reading = await self._fleet.read(passage.path, headers, asked.body)
         tried, failed, num_sent = set(reading.impossible), list[str](), 0
         try:

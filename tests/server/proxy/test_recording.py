@@ -422,6 +422,20 @@ async def test_what_waits_for_the_observer_is_bounded_and_counted(tmp_path: Path
         await asyncio.gather(running, return_exceptions=True)
 
 
+def test_a_long_body_is_passed_on_without_a_copy(tmp_path: Path) -> None:
+    """Copies take the event loop's time, and all streams wait meanwhile."""
+    feed, body = Feed(None, 1 << 30), bytearray(64 << 20)
+    passage = Passage.of(b"/v1/completions", [], "http://e", 1 << 30)
+    before = time.thread_time()
+    passage.keep_request(body)
+    feed.begin(passage)
+    passage.end()
+    feed.put(passage)
+    assert time.thread_time() - before < 0.01
+    assert not feed.num_dropped
+    assert Passage.open_bytes == 0
+
+
 def test_bodies_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv_server.proxy.passage._MAX_OPEN_BYTES", 1000)
     passages = [Passage.of(b"/v1/completions", [], "http://e", 600) for _ in range(3)]
@@ -429,10 +443,10 @@ def test_bodies_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         one.add_request(b"x" * 400)
     assert Passage.open_bytes == 800, "the third is handed on, and not kept"
     passages[0].add_answer(b"y" * 700)  # longer than what is kept of one
-    assert [one.exchange() is None for one in passages] == [False, False, True]
-    assert passages[0].exchange().response == b""
+    assert [one.request is None for one in passages] == [False, False, True]
+    assert passages[0].answer is None
     passages[1].add_request(b"x" * 300)
-    assert passages[1].exchange() is None
+    assert passages[1].request is None
     for one in passages:
         one.end()
     assert Passage.open_bytes == 0
