@@ -257,7 +257,7 @@ def response_items(items: Iterable[Any], at: NextItem) -> tuple[list[Block], Nex
     blocks: list[Block] = []
     index, is_open = at
     for item in items:
-        if not isinstance(item, dict):
+        if not isinstance(item, dict) or item.get("type") == "configuration_update":  # not in the prompt
             continue
         kind = str(item.get("type") or "message")
         role = str(item.get("role") or "user")

@@ -17,6 +17,7 @@ from radixkv_server.apis.common.chat_messages import Media, TextPart, joined
 from radixkv_server.apis.common.fields import Asynchronous, Caller
 from radixkv_server.apis.common.hidden_text import hide, unhide
 from radixkv_server.apis.common.kinds import TEXT_OR_LIST, ByType
+from radixkv_server.apis.responses.configuration import UPDATE, ConfigurationItem
 from radixkv_server.apis.responses.provider_items import ProviderItem, call_of, is_provider_item, result_of
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.chats.call_memory import Recall
@@ -162,17 +163,6 @@ class ItemReference(_Item):
     id: Id
 
 
-#: Types of refused items -> advice to the client.
-_INSTEAD = {
-    "configuration_update": "send `reasoning` and `text` as fields of each request",
-    "mcp_tool_listing": "the tools of an MCP server are listed by an item of type 'mcp_list_tools'",
-}
-
-
-def _instead(kind: str, known: str) -> str:
-    return _INSTEAD.get(kind, f"this server knows {known}")
-
-
 def _untyped(item: dict[str, Any]) -> str | None:
     return "message" if "role" in item else "item_reference" if "id" in item else None
 
@@ -184,11 +174,12 @@ InputItem = Annotated[
     | CallOutputItem
     | ReasoningItem
     | CompactionItem
+    | ConfigurationItem
     | ProviderItem
     | ItemReference,
     ByType(
         "an item of the input",
-        lambda kind, known: f"items of type {kind!r} are not supported: {_instead(kind, known)}.",
+        lambda kind, known: f"items of type {kind!r} are not supported: this server knows {known}.",
         untyped=_untyped,
     ),
 ]
@@ -292,6 +283,8 @@ def messages_of(
         if kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
             messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+        elif kind == UPDATE:
+            pass  # see `configuration`
         elif is_provider_item(item):
             call, result = call_of(item), result_of(item)
             if call is not None:

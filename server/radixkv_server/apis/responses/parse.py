@@ -10,6 +10,7 @@ from typing import Any
 from radixkv_server.apis.common.cache_controls import with_cache_controls
 from radixkv_server.apis.common.compared_requests import diagnosed, text_block, unusual
 from radixkv_server.apis.common.token_details import LogprobsFormat
+from radixkv_server.apis.responses.configuration import configured
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.errors import ErrorForm, error_json
 from radixkv_server.apis.responses.items import comparable_item, summaries_in
@@ -50,6 +51,7 @@ async def parse_response(
     conversations = StoredConversations(context.responses, caller.name)
     before, new = await items_of(body, stored, conversations, response_id)
     conversation = [*before, *new]
+    body = configured(body, conversation)
     chat, tools = await chat_that_fits(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
     )
@@ -159,7 +161,8 @@ async def response_chat(context: ServerContext, body: ResponsePromptFields, call
     stored = StoredResponses(context.responses, caller.name)
     conversations = StoredConversations(context.responses, caller.name)
     before, new = await items_of(body, stored, conversations, "resp_count")
-    return (await chat_that_fits(context, body, [*before, *new], caller))[0]
+    items = [*before, *new]
+    return (await chat_that_fits(context, configured(body, items), items, caller))[0]
 
 
 def _sampling_of(body: ResponseRequest) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from radixkv.sampling.structured import StructuredOutputs
 from radixkv_server.apis.common.chat_completion import MAX_TOOLS
 from radixkv_server.apis.common.fields import (
     AnyToolChoice,
@@ -21,15 +20,13 @@ from radixkv_server.apis.common.fields import (
     PrewarmFields,
     SamplingFields,
     ServiceTier,
-    Verbosity,
     check_logprobs,
     check_stream_options,
 )
-from radixkv_server.apis.common.grammars import SchemaFields
 from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.responses.configuration import ConfigurationFields
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.apis.responses.tools import AnyTool
-from radixkv_server.chats.structured import format_grammar
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -67,34 +64,6 @@ def _small_metadata(value: dict[str, str]) -> dict[str, str]:
 
 
 Metadata = Annotated[dict[str, str], AfterValidator(_small_metadata)]
-
-
-class TextFormat(SchemaFields):
-    type: str
-
-    def grammar(self) -> StructuredOutputs | None:
-        """Return the grammar of the text; None: any text."""
-        return format_grammar({"type": self.type}, self.given(), "text.format")
-
-    def plain(self) -> dict[str, Any]:
-        """Return the format as the response shows it."""
-        return {"type": self.type, **self.given()}
-
-
-class TextConfig(StrictModel):
-    format: TextFormat | None = None
-    verbosity: Verbosity = None
-
-
-_InFull = Annotated[Any, WithoutEffect("reasoning is given in full", usual=("auto",))]
-
-
-class Reasoning(StrictModel):
-    effort: str | None = None
-    summary: _InFull = None
-    generate_summary: _InFull = None
-    context: Annotated[Any, WithoutEffect("the template decides", usual=("auto",))] = None
-    mode: Annotated[Any, WithoutEffect("the model has one", usual=("standard",))] = None
 
 
 class ResponseStreamOptions(StrictModel):
@@ -161,14 +130,12 @@ class ConversationFields(StrictModel):
         return self
 
 
-class ResponsePromptFields(ConversationFields, ChatTemplateFields):
+class ResponsePromptFields(ConversationFields, ConfigurationFields, ChatTemplateFields):
     """The fields that decide the prompt of a response."""
 
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
 

@@ -159,12 +159,45 @@ def test_items_without_what_they_say_are_refused(http: httpx.Client) -> None:
             answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": kind}]})
             assert answer.status_code == 400, kind
             assert answer.json()["error"]["param"] == "input[0]"
-    for kind, instead in (("configuration_update", "`reasoning`"), ("mcp_tool_listing", "'mcp_list_tools'")):
-        answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": kind}]})
-        assert instead in answer.json()["error"]["message"]
     answer = http.post("/v1/responses", json={"model": "scripted", "input": [{"type": "web_crawl_call"}]})
     assert "web_crawl_call" in answer.json()["error"]["message"]
     assert "web_search_call" in answer.json()["error"]["message"], "the message lists the known ones"
+
+
+def test_an_item_changes_the_effort_and_the_form_of_later_answers(
+    server: LiveServer, http: httpx.Client
+) -> None:
+    def ask(**fields: Any) -> Json:
+        answer = http.post("/v1/responses", json={"model": "scripted", **fields})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def update(**fields: Any) -> Json:
+        return {"type": "configuration_update", **fields}
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    said = {"role": "user", "content": "say:no"}
+    changed = [said, update(reasoning={"effort": "high"}), update(text={"format": form})]
+    first = ask(input=changed, reasoning={"effort": "low"}, max_output_tokens=16)
+    asked = server.engine.requests[-1]
+    assert "('reasoning_effort', 'high')" in asked.text
+    assert (first["reasoning"]["effort"], first["text"]["format"]["type"]) == ("high", "json_schema")
+    assert first["output"][-1]["content"][0]["text"].startswith('{"a"')
+    plain = asked.text.partition("options:")[0]
+    later = ask(
+        previous_response_id=first["id"],
+        input=[update(text={"format": {"type": "text"}}), {"role": "user", "content": "say:yes"}],
+    )
+    asked = server.engine.requests[-1]
+    assert "('reasoning_effort', 'high')" in asked.text, "until it is changed"
+    assert asked.text.startswith(plain), "it writes nothing into the prompt itself"
+    assert later["output"][-1]["content"][0]["text"].startswith("yes"), "the form is free again"
+    counted = {"model": "scripted", "input": changed}
+    tokens = http.post("/v1/responses/input_tokens", json=counted).json()["input_tokens"]
+    assert tokens == first["usage"]["input_tokens"]
+    empty = http.post("/v1/responses", json={"model": "scripted", "input": [said, update()]})
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input[1]")
 
 
 SEARCHED = {"type": "server_tool_use", "id": "st_1", "name": "web_search", "input": {"query": "tides"}}
