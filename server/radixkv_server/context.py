@@ -193,10 +193,9 @@ class ServerContext:
         """
         if model is None or model in self.model_names:
             return ""
-        if self.engine.adapters.card(model) is None:
-            model = model.removesuffix(":latest")  # Ollama's default tag; elsewhere it was refused before
-            if self.engine.adapters.card(model) is None:
-                return ""
+        model = self.resolve_model(model)
+        if model in self.model_names:
+            return ""
         if not self.tenants.may_use(caller, model):
             raise self._no_model(model)
         return model
@@ -209,9 +208,10 @@ class ServerContext:
         """
         if name is None:
             return self.model_names[0]
-        if name not in self.model_names and self.engine.adapters.card(name) is None:
-            raise self._no_model(name)
-        return name
+        for known in (name, name.removesuffix(":latest")):  # Ollama's default tag
+            if known in self.model_names or self.engine.adapters.card(known) is not None:
+                return known
+        raise self._no_model(name)
 
     def _no_model(self, name: str) -> ApiError:
         return ApiError(

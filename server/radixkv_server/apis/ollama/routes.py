@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request, Response
 
 import radixkv
-from radixkv_server.apis.ollama.parse import model_name, parse_ollama
+from radixkv_server.apis.ollama.parse import parse_ollama
 from radixkv_server.apis.ollama.render import OLLAMA, timestamp
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
 from radixkv_server.context import ServerContext, context_of
@@ -38,19 +38,21 @@ async def ollama_generate(request: Request) -> Response:
 
 
 async def _respond(request: Request, kind: type[OllamaChatRequest | OllamaGenerateRequest]) -> Response:
-    context, record = context_of(request), record_of(request.scope)
+    context = context_of(request)
     body = await context.bodies.read(request, kind, context.max_body_bytes())
     if body.is_empty:
         is_chat = isinstance(body, OllamaChatRequest)
         said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
         reason = "unload" if str(body.keep_alive) in ("0", "0s", "0.0") else "load"
-        loaded = {"model": model_name(context, body.model), "created_at": timestamp(), **said}
+        loaded = {"model": context.resolve_model(body.model), "created_at": timestamp(), **said}
         return json_response({**loaded, "done": True, "done_reason": reason})
 
     async def read() -> OllamaChatRequest | OllamaGenerateRequest:
         return body
 
-    response = await answer(request, OLLAMA, await begin(context, record, read, parse_ollama))
+    response = await answer(
+        request, OLLAMA, await begin(context, record_of(request.scope), read, parse_ollama)
+    )
     if isinstance(response, EventStream):
         response.headers["content-type"] = "application/x-ndjson"
     return response
@@ -64,27 +66,24 @@ async def ollama_show(request: Request) -> Response:
     name = body.model or body.name
     if name is None:
         raise bad_request("model is missing: the name of a model, as /api/tags lists them.", param="model")
-    card = _card(context, model_name(context, name))
+    card = _card(context, context.resolve_model(name))
     known = await context.templates.find(None) if context.engine.tokenizer.has_chat_template else None
-    can = ["completion"]
-    if known is not None and known.format.forms:
-        can.append("tools")
-    if known is not None and known.thinking.can_think:
-        can.append("thinking")
-    limits, defaults = context.engine.limits, context.engine.default_sampling.items()
+    tools = ["tools"] if known is not None and known.format.forms else []
+    thinking = ["thinking"] if known is not None and known.thinking.can_think else []
+    engine = context.engine
     return json_response(
         {
             "modelfile": f"FROM {card['model']}\n",
-            "parameters": "\n".join(f"{key} {value}" for key, value in defaults),
-            "template": context.engine.tokenizer.chat_template or "",
+            "parameters": "\n".join(f"{key} {value}" for key, value in engine.default_sampling.items()),
+            "template": engine.tokenizer.chat_template or "",
             "details": card["details"],
             "model_info": {
                 "general.architecture": "radixkv",
-                "general.basename": context.engine.model_name,
-                "radixkv.context_length": limits.max_model_len,
-                "radixkv.vocab_size": context.engine.tokenizer.vocab_size,
+                "general.basename": engine.model_name,
+                "radixkv.context_length": engine.limits.max_model_len,
+                "radixkv.vocab_size": engine.tokenizer.vocab_size,
             },
-            "capabilities": can,
+            "capabilities": ["completion", *tools, *thinking],
             "modified_at": card["modified_at"],
         }
     )

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from pydantic import field_validator
+
 from radixkv.text.json_text import JsonText
 from radixkv_server.apis.common.fields import RequestFields
 from radixkv_server.chats.call_memory import Recall
@@ -21,16 +23,9 @@ _OfLoading = Annotated[Any, WithoutEffect("the model is loaded as the server was
 _Mirostat = Annotated[Any, Refused("mirostat", usual=(0,))]
 _KeepAlive = Annotated[Any, WithoutEffect("the model stays loaded")]
 
-#: Names of options -> names of the same fields of chat completions.
-_SAMPLING = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty")},
-    "repeat_penalty": "repetition_penalty",
-}
 
-
-class OllamaOptions(StrictModel):
-    """Options of sampling; options of model loading have no effect."""
+class OllamaSampling(StrictModel):
+    """Options that completions share."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,10 +33,15 @@ class OllamaOptions(StrictModel):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    num_predict: int | None = None
-    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+
+
+class OllamaOptions(OllamaSampling):
+    """Options of sampling; options of model loading have no effect."""
+
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
     repeat_last_n: Annotated[Any, WithoutEffect("penalties look at the whole text")] = None
     num_keep: Annotated[Any, WithoutEffect("nothing of a prompt is dropped")] = None
     penalize_newline: Annotated[Any, WithoutEffect("penalties treat all tokens alike", usual=(True,))] = None
@@ -68,6 +68,7 @@ class OllamaOptions(StrictModel):
 class _GenerateFields(RequestFields):
     """Fields of both routes that generate; a request without `stream` is answered as a stream."""
 
+    stream: bool | None = True
     options: OllamaOptions | None = None
     format: Any = None
     think: bool | str | None = None
@@ -75,22 +76,23 @@ class _GenerateFields(RequestFields):
     top_logprobs: int | None = None
     keep_alive: _KeepAlive = None
 
-    @property
-    def streams(self) -> bool:
-        """Return True unless the client wants the answer as a whole."""
-        return self.stream is not False
+    @field_validator("stream")
+    @classmethod
+    def _streams_unless_refused(cls, value: bool | None) -> bool:
+        return value is not False
 
     def sampling(self) -> Json:
         """Return the options and the format as fields of completions."""
         options = self.options or OllamaOptions()
-        fields = {name: getattr(options, ours) for ours, name in _SAMPLING.items()}
+        fields = {name: getattr(options, name) for name in OllamaSampling.model_fields}
+        fields |= {"repetition_penalty": options.repeat_penalty, "priority": self.priority}
         if options.num_predict is not None and options.num_predict > 0:
             fields["max_tokens"] = options.num_predict
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif self.format not in (None, "", {}):
             fields["json_schema"] = self.format
-        fields |= {"priority": self.priority, "cache_salt": self.cache_salt}
+        fields["cache_salt"] = self.cache_salt
         return {name: value for name, value in fields.items() if value is not None}
 
     def completion(self, messages: list[Json], **more: Any) -> Json:
@@ -150,10 +152,8 @@ class OllamaChatRequest(_GenerateFields):
             if message.thinking:
                 plain["reasoning_content"] = message.thinking
             if message.tool_calls:
-                calls = [
-                    _call(call, f"call_{len(messages)}_{at}", recall)
-                    for at, call in enumerate(message.tool_calls)
-                ]
+                names = (f"call_{len(messages)}_{at}" for at in range(len(message.tool_calls)))
+                calls = [_call(*each, recall) for each in zip(message.tool_calls, names, strict=True)]
                 plain["tool_calls"] = calls
                 waiting += [(call["id"], call["function"]["name"]) for call in calls]
             if message.role == "tool":
@@ -175,9 +175,6 @@ class OllamaGenerateRequest(_GenerateFields):
     suffix: Annotated[Any, Refused("text insertion", usual=("",))] = None
     template: Annotated[Any, Refused("a template of the request's own", usual=("",))] = None
     context: Annotated[Any, Refused("a context of token ids (send the messages to /api/chat)")] = None
-    width: Annotated[Any, Refused("making images", usual=(0,))] = None
-    height: Annotated[Any, Refused("making images", usual=(0,))] = None
-    steps: Annotated[Any, Refused("making images", usual=(0,))] = None
 
     @property
     def is_empty(self) -> bool:
@@ -187,9 +184,8 @@ class OllamaGenerateRequest(_GenerateFields):
     def chat(self, recall: Recall) -> Json:
         """Return the chat completion that this comes down to."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.completion(
-            [*system, {"role": "user", "content": _content(self.prompt or "", self.images)}]
-        )
+        user = {"role": "user", "content": _content(self.prompt or "", self.images)}
+        return self.completion([*system, user])
 
 
 class OllamaModelRequest(StrictModel):
