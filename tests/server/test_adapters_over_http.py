@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from fuzz_adapters import Fuzz
 from tiny_adapters import greedy, peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 
@@ -228,6 +229,21 @@ def test_an_adapters_prefix_is_public_for_that_adapter(client: TestClient) -> No
         usage = client.post("/v1/completions", json=asked, headers=headers).json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == cached
     assert client.request("DELETE", "/v1/cache/public", json=body).json()["deleted"]
+
+
+def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
+    """The small form of `fuzz_adapters.py`, above a host and a disk tier, with a restart."""
+    fuzz = Fuzz(tmp_path, num_names=6, num_sets=6, num_prompts=5, num_blocks=24)
+    asyncio.run(fuzz.run(60))
+    told = (
+        "hits",
+        "reloaded",
+        "unloaded",
+        "reloads without a hit",
+        "blocks loaded from tiers",
+        "blocks told",
+    )
+    assert all(fuzz.counts[name] for name in told), fuzz.counts
 
 
 async def test_replicas_have_the_same_adapters(served: Served) -> None:

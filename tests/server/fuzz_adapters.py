@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters loaded, reloaded with other weights and unloaded under traffic, over HTTP, above two tiers.
+
+    python tests/server/fuzz_adapters.py --requests 10000
+
+Every answer must be the fresh answer of a weight set that its name stood for while the request ran. No token
+may be found that these weights have not computed before, in the pool, in a tier, or in a tier after a
+restart; and no block's identity may be told of two weight sets. The same in small is a test
+(`test_adapters_over_http.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from safetensors.torch import load_file, save_file
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from tiny_adapters import peft_model, save_adapter
+from tiny_models import VOCAB_SIZE, save_tiny_model
+
+from radixkv import LLM, AsyncEngine, SamplingParams
+from radixkv.engine.config import EngineConfig
+from radixkv_server.app import create_app
+from radixkv_server.settings import ServerSettings
+
+COUNT = 4  # tokens of an answer
+BASE = -1  # in the place of a weight set
+GONE = -2
+
+
+@dataclass
+class Names:
+    """What each name has stood for: weight sets in order, the last ones from `sure` on perhaps now."""
+
+    bound: dict[str, list[int]]
+    sure: dict[str, int] = field(default_factory=dict)
+
+    def since(self, name: str, place: int) -> set[int]:
+        """The weight sets that a name may have stood for since a place in its history."""
+        return set(self.bound[name][place:])
+
+
+@dataclass
+class Fuzz:
+    """One run; `counts` tells what happened.
+
+    Args:
+        folder: gets the base, the adapters and the disk tier.
+        num_names, num_sets: names, and the different weights that they stand for in turn.
+        num_prompts: prompts that have no token in common at their beginning.
+    """
+
+    folder: Path
+    seed: int = 0
+    num_names: int = 20
+    num_sets: int = 30
+    num_prompts: int = 12
+    num_blocks: int = 40
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.base = save_tiny_model(self.folder / "tiny", "llama", num_hidden_layers=2)
+        first = save_adapter(peft_model(self.base, self.seed), self.folder / "adapters" / "0")
+        self.sets = [first, *(self._varied(first, number) for number in range(1, self.num_sets))]
+        self.prompts = [
+            [3 + number, *(self.chance.randrange(3, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 30)))]
+            for number in range(self.num_prompts)
+        ]
+        self.fresh = self._fresh_answers()
+        self.names = Names({f"a{number}": [GONE] for number in range(self.num_names)} | {"tiny": [BASE]})
+        self.names.sure = dict.fromkeys(self.names.bound, 0)
+        # (weight set, prompt) -> requests that may have computed it
+        self.asked: Counter[tuple[int, int]] = Counter()
+        self.identities: dict[str, int] = {}
+        self.told: dict[bytes, str] = {}
+
+    def _varied(self, first: Path, number: int) -> Path:
+        folder = shutil.copytree(first, self.folder / "adapters" / str(number))
+        generator = torch.Generator().manual_seed(1000 * self.seed + number)
+        path = folder / "adapter_model.safetensors"
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            tensors[name] = 0.15 * torch.randn(tensor.shape, generator=generator)
+        save_file(tensors, path)
+        return folder
+
+    def _fresh_answers(self) -> dict[tuple[int, int], list[int]]:
+        """Each prompt's answer by each weight set and by the base, of an engine without a prefix cache."""
+        specs = tuple(f"s{number}={folder}" for number, folder in enumerate(self.sets))
+        params = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
+        found = {}
+        with LLM(
+            str(self.base), lora=specs, num_blocks=256, warm_up="off", enable_prefix_caching=False
+        ) as llm:
+            for number in range(BASE, self.num_sets):
+                outputs = llm.generate(
+                    self.prompts, params, lora="" if number == BASE else f"s{number}", progress=False
+                )
+                for prompt, output in enumerate(outputs):
+                    found[number, prompt] = list(output.outputs[0].token_ids)
+        return found
+
+    # ------------------------------------------------------------------ the server
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A server over a small pool, a host tier and a disk tier; the disk stays for the next one."""
+        config = EngineConfig(
+            model=str(self.base),
+            num_blocks=self.num_blocks,
+            block_size=8,
+            max_num_seqs=8,
+            max_loras=8,
+            warm_up="off",
+            kv_tier=("host:64KiB", f"disk:{self.folder / 'tier'},max=64MiB"),
+            lora_dir=str(self.folder / "adapters"),
+        )
+        engine = await asyncio.to_thread(AsyncEngine.from_config, config)
+        app = create_app(engine, ServerSettings(allowed_hosts=("testserver",), access_log=False))
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=600) as client,
+        ):
+            events = asyncio.create_task(self._follow(engine))
+            try:
+                yield client
+            finally:
+                events.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await events
+        await engine.close()
+
+    async def _follow(self, engine: AsyncEngine) -> None:
+        """Each identity of a block belongs to one adapter, and to tokens that were asked of it."""
+        async for changes in engine.cache.events():
+            for run in changes.stored:
+                adapter = run.namespace[2]
+                for identity in run.block_hashes:
+                    assert self.told.setdefault(identity, adapter) == adapter
+                number = self.identities.get(adapter) if adapter else BASE
+                if run.parent_hash is None and number is not None:
+                    assert self.asked[number, run.token_ids[0] - 3], "a block of a prompt that was not asked"
+                self.counts["blocks told"] += len(run.block_hashes)
+
+    async def bind(self, client: httpx.AsyncClient, name: str, number: int) -> None:
+        """Have a name stand for a weight set, or for none."""
+        history = self.names.bound[name]
+        was_there = history[-1] != GONE
+        history.append(number)
+        if number == GONE:
+            response = await client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+            assert response.status_code == (200 if was_there else 404), response.text
+        else:
+            body = {"lora_name": name, "lora_path": str(number), "load_inplace": True}
+            response = await client.post("/v1/load_lora_adapter", json=body)
+            assert response.status_code == 200, response.text
+            self.identities[response.json()["identity"]] = number
+        self.names.sure[name] = len(history) - 1
+        self.counts["unloaded" if number == GONE else "reloaded" if was_there else "loaded"] += 1
+
+    async def ask(self, client: httpx.AsyncClient, name: str, prompt: int) -> int:
+        """Send a request and check its answer; returns its cached tokens."""
+        place = self.names.sure[name]
+        for number in self.names.since(name, place):
+            self.asked[number, prompt] += 1
+        known = len(self.names.bound[name])
+        body = {
+            "model": name,
+            "prompt": self.prompts[prompt],
+            "max_tokens": COUNT,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        response = await client.post("/v1/completions", json=body)
+        for number in self.names.since(name, known):
+            self.asked[number, prompt] += 1
+        possible = self.names.since(name, place)
+        self.counts["requests"] += 1
+        if response.status_code == 404:
+            assert GONE in possible, f"{name} was there all the time: {response.text}"
+            self.counts["not found"] += 1
+            return 0
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        tokens = answer["choices"][0]["token_ids"]
+        by = [n for n in possible if n != GONE and self.fresh[n, prompt] == tokens]
+        assert by, f"{name} answered {tokens}; it stood for {possible}"
+        cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if cached:
+            assert any(self.asked[n, prompt] > 1 for n in by), (
+                f"{name}: {cached} tokens of nobody's were found"
+            )
+            self.counts["hits"] += 1
+        return cached
+
+    # ------------------------------------------------------------------ the run
+
+    async def traffic(self, client: httpx.AsyncClient, num_requests: int, num_workers: int = 6) -> None:
+        """Requests of several clients at once, while an admin changes the names."""
+        left = num_requests
+
+        async def worker() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                name = self.chance.choice(list(self.names.bound))
+                await self.ask(client, name, self.chance.randrange(self.num_prompts))
+
+        async def admin() -> None:
+            while left > 0:
+                name = self.chance.choice([name for name in self.names.bound if name != "tiny"])
+                gone = self.names.bound[name][-1] != GONE and self.chance.random() < 0.25
+                await self.bind(client, name, GONE if gone else self.chance.randrange(self.num_sets))
+                await asyncio.sleep(0.02)
+
+        async with asyncio.TaskGroup() as group:
+            for task in (admin(), *(worker() for _ in range(num_workers))):
+                group.create_task(task)
+
+    async def sharing(self, client: httpx.AsyncClient) -> None:
+        """Equal weights share under two names; other weights under the same name find nothing."""
+        unused = max(range(self.num_sets), key=lambda n: (not self.asked[n, 0], -n))
+        was_unused = not self.asked[unused, 0]
+        size = len(self.prompts[0])
+        for name, number in (("a0", unused), ("a1", unused)):
+            await self.bind(client, name, number)
+        before = await self.ask(client, "a0", 0)
+        assert before == 0 or not was_unused
+        assert await self.ask(client, "a1", 0) == size - 1
+        for other in range(self.num_sets):
+            if not self.asked[other, 0]:
+                await self.bind(client, "a0", other)
+                assert await self.ask(client, "a0", 0) == 0
+                assert await self.ask(client, "a1", 0) == size - 1
+                self.counts["reloads without a hit"] += 1
+                break
+
+    async def run(self, num_requests: int) -> None:
+        """Two servers, one after the other, over the same disk."""
+        for start, share in enumerate((0.7, 0.3)):
+            async with self.serving() as client:
+                for name, history in self.names.bound.items():  # a new server knows the base alone
+                    if name != "tiny":
+                        history.append(GONE)
+                        self.names.sure[name] = len(history) - 1
+                for name in list(self.names.bound)[: self.num_names // 2]:
+                    await self.bind(client, name, self.chance.randrange(self.num_sets))
+                if start == 0:
+                    await self.sharing(client)
+                await self.traffic(client, round(num_requests * share))
+                metrics = (await client.get("/metrics")).text
+                self.counts["blocks loaded from tiers"] += _total(metrics, "radixkv_tier_loaded_blocks_total")
+                self.counts["evicted blocks"] += _total(metrics, "radixkv_evicted_blocks_total")
+
+
+def _total(metrics: str, name: str) -> int:
+    return round(sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run with a seed and a number of requests, and print what happened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        fuzz: Any = Fuzz(Path(folder), options.seed)
+        asyncio.run(fuzz.run(options.requests))
+    print(f"{time.perf_counter() - began:.0f} s, seed {options.seed}:", dict(fuzz.counts))
+
+
+if __name__ == "__main__":
+    main()
