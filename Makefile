@@ -17,11 +17,12 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-fast test-ray lint coverage format docs site wheel bench bench-gpu clients agents fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-all test-fast test-ray lint coverage format docs site wheel bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
-	@echo "make test       install, run all tests"
+	@echo "make test       install, run the tests"
+	@echo "make test-all   the same with what is for the night: clients' packages, more variants (minutes more)"
 	@echo "make test-fast  the part of them that takes less than a minute"
 	@echo "make test-ray   install Ray, run the tests of replicas on Ray Serve (minutes)"
 	@echo "make lint       ruff, mypy, and the documentation's links"
@@ -67,10 +68,13 @@ serve: install
 
 # Tests start hundreds of processes: what one has compiled to bytecode the next ones find, also where the
 # environment says otherwise.
-test test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
+test test-all test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
 
 # Three processes, a file's tests in one of them: most tests use one core, and some wait. WORKERS=0 for one process.
 WORKERS ?= 3
+test-all: export RADIXKV_NIGHTLY = 1
+test-all: test
+
 test: install-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

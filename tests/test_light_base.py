@@ -137,6 +137,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.nightly
 def test_the_wheel_alone_is_small_and_works(bare: Path, tmp_path: Path) -> None:
     (packages,) = (bare.parent.parent / "lib").glob("python*/site-packages")
     size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file())

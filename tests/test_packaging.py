@@ -47,6 +47,7 @@ def test_a_run_says_how_to_get_what_tests_were_skipped_for(tmp_path: Path) -> No
     assert "1 test skipped for lack of redis-server: apt-get install redis-server" in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_pins_agree_with_torchs_build_for_gpus(tmp_path: Path) -> None:
     """By metadata alone: constraints.txt does not rule out what PyPI's torch requires (CUDA, a Triton)."""
     pins = dict(

@@ -7,6 +7,7 @@ validators, never stricter: a body that it allows may still get a 400 that names
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,15 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> None:
-    """Serve the document of all routes that `app` has, at /openapi.json."""
-    document = dump(openapi_document(app, apis, dialects, version))
+    """Serve the document of all routes that `app` has, at /openapi.json; made when it is first asked for."""
+
+    @functools.cache
+    def document() -> bytes:
+        return dump(openapi_document(app, apis, dialects, version))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(document, media_type="application/json")
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:

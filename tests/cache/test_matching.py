@@ -167,20 +167,20 @@ def test_an_empty_tuple_is_no_namespace(call: str) -> None:
         getattr(cache, call)(*arguments)
 
 
-def test_a_path_of_100_000_nodes() -> None:
-    cache = PrefixCache(100_001, 1)
-    store(cache, np.ones(100_001, np.int32))  # type: ignore[arg-type]
+def test_a_path_of_20_000_nodes() -> None:
+    cache = PrefixCache(20_001, 1)
+    store(cache, np.ones(20_001, np.int32))  # type: ignore[arg-type]
     node = next(inside(cache).tree.nodes())
     while len(node.blocks) > 1:
         node = inside(cache).tree.split(node, len(node.blocks) - 1)
-    assert cache.stats.num_nodes == 100_001
-    tokens = np.ones(100_001, np.int32)
-    assert cache.match(tokens).num_tokens == 100_001
+    assert cache.stats.num_nodes == 20_001
+    tokens = np.ones(20_001, np.int32)
+    assert cache.match(tokens).num_tokens == 20_001
     lease = cache.acquire(tokens)
-    assert lease.num_cached_tokens == 100_000
+    assert lease.num_cached_tokens == 20_000
     lease.release()
     cache.check()
-    assert cache.evict(100_001) == 100_001
+    assert cache.evict(20_001) == 20_001
 
 
 def test_a_public_prefix_is_shared_and_what_follows_is_not() -> None:

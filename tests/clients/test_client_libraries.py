@@ -31,6 +31,9 @@ ENVIRONMENTS = {
 Program = subprocess.Popen[str]
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[str, Program | str]]:
     """All programs, begun at once; or why one's environment is missing."""

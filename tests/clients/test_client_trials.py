@@ -21,6 +21,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield running
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("client", QUICK, ids=str)
 def test_two_turns_and_a_forced_call(servers: Servers, client: Client) -> None:
     trial = try_client(client, servers)

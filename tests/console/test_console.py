@@ -193,7 +193,7 @@ def test_it_goes_on_when_the_server_comes_back(browser: Any) -> None:
 # ---------------------------------------------------------------------- everybody
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_axe_finds_nothing(browser: Any, server: LiveServer, scheme: str) -> None:
     with console(browser, server.url, color_scheme=scheme) as page:
         for view, text in VIEWS.items():

@@ -25,7 +25,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,9 @@ def token_ids(outputs: list[Any]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize(("chunk", "num_prompts"), [(16, 13), (64, 14), (512, 16)])
+@pytest.mark.parametrize(
+    ("chunk", "num_prompts"), [(16, 13), pytest.param(64, 14, marks=pytest.mark.nightly), (512, 16)]
+)
 def test_cold_and_hot_equal_transformers(loaded, prompts, expected, largest_chunks, chunk, num_prompts):
     """Small chunks are those of shorter prompts: more than 512 tokens are nine of 64."""
     prompts, expected = prompts[:num_prompts], expected[:num_prompts]

@@ -22,7 +22,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PrefixPin
 from radixkv_kernels import PagedKV
 
-SEEDS = int(os.environ.get("RADIXKV_TENSOR_PARALLEL_SEEDS", "2"))
+SEEDS = int(os.environ.get("RADIXKV_TENSOR_PARALLEL_SEEDS", "1"))
 BLOCK = 8
 
 

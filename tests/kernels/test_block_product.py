@@ -61,7 +61,11 @@ def test_product_is_that_of_the_dequantised_weights(number: int) -> None:
         assert torch.equal(own, found[first : first + count])
 
 
-@pytest.mark.parametrize("number", [Q8_0, Q5_K, Q6_K], ids=lambda number: FORMATS[number].name)
+@pytest.mark.parametrize(
+    "number",
+    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (Q8_0, Q5_K)), Q6_K],
+    ids=lambda number: FORMATS[number].name,
+)
 def test_dot_products_give_the_same_bits(number: int) -> None:
     """The way of processors with VNNI, its one instruction in plain arithmetic."""
     blocks, _ = weights(number)

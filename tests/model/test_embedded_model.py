@@ -156,6 +156,7 @@ class TestPreparing:
         for path in prepare(model).iterdir():
             assert path.stat().st_mode & 0o444 == 0o444
 
+    @pytest.mark.nightly
     def test_two_processes_at_once(self, model: EmbeddedModel) -> None:
         """Both come back with the same whole folder; one did the work."""
         script = (

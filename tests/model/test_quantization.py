@@ -206,6 +206,7 @@ def test_families_without_fused_layers_run_with_int8_weights(
     assert np.mean(differences) < 0.1
 
 
+@pytest.mark.nightly
 def test_perplexity_and_next_tokens_of_the_embedded_model() -> None:
     text = (Path(__file__).parents[2] / "benchmarks" / "data" / "text.txt").read_text(encoding="utf-8")
     scores = {}

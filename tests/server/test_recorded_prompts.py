@@ -69,7 +69,7 @@ class Recorder:
 
 def talk(recorder: Recorder, rng: random.Random) -> None:
     """Conversations in every dialect, whole and streamed, with and without tools, some of them broken."""
-    for number in range(4):
+    for number in range(2, 4):
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": SYSTEM if number else f"Day {number}. {SYSTEM}"}
         ]
@@ -126,7 +126,7 @@ def test_predicted_tokens_are_those_that_the_server_reported(
     recording = Recording([path])
     seen = [(record, rules.observe(record)) for record in recording]
     assert not recording.problems.named
-    assert len(seen) == 4 * 3 + 3 + 3 + 2
+    assert len(seen) == 2 * 3 + 3 + 3 + 2
     for record, observed in seen:
         assert record.usage.prompt == observed.prompt_tokens
         assert observed.cached_tokens == record.usage.cached, record.place

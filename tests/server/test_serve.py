@@ -111,7 +111,7 @@ def drain(sock: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_running_requests_finish_after_a_signal(process: Process, number: int) -> None:
     assert httpx.get(f"http://127.0.0.1:{process.port}/health").status_code == 200
     sock, _ = process.stream()
@@ -235,7 +235,9 @@ def test_a_port_is_free_again_after_a_check() -> None:
 
 @pytest.mark.timeout(120)  # well before the grace is over
 @pytest.mark.parametrize("process", [{"grace": 300.0}], indirect=True)
-@pytest.mark.parametrize("path", ["/v1/cache/events", "/v1/cache/requests"])
+@pytest.mark.parametrize(
+    "path", ["/v1/cache/events", pytest.param("/v1/cache/requests", marks=pytest.mark.nightly)]
+)
 def test_streams_without_an_end_do_not_hold_up_the_servers(process: Process, path: str) -> None:
     headers = {"accept": "text/event-stream"}
     with httpx.stream("GET", f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=30) as answer:

@@ -214,7 +214,11 @@ def dynamo_blocks(address: str) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_batches", [10_000, 3], ids=["replay of all", "replay of what is cached"])
+@pytest.mark.parametrize(
+    "max_batches",
+    [pytest.param(10_000, marks=pytest.mark.nightly), 3],
+    ids=["replay of all", "replay of what is cached"],
+)
 def test_dynamos_indexer_agrees(max_batches: int) -> None:
     traffic = CacheTraffic(11, block_size=16)
     traffic.prompt = lambda: [one for base in CacheTraffic.prompt(traffic) for one in (base, base, base, 7)]  # type: ignore[method-assign]

@@ -301,7 +301,7 @@ def test_attacks_take_linear_time(name: str) -> None:
         return time.thread_time() - started
 
     for attack in ATTACKS:
-        short, long = (attack * (size // len(attack)) for size in (1 << 14, 1 << 17))
+        short, long = (attack * (size // len(attack)) for size in (1 << 12, 1 << 15))
         # The best of some: a busy machine can only make them slower. In quadratic time it were 64 times.
         ratio = min(seconds(long) for _ in range(2)) / min(seconds(short) for _ in range(4))
         assert ratio < 32, attack
