@@ -7,7 +7,6 @@ validators, never stricter: a body that it allows may still get a 400 that names
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 
 from radixkv_server.dialect import Api, Dialects, Json, dump
 from radixkv_server.errors import ApiError
+from radixkv_server.off_loop import off_loop
 
 _EXAMPLE = ApiError(400, "why", param="field", code="code")
 _REFERENCE = "#/components/schemas/{model}"
@@ -34,7 +34,7 @@ def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: 
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(await asyncio.to_thread(document), media_type="application/json")
+        return Response(await off_loop(document), media_type="application/json")
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:

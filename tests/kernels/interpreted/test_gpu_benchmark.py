@@ -23,7 +23,14 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", [p.name for p in PARTS if not p.name.startswith("throughput")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(p.name, marks=pytest.mark.nightly) if p.name == "edges" else p.name
+        for p in PARTS
+        if not p.name.startswith("throughput")
+    ],
+)
 def test_part(name: str) -> None:
     """It reports figures, and each of its checks holds."""
     part = next(p for p in PARTS if p.name == name)
