@@ -30,6 +30,7 @@ class AnswerWriter:
         self._has_parts = False
         self._blanks: list[tuple[str, int]] = []  # each with where it stands
         self._speaking = False
+        self._has_said = False  # content that is more than white space
         self._skips_breaks = False  # before the next content
         self._skips_break = False  # before the next thought
         self._break = ""  # at the end of the last thought
@@ -59,7 +60,7 @@ class AnswerWriter:
             self._skips_breaks = not text
         said = text.rstrip()
         if said:
-            self._speaking = True
+            self._speaking = self._has_said = True
             self._say_blanks()
             self._add_content(said, start)
         if len(said) < len(text):
@@ -116,7 +117,7 @@ class AnswerWriter:
 
     def begin_call(self, name: str, call_id: str) -> None:
         self.begin_part()
-        self._skips_breaks = False
+        self._skips_breaks = not self._has_said
         self._num_calls += 1
         self._call_event(ToolCallBegin(self._num_calls - 1, call_id or self._new_id(), name))
 

@@ -185,8 +185,7 @@ class CallForm:
         with cursor.hold() as back:
             yield from cursor.blanks()
             if (yield from cursor.take(self.closes)):
-                yield from cursor.blanks()
-                while (yield from cursor.take(self.closes)):
+                while (yield from self._closes_again(cursor)):
                     pass
                 return True
             while (yield from cursor.take(self.separators)):
@@ -202,6 +201,15 @@ class CallForm:
                     return True
                 next_call()
         return False
+
+    def _closes_again(self, cursor: Cursor) -> Steps[bool]:
+        """Read a further mark that closes calls; white space that none follows stays."""
+        with cursor.hold() as back:
+            yield from cursor.blanks()
+            found = yield from cursor.take(self.closes)
+            if not found:
+                back()
+        return bool(found)
 
     def literals(self) -> tuple[str, ...]:
         reads = (self.reads, self.reads_next, self.reads_tail)

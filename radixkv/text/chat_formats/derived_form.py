@@ -30,6 +30,7 @@ from radixkv.text.chat_formats.template_probes import (
     ARGUMENTS,
     IDS,
     NAMES,
+    SAID,
     THOUGHT,
     USER,
     call_history,
@@ -40,7 +41,6 @@ from radixkv.text.chat_formats.template_probes import (
 from radixkv.text.chat_formats.template_traits import RenderText, TemplateTraits, shown_text
 
 DERIVED = "derived"
-_SAID = "probe said"
 #: Shorter marks than this tell no call from text.
 _TELLING = 3
 #: A mark begins or ends at one of these, never within a word.
@@ -93,14 +93,14 @@ def _region(
 ) -> str:
     """Return the part of a rendered text that a model would write: the calls with their marks."""
     messages = call_history(chat_format, traits, num_calls)
-    said = [messages[0], {"role": "assistant", "content": _SAID}]
+    said = [messages[0], {"role": "assistant", "content": SAID}]
     plain, alone = shown_text(render, said, tools), shown_text(render, messages, tools)
-    at = plain.rfind(_SAID)
+    at = plain.rfind(SAID)
     name = text.find(NAMES[0], max(0, text.rfind(USER)))
     if name < 0 or at < 0:
         return ""
     start = at if text.startswith(plain[:at]) else _shared(plain[:at], text[:name])
-    ending = plain[at + len(_SAID) :]
+    ending = plain[at + len(SAID) :]
     if not alone.startswith(text[:name]):
         alone = text
     size = next((n for n in range(len(ending), 0, -1) if alone.endswith(ending[-n:])), 0)

@@ -164,7 +164,7 @@ GRANITE = ChatFormat(
 PHI4 = ChatFormat(
     "phi4",
     "Phi-4-mini",
-    signs=(("<|/tool_call|>",), ("<|tool|>", "<|/tool|>")),
+    signs=(("<|/tool_call|>",), ("<|tool|>", "<|/tool|>"), ("<|tool|>", "functools[")),
     tokens=("<|/tool_call|>",),
     forms=(_list("<|tool_call|>", "<|/tool_call|>", "functools"),),
     preamble=PREAMBLE,

@@ -32,7 +32,8 @@ _ESCAPES = {
     "0": "\\u0000",
     "\n": "",
 }
-_ESCAPE = regex.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|(?s:[^xuU])|[xuU])")
+_ESCAPE = regex.compile(r"\\(?s:.)")
+_DIGITS = {kind: regex.compile(f"[0-9a-fA-F]{{{size}}}") for kind, size in (("x", 2), ("u", 4), ("U", 8))}
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _QUOTES = ("'''", '"""', "'", '"')
 _WORD = regex.compile(r"[\w.+\-]{1,256}")
@@ -213,12 +214,26 @@ class LiteralArguments:
                 cursor.at += 1
                 emit(string_json(char)[1:-1])
             elif char == "\\":
-                written = str((yield from cursor.match(_ESCAPE))[0])
+                written = yield from self._escape(cursor)
                 emit(string_json(written)[1:-1] if is_raw else _escape_json(written))
             else:
                 found: Any = plain.match(cursor.text, cursor.at)
                 cursor.at = found.end()
                 emit(string_json(found[0])[1:-1])
+
+    def _escape(self, cursor: Cursor) -> Steps[str]:
+        """Read an escape sequence, as it is written."""
+        written = str((yield from cursor.match(_ESCAPE))[0])
+        digits = _DIGITS.get(written[1])
+        if digits is not None:
+            with cursor.hold() as back:
+                try:
+                    return written + str((yield from cursor.match(digits))[0])
+                except RanOut:
+                    raise
+                except NotACall:
+                    back()
+        return written
 
     # ------------------------------------------------------------------ writing
 

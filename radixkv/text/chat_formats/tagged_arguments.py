@@ -94,7 +94,8 @@ class TaggedArguments:
     @cached_property
     def _key(self) -> regex.Pattern[str]:
         words = "|".join(sorted(set(self.kinds.values()), key=len, reverse=True))
-        return pattern_of(self.key.strip(), KEY=r"(?P<key>[^<>\"\n]{1,200}?)", KIND=f"(?P<kind>{words})")
+        written = self.key.strip().replace("><", "> <")  # white space between tags says nothing
+        return pattern_of(written, KEY=r"(?P<key>[^<>\"\n]{1,200}?)", KIND=f"(?P<kind>{words})")
 
     @cached_property
     def _begin(self) -> str:
@@ -178,6 +179,12 @@ def _typed_json(text: str, schema: ArgumentSchema) -> str:
     return value_json(text, schema, lambda written: literal_json(written, PYTHON))
 
 
+def _element_json(text: str, schema: ArgumentSchema) -> str:
+    """The JSON of an element without others in it, which may be an empty list or object."""
+    empty = {frozenset({"array"}): "[]", frozenset({"object"}): "{}"}.get(schema.types())
+    return empty if empty is not None and not text.strip() else _typed_json(text, schema)
+
+
 def _any_json(text: str, schema: ArgumentSchema) -> str:
     """The JSON of a value that is said to be no string."""
     return value_json(text, ArgumentSchema({}), lambda written: None)
@@ -246,7 +253,7 @@ class ElementArguments:
                 return
         value = _TextValue(emit, prefix, schema)
         yield from cursor.until(end, value.add)
-        value.end(_typed_json)
+        value.end(_element_json)
 
     def _try_open(self, cursor: Cursor, *, consume: bool = True) -> Steps[Any]:
         with cursor.hold() as back:

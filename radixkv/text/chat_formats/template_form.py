@@ -27,6 +27,7 @@ from radixkv.text.chat_formats.template_probes import (
     ARGUMENTS,
     IDS,
     NAMES,
+    SAID,
     THOUGHT,
     USER,
     call_history,
@@ -49,6 +50,8 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
     Costs about four small renderings.
     """
     form = chat_format.form
+    if not traits.calls and form is not None and not chat_format.frames_content:
+        return _with_lead_of_text(chat_format, render)
     if not isinstance(form, CallForm | JsonCalls) or not traits.calls:
         return chat_format
     tools = probe_tools()
@@ -229,6 +232,15 @@ def _tagged(
 
 
 # ------------------------------------------------------------------ before calls
+
+
+def _with_lead_of_text(chat_format: ChatFormat, render: RenderText) -> ChatFormat:
+    """Return the format with the text between the prompt's end and an answer, as which calls are shown."""
+    asked = {"role": "user", "content": USER}
+    prompt = shown_text(render, [asked])
+    text = shown_text(render, [asked, {"role": "assistant", "content": SAID}, asked])
+    at = text.find(SAID, len(prompt))
+    return replace(chat_format, lead=text[len(prompt) : at]) if text.startswith(prompt) and at > 0 else chat_format
 
 
 def _with_lead(

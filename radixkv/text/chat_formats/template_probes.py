@@ -26,6 +26,7 @@ ARGUMENTS = (
 )
 USER = "probe question"
 THOUGHT = "probe thought"
+SAID = "probe said"
 
 
 def probe_tools() -> list[Mapping[str, Any]]:

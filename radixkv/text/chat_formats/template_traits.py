@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,10 +103,13 @@ def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         tools, option = True, tools_option
     arguments: Any = {"probe_key": _VALUE}
     history = shown(_history(arguments), [_TOOL])
-    as_text = _VALUE not in history and _VALUE in shown(_history('{"probe_key": "probe_value"}'), [_TOOL])
-    if as_text:
-        arguments = '{"probe_key": "probe_value"}'
-        history = shown(_history(arguments), [_TOOL])
+    as_text = False
+    if _VALUE not in history or str(arguments) in history:  # lost, or printed as Python
+        as_json = json.dumps(arguments)
+        text = shown(_history(as_json), [_TOOL])
+        as_text = as_json in text or (_VALUE not in history and _VALUE in text)
+        if as_text:
+            arguments, history = as_json, text
     shows_calls = _NAME in history and _VALUE in history
     two = shown(_history(arguments, other=True), [_TOOL, probe_tool(_OTHER, ["probe_key"])])
     field = next(

@@ -34,7 +34,6 @@ from radixkv.text.chat_formats.answer import (
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule, normalized
-from radixkv.text.chat_formats.derived_form import DERIVED
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
 from radixkv.text.chat_formats.hints import divergence_hint
 from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
@@ -56,14 +55,6 @@ Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
 ReasoningPlace = Literal["apart", "in_content", "hidden"]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
-UNKNOWN_FORM = (
-    "the chat format of this model is not known, so that its tool calls are asked for and read as those of "
-    "Hermes; see --chat-format"
-)
-DERIVED_FORM = (
-    "the chat format of this model is not known, so that its tool calls are read in the form that its chat "
-    "template writes; see --chat-format"
-)
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
 
@@ -315,7 +306,7 @@ async def chat_request(
         parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
         grammar_places=places,
         ignored=tuple(prompt.ignored),
-        notes=() if prompt.format.is_known or not chat.callable_tools else (_form_note(prompt.format),),
+        notes=context.templates.notes(prompt.format) if chat.callable_tools else (),
     )
     hides = chat.reasoning_place == "hidden"
     request = Request(encoded, params, checkpoints=await _steady_ends(context, chat, prompt, encoded))
@@ -347,11 +338,6 @@ async def _steady_ends(
         return ()
     end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES
     return (end,) if end else ()
-
-
-def _form_note(chat_format: ChatFormat) -> str:
-    """Return the warning about an unknown format."""
-    return DERIVED_FORM if chat_format.name == DERIVED else UNKNOWN_FORM
 
 
 def _check_free(chat: Chat, param: str) -> None:

@@ -36,6 +36,13 @@ _FIXED_TOOLS = {
     False: "--tools-first changes nothing: this model's chat template shows tools after the system prompt, "
     "and has no place for another system message after them.",
 }
+#: What the first answer with tools says of it.
+_NOTES = {
+    False: "the chat format of this model is not known, so that its tool calls are asked for and read as those "
+    "of Hermes; see --chat-format",
+    True: "the chat format of this model is not known, so that its tool calls are read in the form that its "
+    "chat template writes; see --chat-format",
+}
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
 
@@ -62,6 +69,7 @@ class ChatTemplates:
         self._tools_first = tools_first
         self._format_name = format_name
         self._known: dict[str | None, KnownTemplate] = {}
+        self._noted: set[str] = set()
 
     async def find(self, template: str | None) -> KnownTemplate:
         """Return the traits of a request's own template, or of the model's (None)."""
@@ -72,6 +80,13 @@ class ChatTemplates:
                 self._known.clear()
             self._known[template] = known
         return known
+
+    def notes(self, chat_format: ChatFormat) -> tuple[str, ...]:
+        """What an answer to a request with tools says of its format: once, that it is not known."""
+        if chat_format.is_known or chat_format.name in self._noted:
+            return ()
+        self._noted.add(chat_format.name)
+        return (_NOTES[chat_format.name == DERIVED],)
 
     def _probe(self, template: str | None) -> KnownTemplate:
         tokenizer = self._tokenizer

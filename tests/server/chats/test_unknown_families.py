@@ -34,14 +34,15 @@ MARKS = ("<|use|>", "<|/use|>", "<|muse|>", "<|/muse|>")
 
 
 def asked(tokenizer: Any, text: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """Return the whole message, the model's `chat_format`, the warning with tools, and that without."""
+    """Return the whole message, the model's `chat_format`, the warning with tools, and that of later answers."""
     with live_server(WritingEngine(tokenizer, {"it": text})) as server, server.http() as client:
         body = {"model": "scripted", "messages": [{"role": "user", "content": "write:it:"}], **fields}
         told = client.post("/v1/chat/completions", json={**body, "tools": TOOLS})
-        plain = client.post("/v1/chat/completions", json=body)
+        later = [client.post("/v1/chat/completions", json=body | more) for more in ({}, {"tools": TOOLS})]
         (card,) = client.get("/v1/models").json()["data"]
+    warned = "".join(answer.headers.get("warning", "") for answer in later)
     message = told.json()["choices"][0]["message"]
-    return message, card["chat_format"], told.headers.get("warning", ""), plain.headers.get("warning", "")
+    return message, card["chat_format"], told.headers.get("warning", ""), warned
 
 
 def called(message: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -51,12 +52,12 @@ def called(message: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def test_a_family_without_signs_is_read_as_hermes_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "radixkv.server"):
-        message, card, warning, plain = asked(tokenizer_with(chat_template=BARE), HERMES)
+        message, card, warning, later = asked(tokenizer_with(chat_template=BARE), HERMES)
     assert called(message) == [("get_weather", json.loads(W))]
     assert card == {"name": "hermes", "is_known": False}
     assert "chat format of this model is not known" in warning
     assert "Hermes" in warning
-    assert not plain, "without tools nothing is at stake"
+    assert not later, "it is said once"
     told = [record.message for record in caplog.records if "chat format" in record.message]
     assert len(told) == 1
     assert "--chat-format" in told[0]
@@ -65,11 +66,11 @@ def test_a_family_without_signs_is_read_as_hermes_and_says_so(caplog: pytest.Log
 def test_a_derived_form_says_that_it_is_one(caplog: pytest.LogCaptureFixture) -> None:
     source = template(*CHATML, call="{{- '<|use|>' }}" + OBJECT + "{{- '<|/use|>' }}")
     with caplog.at_level(logging.WARNING, "radixkv.server"):
-        message, card, warning, plain = asked(tokenizer_with(MARKS, source), ACME)
+        message, card, warning, later = asked(tokenizer_with(MARKS, source), ACME)
     assert called(message) == [("get_weather", json.loads(W))], "its marks are special tokens, and stay"
     assert card == {"name": "derived", "is_known": False}
     assert "its chat template writes" in warning
-    assert not plain
+    assert not later
     assert sum("chat template writes them in" in record.message for record in caplog.records) == 1
 
 

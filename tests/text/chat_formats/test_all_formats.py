@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.formats import FORMATS
+from radixkv.text.chat_formats.tagged_arguments import TaggedArguments
 
 CALLING = sorted(name for name, known in FORMATS.items() if known.forms)
 TEXTUAL = sorted(name for name in CALLING if not isinstance(FORMATS[name].forms[0].arguments, JsonArguments))
@@ -167,3 +170,36 @@ def test_hostile_texts_take_linear_time(name: str) -> None:
         short, long = (attack * (size // len(attack)) for size in (1 << 11, 1 << 14))
         # The best of some: a busy machine can only make them slower. In quadratic time it were 64 times.
         assert min(seconds(long) for _ in range(2)) < 32 * min(seconds(short) for _ in range(3)), attack
+
+
+def test_an_escape_is_the_same_in_any_pieces() -> None:
+    text = r"[look(city='\u2028 \x41 \U0001F600 \q')]"
+    whole = parse("pythonic", [text])
+    assert json.loads(whole.tool_calls[0].arguments) == {"city": "\u2028 A \U0001f600 \\q"}
+    assert parse("pythonic", text) == whole
+
+
+def test_tags_may_have_white_space_between_them() -> None:
+    """A template writes none, a model does."""
+    form = FORMATS["glm"].forms[0]
+    assert isinstance(form, CallForm)
+    assert isinstance(form.arguments, TaggedArguments)
+    tight = replace(form.arguments, key="<arg_key>KEY</arg_key><arg_value>", end="</arg_value>", between="")
+    known = replace(FORMATS["glm"], forms=(replace(form, head="<tool_call>NAME", arguments=tight),))
+    parser = known.parser(tools=TOOLS)
+    answer = Answer.of([*parser.push(FORMATS["glm"].write_calls(CALLS)), *parser.finish()])
+    assert [json.loads(call.arguments) for call in answer.tool_calls] == [ARGUMENTS, {}]
+
+
+def test_an_element_without_others_is_an_empty_list_or_object() -> None:
+    text = FORMATS["minimax-m3"].write_calls([("look", '{"route": {"legs": []}}'), ("look", '{"route": {}}')])
+    calls = parse("minimax-m3", [text]).tool_calls
+    assert [json.loads(call.arguments) for call in calls] == [{"route": {"legs": []}}, {"route": {}}]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "deepseek-dsml", "kimi-k2", "olmo3", "hunyuan"])
+def test_white_space_around_calls_counts_between_texts_alone(name: str) -> None:
+    call = FORMATS[name].write_calls(CALLS)
+    assert parse(name, f"Before.\n{call}\nAfter.").content == "Before.\nAfter."
+    assert parse(name, f"{call}\n\nAfter.").content == "After."
+    assert parse(name, f"Before.\n{call}\n").content == "Before."

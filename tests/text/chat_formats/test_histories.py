@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jinja2
+
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.history import template_messages
-from radixkv.text.chat_formats.template_traits import TemplateTraits
+from radixkv.text.chat_formats.template_traits import TemplateTraits, find_traits
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -61,3 +63,15 @@ def test_a_template_without_a_system_gets_the_tools_in_the_users_words() -> None
     assert given["content"].startswith("Be brief.")
     assert '"name": "look"' in given["content"]
     assert given["content"].endswith("hello")
+
+
+def test_a_template_that_prints_arguments_as_they_are_gets_their_json() -> None:
+    """An object would be printed as Python writes it, as Phi-4-mini's template does."""
+    calls = "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
+    compiled = jinja2.Template(f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}")
+    traits = find_traits(lambda messages, tools, options: compiled.render(messages=messages), None)
+    asked = call("a")
+    asked["function"]["arguments"] = {"a": "b"}
+    said = {"role": "assistant", "content": "", "tool_calls": [asked]}
+    given = template_messages([said], (), FORMATS["phi4"], traits)
+    assert compiled.render(messages=given) == '<call>look {"a": "b"}</call>'
