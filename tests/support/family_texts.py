@@ -418,6 +418,23 @@ ROWS = (
         THOUGHT,
     ),
     Row(
+        "Hunyuan 7B",
+        template(
+            "<｜hy_ROLE｜>",
+            "<｜hy_end｜>",
+            "<｜hy_Assistant｜>",
+            tools="Write <tool_calls>, then <tool_call>NAME\n```json\n{{ '{}' }}\n```</tool_call>. {{ offered }}",
+            before="<tool_calls>",
+            after="</tool_calls>",
+            between="\n",
+            call="{{- '<tool_call>function<tool_sep>' ~ c.name ~ '\n```json\n' ~ (c.arguments | tojson) ~ '\n```</tool_call>' }}",
+        ),
+        f"<think>\n{THOUGHT}\n</think>\n<tool_calls>"
+        f"<tool_call>function<tool_sep>get_weather\n```json\n{W}\n```</tool_call>\n"
+        f"<tool_call>function<tool_sep>search\n```json\n{S}\n```</tool_call></tool_calls>",
+        THOUGHT,
+    ),
+    Row(
         "Jamba",
         template(
             "<|ROLE|>",
@@ -599,6 +616,24 @@ ROWS = (
         f"<longcat_think>\n{THOUGHT}\n</longcat_think>\n"
         + objects("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
         THOUGHT,
+    ),
+    Row(
+        "LongCat, pairs",
+        template(
+            "[Round 0] ROLE:",
+            "",
+            " ASSISTANT:",
+            call=t.pairs(
+                r"<longcat_tool_call>NAME\n",
+                r"<longcat_arg_key>KEY</longcat_arg_key>\n<longcat_arg_value>VALUE</longcat_arg_value>\n",
+                "</longcat_tool_call>",
+            ),
+        ),
+        tagged(
+            "<longcat_tool_call>NAME\n",
+            "<longcat_arg_key>KEY</longcat_arg_key>\n<longcat_arg_value>VALUE</longcat_arg_value>\n",
+            "</longcat_tool_call>",
+        ),
     ),
     Row("Step 3", t.STEP3, THOUGHTS + SAID + t.STEP3_TEXT, THOUGHT, SAID, tokens=t.ST),
     Row(

@@ -10,7 +10,9 @@ from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
 from radixkv.text.chat_formats.json_calls import JsonCalls
+from radixkv.text.chat_formats.tagged_arguments import TaggedArguments
 from radixkv.text.chat_formats.text_forms import (
+    ARG_PAIRS,
     FUNCTION_JSON,
     FUNCTION_TAGS,
     LLAMA_JSON,
@@ -83,6 +85,15 @@ LONGCAT = ChatFormat(
             "}\n</longcat_tool_call>",
             ("<longcat_tool_call>",),
             closes=("</longcat_tool_call>",),
+        ),
+        replace(
+            ARG_PAIRS,
+            head="<longcat_tool_call>NAME\n",
+            arguments=TaggedArguments(
+                "<longcat_arg_key>KEY</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>\n", ""
+            ),
+            tail="</longcat_tool_call>",
+            opens=("<longcat_tool_call>",),
         ),
     ),
     preamble=PREAMBLE,
@@ -236,7 +247,7 @@ MINIMAX1 = ChatFormat(
 HUNYUAN = ChatFormat(
     "hunyuan",
     "Hunyuan A13B and the smaller ones, Jamba",
-    signs=(("<tool_calls>",), ("<answer>", "</answer>"), ("<|hy_place",)),
+    signs=(("<tool_calls>",), ("<answer>", "</answer>"), ("<|hy_place",), ("<|extra_0|>", "<|startoftext|>")),
     tokens=("<tool_calls>",),
     spoken=Section(("<answer>",), ("</answer>",)),
     forms=(
@@ -392,9 +403,10 @@ JSON_FAMILIES = (
         MISTRAL_ARGS,
         MISTRAL,
         LLAMA3,
+        HUNYUAN,
         SMOLLM3,
         ERNIE,
         HERMES,
     ),
-    *(HUNYUAN, SMOLLM2),
+    SMOLLM2,
 )

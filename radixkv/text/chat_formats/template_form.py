@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from radixkv.text.chat_formats.arguments import JsonArguments
-from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm
+from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm, Form
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import LiteralArguments
@@ -49,16 +49,28 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
 
     Costs about four small renderings.
     """
-    form = chat_format.form
-    if not traits.calls and form is not None and not chat_format.frames_content:
-        return _with_lead_of_text(chat_format, render)
-    if not isinstance(form, CallForm | JsonCalls) or not traits.calls:
+    if chat_format.form is None:
         return chat_format
+    if not traits.calls:
+        return chat_format if chat_format.frames_content else _with_lead_of_text(chat_format, render)
     tools = probe_tools()
     prompt = shown_text(render, [{"role": "user", "content": USER}], tools)
-    found = chat_format
-    for num_calls in (1,) if traits.one_call else (2, 1):
-        text = shown_calls(render, call_history(chat_format, traits, num_calls), tools)
+    texts = {
+        num_calls: shown_calls(render, call_history(chat_format, traits, num_calls), tools)
+        for num_calls in ((1,) if traits.one_call else (2, 1))
+    }
+    fitted = (_with_form(chat_format, form, texts, prompt) for form in chat_format.forms)
+    found = next((known for known in fitted if known is not None), chat_format)
+    return _with_lead(found, render, traits, prompt, tools)
+
+
+def _with_form(
+    chat_format: ChatFormat, form: Form, texts: Mapping[int, str], prompt: str
+) -> ChatFormat | None:
+    """Return the format that writes one of its forms as rendered texts of calls do; None: they have another."""
+    if not isinstance(form, CallForm | JsonCalls):
+        return None
+    for num_calls, text in texts.items():
         start = _lead_start(chat_format, text, prompt)
         written: CallForm | JsonCalls
         try:
@@ -68,11 +80,11 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
                 written = _fitted(form, text, start, num_calls)
         except (_Unlike, ValueError):
             continue
-        candidate = replace(chat_format, forms=(written, *chat_format.forms[1:]))
+        others = (other for other in chat_format.forms if other is not form)
+        candidate = replace(chat_format, forms=(written, *others))
         if _is_read(candidate, text, num_calls):
-            found = candidate
-            break
-    return _with_lead(found, render, traits, prompt, tools)
+            return candidate
+    return None
 
 
 def _is_read(chat_format: ChatFormat, text: str, num_calls: int) -> bool:
@@ -240,7 +252,11 @@ def _with_lead_of_text(chat_format: ChatFormat, render: RenderText) -> ChatForma
     prompt = shown_text(render, [asked])
     text = shown_text(render, [asked, {"role": "assistant", "content": SAID}, asked])
     at = text.find(SAID, len(prompt))
-    return replace(chat_format, lead=text[len(prompt) : at]) if text.startswith(prompt) and at > 0 else chat_format
+    return (
+        replace(chat_format, lead=text[len(prompt) : at])
+        if text.startswith(prompt) and at > 0
+        else chat_format
+    )
 
 
 def _with_lead(

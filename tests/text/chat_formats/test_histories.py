@@ -67,7 +67,9 @@ def test_a_template_without_a_system_gets_the_tools_in_the_users_words() -> None
 
 def test_a_template_that_prints_arguments_as_they_are_gets_their_json() -> None:
     """An object would be printed as Python writes it, as Phi-4-mini's template does."""
-    calls = "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
+    calls = (
+        "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
+    )
     compiled = jinja2.Template(f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}")
     traits = find_traits(lambda messages, tools, options: compiled.render(messages=messages), None)
     asked = call("a")

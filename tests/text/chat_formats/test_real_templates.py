@@ -34,7 +34,6 @@ DROPS = "the prompt opens the thinking, and the template drops it from the histo
 CLOSES = "the template writes other marks of thinking into the history than into a prompt"
 PLAN = "the template writes a plan before each call"
 NUMBERS = "the template numbers calls itself"
-SHOWS = "the template has no place for results"
 VARIABLES = "the template wants variables of its own"
 #: Template -> its format, and whether a forced call is exact in the next prompt, or why not.
 TABLE = {
@@ -51,7 +50,7 @@ TABLE = {
     "GigaChat3.1-10B-A1.8B": ("gigachat", EXACT),
     "HuggingFaceTB-SmolLM3-3B": ("smollm3", EXACT),
     "Kimi-K2-Instruct": ("kimi-k2", EXACT),
-    "Kimi-K2-Thinking": ("kimi-k2", CLOSES),
+    "Kimi-K2-Thinking": ("kimi-k2", EXACT),
     "Kimi-K3": ("kimi-k3", EXACT),
     "LFM2-8B-A1B": ("lfm2", EXACT),
     "LFM2.5-8B-A1B": ("lfm2", EXACT),
@@ -88,7 +87,7 @@ TABLE = {
     "ibm-granite-granite-4.1": ("hermes", EXACT),
     "inclusionai-ling-3.0-flash": ("glm", EXACT),
     "llama-cpp-deepseek-r1": ("deepseek", DROPS),
-    "llama-cpp-rwkv-world": ("hermes", SHOWS),
+    "llama-cpp-rwkv-world": ("hermes", EXACT),
     "meetkai-functionary-medium-v3.1": ("functionary-v3.1", EXACT),
     "meetkai-functionary-medium-v3.2": ("functionary-v3.2", EXACT),
     "meta-llama-Llama-3.1-8B-Instruct": ("llama3", EXACT),
