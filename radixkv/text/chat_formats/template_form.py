@@ -67,7 +67,7 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
 def _with_form(
     chat_format: ChatFormat, form: Form, texts: Mapping[int, str], prompt: str
 ) -> ChatFormat | None:
-    """Return the format that writes one of its forms as rendered texts of calls do; None: they have another."""
+    """Return the format with a form as rendered calls have it in front; None: they have another."""
     if not isinstance(form, CallForm | JsonCalls):
         return None
     for num_calls, text in texts.items():
