@@ -252,11 +252,9 @@ def _with_lead_of_text(chat_format: ChatFormat, render: RenderText) -> ChatForma
     prompt = shown_text(render, [asked])
     text = shown_text(render, [asked, {"role": "assistant", "content": SAID}, asked])
     at = text.find(SAID, len(prompt))
-    return (
-        replace(chat_format, lead=text[len(prompt) : at])
-        if text.startswith(prompt) and at > 0
-        else chat_format
-    )
+    if at < 0 or not text.startswith(prompt):
+        return chat_format
+    return replace(chat_format, lead=text[len(prompt) : at])
 
 
 def _with_lead(

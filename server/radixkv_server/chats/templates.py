@@ -38,8 +38,8 @@ _FIXED_TOOLS = {
 }
 #: What the first answer with tools says of it.
 _NOTES = {
-    False: "the chat format of this model is not known, so that its tool calls are asked for and read as those "
-    "of Hermes; see --chat-format",
+    False: "the chat format of this model is not known, so that its tool calls are asked for and read as "
+    "those of Hermes; see --chat-format",
     True: "the chat format of this model is not known, so that its tool calls are read in the form that its "
     "chat template writes; see --chat-format",
 }
