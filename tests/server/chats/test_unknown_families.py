@@ -34,7 +34,7 @@ MARKS = ("<|use|>", "<|/use|>", "<|muse|>", "<|/muse|>")
 
 
 def asked(tokenizer: Any, text: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """Return the whole message, the model's `chat_format`, and the warnings with tools and of later answers."""
+    """Return the whole message, the model's `chat_format`, its warning with tools, and all later ones."""
     with live_server(WritingEngine(tokenizer, {"it": text})) as server, server.http() as client:
         body = {"model": "scripted", "messages": [{"role": "user", "content": "write:it:"}], **fields}
         told = client.post("/v1/chat/completions", json={**body, "tools": TOOLS})
