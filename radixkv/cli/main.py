@@ -72,6 +72,7 @@ _COMMANDS = {
     "serve_command": ("serve", "keys"),
     "terminal_chat.chat_command": ("chat",),
     "explain_command": ("explain",),
+    "quantize_command": ("quantize",),
     "cache_folder_command": ("cache",),
     "bench.bench_command": ("bench",),
     "replay.replay_command": ("replay",),

@@ -23,7 +23,19 @@ from radixkv.errors import ConfigError
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings
 
-COMMANDS = ("serve", "keys", "chat", "pull", "explain", "cache", "bench", "replay", "simulate", "proxy")
+COMMANDS = (
+    "serve",
+    "keys",
+    "chat",
+    "pull",
+    "explain",
+    "cache",
+    "quantize",
+    "bench",
+    "replay",
+    "simulate",
+    "proxy",
+)
 
 
 @dataclass
