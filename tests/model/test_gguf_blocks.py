@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf_files import ARCHITECTURES, write_family_gguf, write_llama_gguf
@@ -166,4 +167,31 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     reader.data.flush()
     del reader
     with pytest.raises(ModelLoadError, match=r"ffn_\w+\.weight .* has the shape \[.*512.*\]"):
+        load(path)
+
+
+def test_parts_of_a_split_file_are_one_model(mixed: Path, tmp_path: Path) -> None:
+    write_llama_gguf(tmp_path / "tiny.gguf", MIXED, split=9)
+    parts = sorted(tmp_path.iterdir())
+    assert [part.name for part in parts] == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    loaded = load(parts[1])
+    assert loaded.name == "tiny"
+    assert torch.equal(logits_of(loaded), logits_of(load(mixed)))
+    parts[2].write_bytes(parts[2].read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match=r"tiny-00003-of-00003\.gguf is a damaged"):
+        load(parts[0])
+    parts[2].unlink()
+    with pytest.raises(ModelLoadError, match=r"1 of the 3 parts .* the first is tiny-00003-of-00003\.gguf"):
+        load(parts[0])
+
+
+def test_rotary_frequencies_are_divided_by_the_factors_of_the_file(mixed: Path, tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    plain = load(mixed).model.model.rotary_emb.inv_freq
+    path = write_llama_gguf(tmp_path / "factors.gguf", MIXED, factors=factors)
+    for kept in ("packed", "float32"):
+        found = load(path, gguf=kept).model.model.rotary_emb.inv_freq
+        assert torch.equal(found, plain / torch.from_numpy(factors))
+    path = write_llama_gguf(tmp_path / "wrong.gguf", MIXED, factors=factors[:-1])
+    with pytest.raises(ModelLoadError, match=r"has 31 values, and the model has \[32\] rotary frequencies"):
         load(path)

@@ -55,6 +55,7 @@ def test_what_the_gguf_package_writes_is_accepted(whole: bytes, tmp_path: Path) 
         (b"tokenizer.ggml.tokens", 8, "<Q", 2**20, "more than the rest of the file"),
         (b"llama.embedding_length", 4, "<I", 2**31, "its llama.embedding_length is"),
         (b"llama.block_count", 4, "<I", 4000, "tensors of 1 layers"),
+        (b"llama.attention.head_count", 4, "<I", 2**14, "its llama.attention.head_count is"),
         (b"blk.0.attn_q.weight", 0, "<I", 9, "has 9 dimensions"),
         (b"blk.0.attn_q.weight", 4, "<Q", 2**62, "after the file"),
         (b"blk.0.attn_q.weight", 4, "<Q", 0, "has the shape"),
@@ -77,6 +78,12 @@ def test_a_tensor_twice(whole: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [5, 23, 24, 300, 5000, -1])
 def test_cut_off(whole: bytes, tmp_path: Path, keep: int) -> None:
     refusal(whole[:keep], tmp_path / "cut.gguf")
+
+
+def test_a_layer_of_a_high_number_makes_no_layers(whole: bytes, tmp_path: Path) -> None:
+    data = damaged(whole, b"llama.block_count", 4, "<I", 9)
+    renamed = data.replace(b"blk.0.attn_q.weight", b"blk.8.attn_q.weight")
+    assert "its llama.block_count is 9" in refusal(renamed, tmp_path / "layers.gguf")
 
 
 def test_random_damages_are_refused_or_read(whole: bytes, tmp_path: Path) -> None:

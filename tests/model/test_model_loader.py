@@ -20,7 +20,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB_SIZE, save_random_model, save_tiny_model, write_tiny_gguf
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    integrations,
+    modeling_gguf_pytorch_utils,
+)
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
@@ -513,10 +519,31 @@ class TestGguf:
             assert tokenizer.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
             assert tokenizer.chat_template == expected.chat_template
 
+    def test_values_are_what_transformers_reads(self, gguf_file: Path) -> None:
+        def values() -> list[Any]:
+            path, lists = str(gguf_file), ("tokenizer.ggml.tokens",)
+            fields = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)
+            return [fields, integrations.gguf.read_gguf_metadata(path, lists)]
+
+        expected = values()
+        assert len(expected[1][0]["tokenizer.ggml.tokens"]) > 64
+        with gguf_parsed_once():
+            found = values()
+            assert found == expected
+            found[0]["tokenizer"]["tokens"].clear()
+            assert values() == expected
+
     def test_nothing_of_transformers_stays_replaced(self, tmp_path: Path) -> None:
         def functions() -> list[Any]:
             reading = modeling_gguf_pytorch_utils
-            return [gguf.GGUFReader, gguf.get_tensor_name_map, reading.load_gguf_checkpoint]
+            return [
+                gguf.GGUFReader,
+                gguf.get_tensor_name_map,
+                reading.load_gguf_checkpoint,
+                reading._gguf_parse_value,
+                integrations.gguf.read_gguf_metadata,
+                integrations.gguf.reader.read_gguf_metadata,
+            ]
 
         before = functions()
         (tmp_path / "cut.gguf").write_bytes(b"GGUF")

@@ -43,17 +43,22 @@ def random_blocks(number: int, rows: int, width: int, seed: int) -> Array:
 
 
 def write_llama_gguf(
-    path: Path, kinds: Mapping[str, str], *, hidden: int = 256, layers: int = 2, tied: bool = True
-) -> Path:
+    path: Path, kinds: Mapping[str, str], *, hidden: int = 256, layers: int = 2, tied: bool = True,
+    split: int = 0, factors: Array | None = None,
+) -> Path:  # fmt: skip
     """A random Llama with a byte-level tokenizer.
 
     Args:
         kinds: name of a tensor without its layer (`attn_q`, `token_embd`) -> format; `rest` for all others.
+        split: the most tensors of a part; 0 for one file.
+        factors: of rotary frequencies.
     """
     inner = 2 * hidden
-    writer, vocab = llama_gguf_writer(path, hidden=hidden, inner=inner, layers=layers, context=256)
+    writer, vocab = llama_gguf_writer(path, hidden=hidden, inner=inner, layers=layers, context=256, split=split)
     add = tensor_writer(writer, kinds)
     add_llama_tensors(add, vocab=vocab, hidden=hidden, inner=inner, layers=layers, tied=tied)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
     finish_gguf(writer)
     return path
 

@@ -234,14 +234,20 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
-def llama_gguf_writer(path: Path, *, hidden: int, inner: int, layers: int, context: int) -> tuple[Any, int]:
-    """A writer of a GGUF Llama with the byte-level tokenizer, without tensors, and the vocabulary's size."""
+def llama_gguf_writer(
+    path: Path, *, hidden: int, inner: int, layers: int, context: int, split: int = 0
+) -> tuple[Any, int]:
+    """A writer of a GGUF Llama with the byte-level tokenizer, without tensors, and the vocabulary's size.
+
+    Args:
+        split: the most tensors of a part; 0 for one file.
+    """
     import gguf
 
     tokenizer = byte_level_tokenizer()
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=split)
     writer.add_context_length(context)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)

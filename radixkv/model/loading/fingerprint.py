@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from radixkv.model.loading.gguf_parts import parts_of
 from radixkv.model.loading.model_source import ModelSource
 from radixkv.model.loading.weight_files import weight_files
 
@@ -44,7 +45,8 @@ def fingerprint(source: ModelSource, *facts: str) -> str:
     for fact in facts:
         add(fact.encode())
     if source.gguf_file is not None:  # configuration and tokenizer lie in it
-        _add_file(digest, source.path)
+        for part in parts_of(source.path):
+            _add_file(digest, part)
         return digest.hexdigest()
     config = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
     add(json.dumps({k: v for k, v in config.items() if k not in _VOLATILE}, sort_keys=True).encode())

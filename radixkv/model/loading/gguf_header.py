@@ -34,6 +34,8 @@ _WIDTHS = re.compile(
     r"|key_length|value_length|dimension_count|expert_feed_forward_length)$"
 )
 _LARGEST_WIDTH = 2**21
+_PARTS = re.compile(r"\.(expert_count|head_count|head_count_kv)$")
+_MOST_PARTS = 2**13
 _LAYER = re.compile(rb"blk\.(\d{1,9})\.")
 
 
@@ -80,9 +82,11 @@ class _Header:
             self._value()
         layers = self._tensors(tensors)
         for key, number in self._numbers.items():
-            if _WIDTHS.search(key) and not 0 <= number <= _LARGEST_WIDTH:
+            most = _MOST_PARTS if _PARTS.search(key) else _LARGEST_WIDTH
+            if _WIDTHS.search(key) and not 0 <= number <= most:
                 raise _Damage(f"its {key} is {number}")
-            if key.endswith(".block_count") and tensors and not 0 <= number <= layers:
+            split = self._numbers.get("split.count", 0) > 1  # other layers are in other parts
+            if key.endswith(".block_count") and tensors and not split and not 0 <= number <= layers:
                 raise _Damage(f"its {key} is {number}, and it has tensors of {layers} layers")
 
     def _number(self, form: str) -> int:
@@ -130,8 +134,13 @@ class _Header:
         if kind in _SIZES:
             self._skip(count * _SIZES[kind])
         elif kind == _STRING:
+            length_at, at, last = struct.Struct("<Q").unpack_from, self._at, self._size
             for _ in range(count):
-                self._skip(self._number("<Q"))
+                (length,) = length_at(self._data, at)
+                at += 8 + length
+                if at > last:
+                    raise _Damage(f"a length in its header is {length}, more than the rest of the file")
+            self._at = at
         else:
             raise _Damage(f"the list {key!r:.80} is of the unknown type {kind}")
 
@@ -144,7 +153,7 @@ class _Header:
         }
         names: set[bytes] = set()
         ends: list[tuple[bytes, int]] = []
-        layers = 0
+        layers: set[int] = set()
         for _ in range(count):
             name = self._name("tensor")
             shown = _shown(name)
@@ -152,7 +161,8 @@ class _Header:
                 raise _Damage(f"the tensor {shown} is in it twice")
             names.add(name)
             found = _LAYER.match(name)
-            layers = max(layers, 1 + int(found[1]) if found else 0)
+            if found:
+                layers.add(int(found[1]))
             dimensions = self._number("<I")
             if not 1 <= dimensions <= 4:
                 raise _Damage(f"the tensor {shown} has {dimensions} dimensions")
@@ -175,7 +185,7 @@ class _Header:
                 raise _Damage(
                     f"the tensor {_shown(name)} ends {start + end - self._size} bytes after the file"
                 )
-        return layers
+        return len(layers)
 
 
 def _shown(name: bytes) -> str:

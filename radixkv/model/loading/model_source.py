@@ -12,6 +12,7 @@ from pathlib import Path
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.embedded_model import EMBEDDED_MODELS, find_embedded, prepare_embedded
 from radixkv.model.loading.gguf_conversion import check_gguf
+from radixkv.model.loading.gguf_parts import name_of, parts_of
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 #: Files fetched from a hub repository: its top level only, and no pickles (they can run code).
@@ -25,7 +26,7 @@ class ModelSource:
     Attributes:
         name: what clients call the model.
         folder: the folder that holds its files.
-        gguf_file: name of the GGUF file in it, or None for a folder of safetensors.
+        gguf_file: name of the GGUF file in it (of the first part), or None for a folder of safetensors.
     """
 
     name: str
@@ -58,8 +59,10 @@ def resolve_model(
         return ModelSource(embedded.name, folder)
     path = _as_path(name)
     if path.is_file():
-        check_gguf(path)
-        return ModelSource(path.stem, path.parent.resolve(), path.name)
+        parts = parts_of(path)
+        for part in parts:
+            check_gguf(part)
+        return ModelSource(name_of(path), path.parent.resolve(), parts[0].name)
     if path.is_dir():
         own = path.name if path.name not in ("", "..") else path.resolve().name
         return ModelSource(own or "model", path.resolve())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.gguf_conversion import align_special_tokens
+from radixkv.model.loading.gguf_extras import check_size, divide_frequencies, own_tokenizer
 from radixkv.model.loading.load_progress import counted_tensors, progress_bar
 from radixkv.model.loading.model_source import ModelSource
 
@@ -75,9 +76,11 @@ class Pretrained:
         """
         from transformers import AutoTokenizer
 
-        tokenizer = self.explained(
-            "tokenizer", lambda: AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
-        )
+        def read() -> Any:
+            whole = None if self.source.gguf_file is None else own_tokenizer(self.source.path)
+            return whole or AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
+
+        tokenizer = self.explained("tokenizer", read)
         if self.source.gguf_file is not None:
             align_special_tokens(tokenizer, self.config() if hf_config is None else hf_config)
         return tokenizer
@@ -127,6 +130,8 @@ class Pretrained:
                 raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
 
         gguf = self.source.gguf_file
+        if gguf is not None and kind is AutoModelForCausalLM:
+            self.explained("weights", lambda: check_size(self.source.path, hf_config))
         with (
             progress_bar(
                 "Reading weights" if gguf is None else f"Dequantising {gguf}",
@@ -139,6 +144,8 @@ class Pretrained:
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(report)
+        if gguf is not None:
+            divide_frequencies(self.source.path, model)
         if own:
             call_hook_from_own_attention(model)
         absorb_latents(model, ATTENTION_NAME)
@@ -153,12 +160,14 @@ class Pretrained:
         from radixkv.model.attention_hook import register_attention_hook
         from radixkv.model.loading.gguf_blocks import load_blocks
 
-        return self.explained(
+        model = self.explained(
             "weights",
             lambda: load_blocks(
                 self.source.path, hf_config, register_attention_hook(), show_progress=show_progress
             ),
         )
+        divide_frequencies(self.source.path, model)
+        return model
 
     def explained(self, what: str, read: Callable[[], _T]) -> _T:
         """Call `read` and turn whatever it raises into one sentence.
