@@ -54,7 +54,9 @@ def write_llama_gguf(
         factors: of rotary frequencies.
     """
     inner = 2 * hidden
-    writer, vocab = llama_gguf_writer(path, hidden=hidden, inner=inner, layers=layers, context=256, split=split)
+    writer, vocab = llama_gguf_writer(
+        path, hidden=hidden, inner=inner, layers=layers, context=256, split=split
+    )
     add = tensor_writer(writer, kinds)
     add_llama_tensors(add, vocab=vocab, hidden=hidden, inner=inner, layers=layers, tied=tied)
     if factors is not None:
