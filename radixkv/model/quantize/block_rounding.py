@@ -43,7 +43,7 @@ class Rounding:
         if recipe not in RECIPES:
             raise ConfigError(f"--to {recipe} is unknown; it is one of {', '.join(RECIPES)}")
         self.recipe, self._layers = recipe, layers
-        self._library = _llama_cpp() if recipe == "Q4_K" else None
+        self._llama_cpp = _llama_cpp() if recipe == "Q4_K" else None
 
     def kind(self, name: str, shape: tuple[int, ...]) -> Any:
         """The `GGMLQuantizationType` of a tensor.
@@ -79,13 +79,13 @@ class Rounding:
         """A float32 weight in a format; uint8 [out, bytes of a row], or float16 or float32."""
         import gguf
 
-        if self._library is None or kind.name not in ("Q4_K", "Q6_K"):
+        if self._llama_cpp is None or kind.name not in ("Q4_K", "Q6_K"):
             return gguf.quants.quantize(weight, kind)
         rows, width = weight.shape
         block, size = gguf.GGML_QUANT_SIZES[kind]
         out = np.empty((rows, width // block * size), np.uint8)
         weight = np.ascontiguousarray(weight, np.float32)
-        self._library.ggml_quantize_chunk(
+        self._llama_cpp.ggml_quantize_chunk(
             int(kind), weight.ctypes.data, out.ctypes.data, 0, rows, width, None
         )
         return out

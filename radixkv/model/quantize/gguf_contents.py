@@ -45,7 +45,8 @@ def add_sizes(writer: Any, config: Any) -> None:
 
     architecture = ARCHITECTURES[config.model_type]
     rope = getattr(config, "rope_parameters", None) or {}
-    names = reading.GGUF_TO_TRANSFORMERS_MAPPING["config"][architecture]
+    known: dict[str, Any] = reading.GGUF_TO_TRANSFORMERS_MAPPING
+    names = known["config"][architecture]
     writer.add_name(str(getattr(config, "_name_or_path", "") or "model").rstrip("/").rpartition("/")[2])
     for suffix, name in names.items():
         value = None if name is None else getattr(config, name, rope.get(name))

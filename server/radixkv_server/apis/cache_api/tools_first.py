@@ -29,7 +29,7 @@ async def tools_first_tokens(
     template = await context.templates.find(None)
     if not can_show_tools_first(template.format, template.traits):
         return None
-    tools = [{"type": "function", "function": tool} for tool in prompt.tools]
+    tools: list[dict[str, object]] = [{"type": "function", "function": tool} for tool in prompt.tools]
     shown, bare = [await _length(context, some) for some in (tools, [])]
     return shown - bare
 
