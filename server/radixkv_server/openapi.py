@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAPI document of an app, made from the same models that check the bodies.
+"""The OpenAPI document of what an app serves, made of the very models that check the bodies.
 
-Routes read their bodies by hand, so each `Api` names the models. A model's schema is looser than its
-validators, never stricter: a body that it allows may still get a 400 that names the field.
+Routes read their bodies by hand, so each `Api` names the models. A model's schema says less than its
+validators check, never more: what it allows may still get a 400 that names the field.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from pydantic.json_schema import models_json_schema
 
 from radixkv_server.dialect import Api, Dialects, Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.off_loop import off_loop
 
 _EXAMPLE = ApiError(400, "why", param="field", code="code")
 _REFERENCE = "#/components/schemas/{model}"
 
 
 def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> None:
-    """Serve the document of all routes that `app` has, at /openapi.json; made when it is first asked for."""
-
-    @functools.cache
-    def document() -> bytes:
-        return dump(openapi_document(app, apis, dialects, version))
+    """Serve the document of all routes that `app` has, at /openapi.json."""
+    document = dump(openapi_document(app, apis, dialects, version))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(await off_loop(document), media_type="application/json")
+        return Response(document, media_type="application/json")
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:
-    """Make the OpenAPI 3.1 document: paths with their bodies and errors."""
+    """OpenAPI 3.1: paths with their bodies and errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Duplicate Operation ID")  # GET and HEAD of one route
         document = get_openapi(title="radixkv", version=version, routes=app.routes)
@@ -78,12 +74,12 @@ def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, vers
 
 @functools.cache
 def _schemas(models: tuple[type[BaseModel], ...]) -> tuple[Mapping[Any, Json], Json]:
-    """Return references to the models' schemas, and their definitions; takes 0.1 s, shared by all apps."""
+    """References to the models' schemas, and their definitions; they take 0.1 s, the same for each app."""
     return models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
 
 
 def _schema_of(example: Any) -> Json:
-    """Return the schema of values like this one; strings may be null."""
+    """The schema of values like this one; strings may be null."""
     if isinstance(example, dict):
         properties = {name: _schema_of(value) for name, value in example.items()}
         return {"type": "object", "required": list(properties), "properties": properties}

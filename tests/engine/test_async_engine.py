@@ -238,7 +238,7 @@ async def test_long_conversations_are_rendered_off_the_event_loop():
 
 
 async def test_huge_texts_are_tokenised_two_at_a_time_and_hold_up_no_others():
-    lock, go_on = threading.Lock(), threading.Event()
+    lock, go_on, full = threading.Lock(), threading.Event(), threading.Event()
     at_once: list[int] = []
     inside = 0
 
@@ -248,6 +248,8 @@ async def test_huge_texts_are_tokenised_two_at_a_time_and_hold_up_no_others():
             with lock:
                 inside += 1
                 at_once.append(inside)
+                if inside == HUGE_TEXTS_AT_ONCE:
+                    full.set()
             assert go_on.wait(60)
             with lock:
                 inside -= 1
@@ -259,6 +261,7 @@ async def test_huge_texts_are_tokenised_two_at_a_time_and_hold_up_no_others():
         for shorter in (1, LONG_TEXT + 1, HUGE_TEXT):
             assert await asyncio.wait_for(engine.tokenize("y" * shorter), 60)
         huge[3].cancel()
+        assert await asyncio.to_thread(full.wait, 60)
         go_on.set()
         await asyncio.gather(*huge, chat, return_exceptions=True)
     assert max(at_once) == HUGE_TEXTS_AT_ONCE

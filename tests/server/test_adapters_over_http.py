@@ -238,7 +238,6 @@ def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
     told = (
         "hits",
         "reloaded",
-        "unloaded",
         "reloads without a hit",
         "blocks loaded from tiers",
         "blocks told",
