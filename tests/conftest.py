@@ -31,10 +31,6 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("default")
 
 
-# What lives as long as the tests do is looked through once in fifty collections of the young, not in ten: a
-# twentieth of the suite's time.
-gc.set_threshold(700, 10, 50)
-
 #: Files with the longest tests come first: two processes that share the files then end at the same time.
 LONGEST = (
     "clients/test_client_libraries.py",
