@@ -69,7 +69,7 @@ class Configuration:
     def spec(self) -> KVSpec:
         """Of one layer, one block."""
         quantization = None if self.kv_dtype is None else "int8"  # any: the kernel's constants are the same
-        sizes = {"value_size": self.value_size, "value_in_key": self.value_in_key}
+        sizes: dict[str, Any] = {"value_size": self.value_size, "value_in_key": self.value_in_key}
         cpu = torch.device("cpu")
         return KVSpec(1, 1, 16, self.heads[1], self.head_size, torch.bfloat16, cpu, quantization, **sizes)
 

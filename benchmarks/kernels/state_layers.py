@@ -15,6 +15,7 @@ One thread; times are its CPU time, medians over rounds, so that other programs 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -194,8 +195,8 @@ def model(rounds: int, prompt: int = 256, decodes: int = 16) -> dict[str, Any]:
 
         calls: dict[str, Callable[[], Any]] = {}
         for name, engine in engines.items():
-            calls[f"{name}, prefill"] = lambda engine=engine: prefill(engine)
-            calls[f"{name}, decode"] = lambda engine=engine: decode(engine)
+            calls[f"{name}, prefill"] = functools.partial(prefill, engine)
+            calls[f"{name}, decode"] = functools.partial(decode, engine)
         times = in_turns(calls, rounds)
     return {
         "weights": weights,
