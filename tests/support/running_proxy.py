@@ -91,8 +91,7 @@ def fleet_here(upstreams: Sequence[str], console_port: int | None = None) -> Ite
         stop = asyncio.Event()
         running.append((asyncio.get_running_loop(), stop))
         await serve(settings, observing, ready, stop=stop)
-        for _ in range(3):  # closed transports let go of their sockets in the loop's next turns
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # closed transports let go of their sockets in the loop's next turn
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="proxy")
     thread.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import re
 import threading
 import time
@@ -110,13 +111,21 @@ class ByteTokenizer:
             thought = message.get("reasoning_content")
             text = f"{message['role']}\n" + (f"think {thought}\n" if thought else "") + message["content"]
             for call in message.get("tool_calls", ()):
-                text += f"call {call['function']['name']}({call['function']['arguments']!r})"
+                text += f"call {call['function']['name']}({_as_object(call['function']['arguments'])!r})"
             ids += [256, *self.encode(text), 257]
         if options:
             ids += self.encode(f"options:{sorted(options.items())}")
         if add_generation_prompt:
             ids += [256, *self.encode("assistant\n")]
         return ids
+
+
+def _as_object(arguments: Any) -> Any:
+    """Read arguments that come as JSON text, so that the template is one that takes objects."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
 
 
 @dataclass

@@ -10,7 +10,6 @@ sees the same as without the proxy. A side that leaves during an answer ends it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -255,20 +254,19 @@ class RoutedRelay:
             keeps = answer.keeps_connection and sending.done()
             return answer.keeps_connection
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            # Before anything is awaited, where the relay may be cancelled: the connection is kept or closed.
             side.ended.remove_done_callback(conclude)
             side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
             if keeps and side.is_idle:
                 self._kept[answer.sent.member.upstream] = side
             else:
                 side.close(is_faulty=not (answer.is_whole or answer.is_switched))
+            sending.cancel()
             if leaving.done() and not _has_left(leaving):
                 self._read_ahead += b"" if answer.is_switched else leaving.result()
             else:
                 leaving.cancel()
-                with contextlib.suppress(asyncio.CancelledError, OSError):
-                    await leaving
+            await asyncio.gather(sending, leaving, return_exceptions=True)
 
     async def _join(self, side: UpstreamSide, leaving: asyncio.Task[bytes]) -> None:
         """Pass bytes both ways until either side ends, after the connection has left HTTP."""

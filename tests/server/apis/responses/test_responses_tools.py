@@ -164,7 +164,7 @@ def test_a_regex_is_enforced_and_a_bad_format_refused(client: OpenAI) -> None:
 
 def test_tools_that_run_elsewhere_are_left_out_with_a_warning(server: LiveServer, client: OpenAI) -> None:
     raw = client.responses.with_raw_response.create(model="scripted", input="say:x", tools=TOOLS)
-    warning, _, _ = raw.headers["warning"].partition(";")  # a note on the model's format follows
+    warning, _, _ = raw.headers["warning"].removesuffix('"').partition(";")  # a note on the format may follow
     assert warning == '299 radixkv "without effect: tools of type web_search, tools of type mcp'
     assert [tool.type for tool in raw.parse().tools] == ["function", "namespace", "custom"]
     assert "web_search" not in prompt_of(server)
