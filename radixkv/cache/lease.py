@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from copy import copy
+from typing import TYPE_CHECKING
 
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.capacity import Capacity
@@ -23,8 +24,10 @@ from radixkv.cache.node import Namespace, Node
 from radixkv.cache.pending_copies import Copy, PendingCopies
 from radixkv.cache.reporting.explain import DueReport, MissReport, report_of
 from radixkv.cache.reporting.reasons import Reason
-from radixkv.cache.states.lease_states import LeaseStates
 from radixkv.errors import LeaseError
+
+if TYPE_CHECKING:
+    from radixkv.cache.states.lease_states import LeaseStates
 
 
 class Lease(LeasePath):

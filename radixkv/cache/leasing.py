@@ -20,11 +20,11 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.reporting.explain import DueReport, due_report, new_due
-from radixkv.cache.states.lease_states import HeldState, LeaseStates
 from radixkv.cache.tree_nodes import Walk
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.divergence import DivergenceObserver
+    from radixkv.cache.states.checkpoints import Checkpoints
 
 
 class Leasing:
@@ -102,18 +102,19 @@ class Leasing:
         lease = Lease(capacity, namespace, owner, data, held, held_tokens, cached, public, self._enabled)
         lease.due = due
         if tree.states is not None:
-            self._resume(lease, depth)
+            self._resume(lease, tree.states, depth)
         self._grant(lease, needed, source if slots else None, slots)
         return lease
 
-    def _resume(self, lease: Lease, depth: int) -> None:
+    @staticmethod
+    def _resume(lease: Lease, keeper: Checkpoints, depth: int) -> None:
         """Give a lease the deepest state in its `depth` cached tokens, and list those it shall leave behind.
 
         These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
         beyond the state: where prompts have parted for the second time. O(path).
         """
-        keeper = lease.tree.states
-        assert keeper is not None
+        from radixkv.cache.states.lease_states import HeldState, LeaseStates
+
         lease.states = states = LeaseStates(keeper)
         checkpoint = keeper.deepest(lease.node, lease.num_cached_tokens)
         if checkpoint is not None:

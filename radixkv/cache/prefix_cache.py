@@ -17,6 +17,7 @@ The cache moves no memory: `lease.copies` lists the copies for the caller. It is
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -28,7 +29,6 @@ from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
-from radixkv.cache.integrity import check
 from radixkv.cache.invalidation import invalidate_all
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -45,17 +45,17 @@ from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.pins import PinInfo, Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import UseTimes
-from radixkv.cache.reporting.events import ChangeLog, Listener
 from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.reporting.ghost import GhostIndex
 from radixkv.cache.reporting.reasons import Reason
-from radixkv.cache.reporting.tree_view import TreeView
-from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.divergence import DivergenceObserver
+    from radixkv.cache.reporting.events import ChangeLog, Listener
+    from radixkv.cache.reporting.tree_view import TreeView
+    from radixkv.cache.states.checkpoints import Checkpoints
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
 
@@ -143,8 +143,7 @@ class PrefixCache:
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
         #: The checkpoints of a model with states; None: it has none.
-        self.states = Checkpoints(num_state_slots, block_size, num_blocks) if num_state_slots else None
-        tree.states = self.states
+        self.states = tree.states = _checkpoints(num_state_slots, block_size, num_blocks)
         self._namespaces = names = self._namespaces_in(groups, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
@@ -154,11 +153,9 @@ class PrefixCache:
         )
         self._lookup = lookup = Lookup(tree, names, enabled)
         self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
-        self._changes = ChangeLog(tree.block_bytes)
+        self._changes: ChangeLog | None = None  # nobody has subscribed so far
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
-        #: The tree for readers: as text, as data, and the continuation of a prompt.
-        self.tree = TreeView(tree, lookup, names, clock)
         #: Its parts, for extensions that lease whole blocks, such as `radixkv.tiers.block_leases`.
         self.parts = CacheParts(tree, lookup, names, leasing)
 
@@ -186,6 +183,13 @@ class PrefixCache:
                 model than the cache's.
         """
         return self._namespaces.key(namespace)
+
+    @functools.cached_property
+    def tree(self) -> TreeView:
+        """The tree for readers: as text, as data, and the continuation of a prompt."""
+        from radixkv.cache.reporting.tree_view import TreeView
+
+        return TreeView(self._tree, self._lookup, self._namespaces, self._options["clock"])
 
     # ------------------------------------------------------------------ lookup
 
@@ -398,7 +402,7 @@ class PrefixCache:
         fresh = type(self)(policy=type(self.policy)(), **self._options)
         fresh.declare(self.declared)
         fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
-        self._changes, self._tree.changes = ChangeLog(self._tree.block_bytes), None
+        self._changes = self._tree.changes = None
         return fresh
 
     # ------------------------------------------------------------------ insight
@@ -420,11 +424,16 @@ class PrefixCache:
 
         Later errors of a listener are logged; one that fails many times in a row is dropped.
         """
+        from radixkv.cache.reporting.events import ChangeLog
+
         tree = self._tree
+        if self._changes is None:
+            self._changes = ChangeLog(tree.block_bytes)
+        changes = self._changes
         if replay:
-            self._changes.replay(tree.nodes(), listener)
-        tree.changes = self._changes
-        return self._changes.add(listener)
+            changes.replay(tree.nodes(), listener)
+        tree.changes = changes
+        return changes.add(listener)
 
     def explain(
         self, token_ids: TokenIds, namespace: NamespaceName = "", *, admin: bool = False
@@ -455,5 +464,16 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; errors name the broken one. O(blocks)."""
+        from radixkv.cache.integrity import check
+
         self._pins.expire()
         check(self._capacity)
+
+
+def _checkpoints(num_slots: int, block_size: int, num_blocks: int) -> Checkpoints | None:
+    """Make the collection of checkpoints of a model with states; None: it has none."""
+    if not num_slots:
+        return None
+    from radixkv.cache.states.checkpoints import Checkpoints
+
+    return Checkpoints(num_slots, block_size, num_blocks)

@@ -23,7 +23,6 @@ from radixkv.cache.block_identity import IDENTITY_BYTES, BlockIdentities
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Children, Namespace, Node
-from radixkv.cache.states.checkpoint import cut_states, split_states
 from radixkv.cache.tree_nodes import TreeNodes
 
 if TYPE_CHECKING:
@@ -288,8 +287,8 @@ class RadixTree(TreeNodes):
         upper.last_access = node.last_access
         upper.hits = node.hits if self.policy.tracks_path else 0
         upper.lapsed = node.lapsed
-        if node.states is not None:
-            split_states(node, upper, num_blocks)
+        if self.states is not None:
+            self.states.split(node, upper, num_blocks)
         self.siblings(node).replace(upper)
         node.key = node.key[cut:]
         node.blocks = node.blocks[num_blocks:]
@@ -329,8 +328,8 @@ class RadixTree(TreeNodes):
         keep = len(leaf.blocks) - num_blocks
         if self.changes is not None:
             self.changes.removed(leaf, keep)
-        if leaf.states is not None:
-            cut_states(leaf, keep)
+        if self.states is not None:
+            self.states.cut(leaf, keep)
         taken = leaf.blocks[keep:]
         leaf.owner.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
@@ -360,8 +359,8 @@ class RadixTree(TreeNodes):
                 self.changes.removed(leaf, len(leaf.blocks) - 1)
             del leaf.key[keep:]
             del leaf.ids[(len(leaf.blocks) - 1) * IDENTITY_BYTES :]
-        if leaf.states is not None:
-            cut_states(leaf, len(leaf.key) // self.block_bytes)
+        if self.states is not None:
+            self.states.cut(leaf, len(leaf.key) // self.block_bytes)
         leaf.version += 1
         return True
 

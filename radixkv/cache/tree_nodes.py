@@ -166,27 +166,3 @@ class TreeNodes:
         siblings = self.children_of(node.parent, node.owner)
         assert siblings is not None
         return siblings
-
-
-def continuation(walk: Walk, max_bytes: int, owner: Namespace | None = None) -> bytes:
-    """The tokens of the nearest cached prompt from the end of the match on, four bytes each. O(tokens +
-    nodes).
-
-    Where it branches further on, the first of the branches, up to the run with which `max_bytes` are
-    reached.
-    Empty: there is none, or it has left the tree since, or the match does not end in what `owner` (None: all)
-    has.
-    """
-    found = walk.depth + walk.partial
-    node: Node | None = walk.neighbour
-    while node is not None and node.start > found:  # it was split
-        node = node.parent
-    if node is None or node.end <= found or (owner is not None and node.owner is not owner):
-        return b""
-    parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
-    length = len(parts[0])
-    while node.children is not None and length < max_bytes:
-        node = next(iter(node.children))
-        parts.append(bytes(node.key))
-        length += len(node.key)
-    return b"".join(parts)

@@ -49,7 +49,6 @@ from radixkv.errors import (
 )
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -127,7 +126,7 @@ class Engine:
         self.summary: EngineSummary | None = None  # set by the builder
         self.adapters = adapters or Adapters()
         self.input_processor = self._make_input_processor(Grammars() if grammars is None else grammars)
-        self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
+        self._check_batch = _batch_check() if os.environ.get(CHECK_STEPS) == "1" else None
         self._drafts = drafts or Drafts()
         self._tiers = tiers or BlockTiers()
         self._events = events or EventFeed()
@@ -319,8 +318,8 @@ class Engine:
     def _schedule(self) -> Batch | None:
         alone = self._faults.next_alone
         result = self.scheduler.schedule(only=alone)
-        if self._checks_steps and result.batch is not None:
-            check_batch(result.batch, self.cache.block_size)
+        if self._check_batch is not None and result.batch is not None:
+            self._check_batch(result.batch, self.cache.block_size)
         for request in result.stuck:
             self._end_stuck(sample_of(request))
         self._tiers.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
@@ -336,8 +335,8 @@ class Engine:
         if not going_on or self._drafts.would_guess(going_on):
             return None
         ahead = self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on))
-        if self._checks_steps and ahead is not None:
-            check_batch(ahead, self.cache.block_size)
+        if self._check_batch is not None and ahead is not None:
+            self._check_batch(ahead, self.cache.block_size)
         return ahead
 
     def _end_stuck(self, sample: Sample) -> None:
@@ -426,3 +425,10 @@ class Engine:
         """Assert every invariant of cache and scheduler."""
         self.cache.check()
         self.scheduler.check()
+
+
+def _batch_check() -> Callable[[Batch, int], None]:
+    """Return what proves that the plan of a step is sound."""
+    from radixkv.scheduling.batch_check import check_batch
+
+    return check_batch

@@ -18,6 +18,7 @@ from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
 from radixkv.scheduling.request import Failure, FinishReason, Request
+from radixkv.scheduling.times import RequestTimes
 
 if TYPE_CHECKING:
     import torch
@@ -222,10 +223,10 @@ def _delta(
             None if first.needs_prompt_logits else first.prompt_logprobs,
             first.tier_hits,
         )
-        delta.times = sample.times.since_arrival()
+        delta.times = RequestTimes.of(sample.times)
     if output.finish_reason is not None:
         delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
-        delta.times = sample.times.since_arrival()
+        delta.times = RequestTimes.of(sample.times)
         delta.is_last = is_last
         if request.failure is not None and (is_last or output.finish_reason == "error"):
             delta.error, delta.error_code = request.failure.message, request.failure.code
@@ -297,7 +298,7 @@ def _collect(request: Request) -> RequestOutput:
         num_preemptions=sum(sample.num_preemptions for sample in request.samples),
         accepted_draft_tokens=sum(sample.accepted_draft_tokens for sample in request.samples),
         rejected_draft_tokens=sum(sample.rejected_draft_tokens for sample in request.samples),
-        times=first.times.since_arrival(),
+        times=RequestTimes.of(first.times),
         num_pinned_tokens=request.num_pinned_tokens,
         tier_hits=first.tier_hits,
         error=request.failure.message if request.failure is not None else None,

@@ -12,7 +12,8 @@ from __future__ import annotations
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace
 from radixkv.cache.reporting.divergence import BreakPoint
-from radixkv.cache.tree_nodes import Walk, continuation
+from radixkv.cache.reporting.tree_view import continuation
+from radixkv.cache.tree_nodes import Walk
 from radixkv.observe.similarity import same_later
 
 GROUP_TOKENS = 4

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.scheduling.batch_states import BatchStates
 from radixkv.scheduling.sequence_state import SequenceState
+
+if TYPE_CHECKING:
+    from radixkv.scheduling.batch_states import BatchStates
 
 
 @dataclass(slots=True)

@@ -45,21 +45,6 @@ class PrefixPin:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """Seconds from a request's arrival at its engine until something happened; None: it has not.
-
-    Attributes:
-        first_scheduled: its first step was computed.
-        first_token: its first token came.
-        finished: it ended.
-    """
-
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """Why a request ends before its time: a sentence for its user, and a code for programs."""
 

@@ -24,7 +24,7 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
@@ -37,10 +37,12 @@ from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.scheduling.state_steps import StateSteps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from radixkv.scheduling.state_steps import StateSteps
 
 
 class DraftProposer(Protocol):
@@ -98,7 +100,9 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs = StateSteps.most_requests(cache, max_num_seqs)
+        if cache.states is not None:
+            max_num_seqs = min(max_num_seqs, cache.states.max_requests)
+        self.max_num_seqs = max_num_seqs
         self.max_tokens_per_request = max_tokens_per_request
         self.policy = policy = make_policy(policy) if isinstance(policy, str) else policy
         self.max_overtake = max_overtake
@@ -108,7 +112,7 @@ class Scheduler:
         self._tier_waits = tier_waits = tier_waits or TierWaits()
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
-        self._states = None if cache.states is None else StateSteps(self._running, max_num_seqs)
+        self._states = None if cache.states is None else _state_steps(self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._long_prompts = LongPrompts(
@@ -480,3 +484,10 @@ class Scheduler:
             f"Scheduler({self.policy.name}, {self.num_running} running, {self.num_waiting} waiting, "
             f"budget {self.max_num_batched_tokens})"
         )
+
+
+def _state_steps(running: RunningRequests, max_num_seqs: int) -> StateSteps:
+    """Plan the states of steps, of a model with such layers alone."""
+    from radixkv.scheduling.state_steps import StateSteps
+
+    return StateSteps(running, max_num_seqs)

@@ -25,13 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, encode_tokens
-from radixkv.sampling.logprobs import TokenLogprobs
-from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import FinishReason, Request, RequestTimes
+from radixkv.scheduling.times import SequenceTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, Match
     from radixkv.cache.reporting.explain import MissReport, TierHit
+    from radixkv.sampling.logprobs import TokenLogprobs
+    from radixkv.sampling.sampling_params import SamplingParams
+    from radixkv.scheduling.request import FinishReason, Request
 
 
 class TokenBuffer:
@@ -76,21 +77,6 @@ class TokenBuffer:
         if self._encoded is None or len(self._encoded) != self.length:
             self._encoded = EncodedTokens(encode_tokens(self.view()))
         return self._encoded
-
-
-@dataclass(slots=True)
-class SequenceTimes:
-    """Readings of the engine's clock, in seconds; None: has not happened."""
-
-    arrival: float
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-    def since_arrival(self) -> RequestTimes:
-        """The same as durations, for readers with another clock."""
-        marks = (self.first_scheduled, self.first_token, self.finished)
-        return RequestTimes(*(None if mark is None else max(0.0, mark - self.arrival) for mark in marks))
 
 
 class Producer(Protocol):

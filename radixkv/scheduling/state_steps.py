@@ -3,7 +3,7 @@
 
 1. A request is admitted at its deepest checkpoint and replays cached tokens beyond it (`Lease.resume_at`).
 2. When a step is built, `fill` takes a slot for each request that crosses a grid point, and for each wanted
-   checkpoint. Two slots a request are enough for that: `most_requests` bounds how many run.
+   checkpoint. Two slots a request are enough for that: `Checkpoints.max_requests` bounds how many run.
 3. When it has run, `completed` makes targets the bases, and wanted states checkpoints.
 4. A request whose prompt another one is computing waits until that one has written a state at the end of
    their common prefix (`is_coming`): unlike K/V, a state is available only after the step.
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from radixkv.cache.prefix_cache import Match, PrefixCache
+from radixkv.cache.prefix_cache import Match
 from radixkv.cache.states.lease_states import LeaseStates, StateStep
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.batch_states import GRID, NO_SLOT, BatchStates, StateSave
@@ -35,11 +35,6 @@ class StateSteps:
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         # By arrival order; rows of requests that have left are taken back when none is free.
         self._rows: dict[int, int] = {}
-
-    @staticmethod
-    def most_requests(cache: PrefixCache, max_num_seqs: int) -> int:
-        """Return how many requests may run: two slots each, so that a step never lacks one. O(1)."""
-        return max_num_seqs if cache.states is None else min(max_num_seqs, cache.states.pool.num_slots // 2)
 
     # ------------------------------------------------------------------ a step
 

@@ -11,7 +11,7 @@ from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace, Node
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.tree_nodes import continuation
+from radixkv.cache.tree_nodes import Walk
 
 _SHOWN_TOKENS = 4
 
@@ -91,6 +91,30 @@ class TreeView:
     def evicts_in_order(self) -> bool:
         """True if eviction takes candidates strictly in the order of their priorities."""
         return overridden(self.index.policy, "victim") is None
+
+
+def continuation(walk: Walk, max_bytes: int, owner: Namespace | None = None) -> bytes:
+    """The tokens of the nearest cached prompt from the end of the match on, four bytes each. O(tokens +
+    nodes).
+
+    Where it branches further on, the first of the branches, up to the run with which `max_bytes` are
+    reached.
+    Empty: there is none, or it has left the tree since, or the match does not end in what `owner` (None: all)
+    has.
+    """
+    found = walk.depth + walk.partial
+    node: Node | None = walk.neighbour
+    while node is not None and node.start > found:  # it was split
+        node = node.parent
+    if node is None or node.end <= found or (owner is not None and node.owner is not owner):
+        return b""
+    parts = [bytes(node.key[(found - node.start) * TOKEN_BYTES :])]
+    length = len(parts[0])
+    while node.children is not None and length < max_bytes:
+        node = next(iter(node.children))
+        parts.append(bytes(node.key))
+        length += len(node.key)
+    return b"".join(parts)
 
 
 def _line(node: Node, level: int) -> str:

@@ -13,22 +13,9 @@ A checkpoint hangs at a place of the tree, never at a hash, and dies with the bl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 GRID = 64  # tokens between two points at which states are kept; absolute positions
-
-
-class StateNode(Protocol):
-    """A node of the tree, as far as its checkpoints go: by blocks of it before each; None: there are none."""
-
-    states: dict[int, Checkpoint] | None
-
-
-class Keeper(Protocol):
-    """A collection of checkpoints: `radixkv.cache.states.checkpoints.Checkpoints`."""
-
-    def forget(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out of the tree."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +27,6 @@ class Checkpoint:
         identity: of these tokens, as the tree names them; a tier's key is made of it.
         base: end of the nearest checkpoint above that was not superseded: `end` - `base` tokens are computed
             again where this one is lost.
-        keeper: the collection that it belongs to.
         node: the node in whose `states` it is; None: it has left the tree.
         is_superseded: its only hit went on below, so the next one will probably find a deeper checkpoint.
         heir: the tokens with which that hit went on; None: no hit went on so far.
@@ -52,7 +38,6 @@ class Checkpoint:
     end: int
     identity: bytes
     base: int
-    keeper: Keeper
     node: Any  # a `radixkv.cache.node.Node`
     is_superseded: bool = False
     heir: bytes | None = None
@@ -62,22 +47,3 @@ class Checkpoint:
     def __repr__(self) -> str:
         mark = ", superseded" if self.is_superseded else ""
         return f"Checkpoint(slot {self.slot} after {self.end} tokens{mark})"
-
-
-def split_states(lower: StateNode, upper: StateNode, num_blocks: int) -> None:
-    """Divide a node's checkpoints: `upper` has got its first `num_blocks` blocks. O(checkpoints)."""
-    states = lower.states
-    assert states is not None
-    above = {offset: c for offset, c in states.items() if offset <= num_blocks}
-    below = {offset - num_blocks: c for offset, c in states.items() if offset > num_blocks}
-    for checkpoint in above.values():
-        checkpoint.node = upper
-    upper.states, lower.states = above or None, below or None
-
-
-def cut_states(node: StateNode, num_blocks: int) -> None:
-    """Forget a node's checkpoints after its first `num_blocks` whole blocks. O(checkpoints)."""
-    assert node.states is not None
-    for offset, checkpoint in list(node.states.items()):
-        if offset > num_blocks:
-            checkpoint.keeper.forget(checkpoint)

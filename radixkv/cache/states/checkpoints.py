@@ -35,7 +35,7 @@ _HEIR_TOKENS = 8 * GRID  # of a hit's continuation, to see whether the next one 
 
 
 class Checkpoints:
-    """The checkpoints of one tree. It alone writes `Node.states`, but for `checkpoint.split_states`.
+    """The checkpoints of one tree. It alone writes `Node.states`.
 
     Args:
         num_slots: states that fit the memory, including states of running requests.
@@ -77,6 +77,11 @@ class Checkpoints:
 
     def __repr__(self) -> str:
         return f"Checkpoints({len(self._all)} in the tree, {self.pool!r})"
+
+    @property
+    def max_requests(self) -> int:
+        """Most requests that may run: two slots each, so that a step never lacks one."""
+        return self.pool.num_slots // 2
 
     # ------------------------------------------------------------------ lookup
 
@@ -131,7 +136,7 @@ class Checkpoints:
         if not self._has_share(node.owner.group):
             self.pool.drop(slot)
             return
-        checkpoint = Checkpoint(slot, end, node.identity(offset), base, self, node)
+        checkpoint = Checkpoint(slot, end, node.identity(offset), base, node)
         if node.states is None:
             node.states = {}
         node.states[offset] = checkpoint
@@ -152,6 +157,21 @@ class Checkpoints:
         del self._all[checkpoint]
         self.version += 1
         self.pool.drop(checkpoint.slot)
+
+    def split(self, lower: Node, upper: Node, num_blocks: int) -> None:
+        """Divide a node's checkpoints: `upper` has got its first `num_blocks` blocks. O(checkpoints)."""
+        states = lower.states or {}
+        above = {offset: c for offset, c in states.items() if offset <= num_blocks}
+        below = {offset - num_blocks: c for offset, c in states.items() if offset > num_blocks}
+        for checkpoint in above.values():
+            checkpoint.node = upper
+        upper.states, lower.states = above or None, below or None
+
+    def cut(self, node: Node, num_blocks: int) -> None:
+        """Forget a node's checkpoints after its first `num_blocks` whole blocks. O(checkpoints)."""
+        for offset, checkpoint in list((node.states or {}).items()):
+            if offset > num_blocks:
+                self.forget(checkpoint)
 
     def forget_all(self) -> None:
         """Take all checkpoints out of the tree; running requests keep their bases. O(checkpoints)."""

@@ -132,7 +132,8 @@ def test_the_effort_of_a_turn(server: LiveServer) -> None:
 
 def test_what_has_no_effect_is_named(server: LiveServer) -> None:
     warning = send(server, "2.1.330-first-turn").headers["warning"]
-    assert re.fullmatch(r'299 radixkv "without effect: metadata(; .*)?"', warning)  # a note on the format comes once
+    # A note on the format comes once.
+    assert re.fullmatch(r'299 radixkv "without effect: metadata(; .*)?"', warning)
 
 
 def test_an_hour(server: LiveServer) -> None:
