@@ -17,11 +17,12 @@ from radixkv.engine.sample import Sample, TextSource, name_logprobs
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
-from radixkv.scheduling.request import Failure, FinishReason, Request
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
 
 if TYPE_CHECKING:
     import torch
+
+    from radixkv.scheduling.sequence_state import SequenceTimes
 
 logger = logging.getLogger("radixkv")
 
@@ -223,10 +224,10 @@ def _delta(
             None if first.needs_prompt_logits else first.prompt_logprobs,
             first.tier_hits,
         )
-        delta.times = RequestTimes.of(sample.times)
+        delta.times = _since_arrival(sample.times)
     if output.finish_reason is not None:
         delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
-        delta.times = RequestTimes.of(sample.times)
+        delta.times = _since_arrival(sample.times)
         delta.is_last = is_last
         if request.failure is not None and (is_last or output.finish_reason == "error"):
             delta.error, delta.error_code = request.failure.message, request.failure.code
@@ -298,9 +299,15 @@ def _collect(request: Request) -> RequestOutput:
         num_preemptions=sum(sample.num_preemptions for sample in request.samples),
         accepted_draft_tokens=sum(sample.accepted_draft_tokens for sample in request.samples),
         rejected_draft_tokens=sum(sample.rejected_draft_tokens for sample in request.samples),
-        times=RequestTimes.of(first.times),
+        times=_since_arrival(first.times),
         num_pinned_tokens=request.num_pinned_tokens,
         tier_hits=first.tier_hits,
         error=request.failure.message if request.failure is not None else None,
         error_code=request.failure.code if request.failure is not None else None,
     )
+
+
+def _since_arrival(times: SequenceTimes) -> RequestTimes:
+    """Express readings of the engine's clock as durations, for readers with another clock."""
+    marks = (times.first_scheduled, times.first_token, times.finished)
+    return RequestTimes(*(None if mark is None else max(0.0, mark - times.arrival) for mark in marks))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.sampling.logprobs import TokenLogprobs
-from radixkv.scheduling.request import FinishReason
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import FinishReason, RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport, TierHit

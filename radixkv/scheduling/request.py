@@ -52,6 +52,21 @@ class Failure:
     code: str
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds from a request's arrival at its engine until something happened; None: it has not.
+
+    Attributes:
+        first_scheduled: its first step was computed.
+        first_token: its first token came.
+        finished: it ended.
+    """
+
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A prompt to be answered; an engine takes it once.

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, encode_tokens
-from radixkv.scheduling.times import SequenceTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease, Match
@@ -77,6 +76,16 @@ class TokenBuffer:
         if self._encoded is None or len(self._encoded) != self.length:
             self._encoded = EncodedTokens(encode_tokens(self.view()))
         return self._encoded
+
+
+@dataclass(slots=True)
+class SequenceTimes:
+    """Readings of the engine's clock, in seconds; None: has not happened."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
 
 
 class Producer(Protocol):

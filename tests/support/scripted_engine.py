@@ -41,8 +41,7 @@ from radixkv.observe.advisor import Advisor
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv.scheduling.request import FinishReason, PrefixPin, Request
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import FinishReason, PrefixPin, Request, RequestTimes
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}

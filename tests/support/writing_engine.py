@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from radixkv.engine.outputs import OutputDelta
 from radixkv.engine.sample import SampleOutput
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import RequestTimes
 from radixkv.text.tokenizer import Tokenizer
 
 _WANTED = re.compile(r"write:(\w+):")

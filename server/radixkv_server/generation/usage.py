@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import RequestTimes
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport

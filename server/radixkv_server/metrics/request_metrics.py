@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Pro
 from prometheus_client.registry import Collector
 
 from radixkv.engine.client import EngineClient
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
 from radixkv_server.metrics.vllm_names import under_vllm_names

@@ -20,8 +20,7 @@ from radixkv.engine.input_processor import PromptLimits
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.errors import RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import Request
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import Request, RequestTimes
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts

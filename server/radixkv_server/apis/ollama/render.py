@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.times import RequestTimes
+from radixkv.scheduling.request import RequestTimes
 from radixkv.text.chat_formats.answer import (
     AnswerEvent,
     ContentDelta,
