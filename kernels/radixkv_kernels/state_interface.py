@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ class StatePlan:
     operations: np.ndarray
     num_rows: int
     spec: StateSpec
+
+    @cached_property
+    def address(self) -> int:
+        """Of the operations."""
+        return int(self.operations.ctypes.data)
 
 
 def plan_states(

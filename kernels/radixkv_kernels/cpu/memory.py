@@ -72,6 +72,16 @@ def emit_prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, byte), word(0), word(3), word(1)])
 
 
+def _prefetch_intrinsic(typing_context: Any, address: Any) -> Any:
+    """`emit_prefetch` of an int64 address, which may lie anywhere."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        emit_prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 def _call_intrinsic(typing_context: Any, address: Any, arguments: Any) -> Any:
     """A call of the C function `void (int64, ...)` at an address."""
 
@@ -91,6 +101,7 @@ def _call_intrinsic(typing_context: Any, address: Any, arguments: Any) -> Any:
 #: call(address, (a, b, ...)): call a function that `compile_kernel` made with parameters.
 call: Any = intrinsic(_call_intrinsic)
 pointer: Any = intrinsic(_pointer_intrinsic)
+prefetch: Any = intrinsic(_prefetch_intrinsic)
 take: Any = intrinsic(_take_intrinsic)
 as_float: Any = intrinsic(_as_float_intrinsic)
 

@@ -27,7 +27,7 @@ class CpuStates(StateBackend):
     """See `StateBackend`. Inputs of any dtype are computed in float32."""
 
     def __init__(self) -> None:
-        self._block = ArgumentBlock(at.NUM_ARGUMENTS)
+        self._blocks: dict[int, tuple[LayerStates, ArgumentBlock]] = {}
         self._empty = torch.zeros(1)
 
     def mix(
@@ -53,13 +53,14 @@ class CpuStates(StateBackend):
             out = self._run(scan.scan_kernel(), memory, plan, inputs, (rate,), inputs[0].shape, sizes, units)
             return self._remember(memory, plan, out)
         value = inputs[2].shape[2]
-        padded = tuple(_padded(each) if each.ndim == 3 else each for each in inputs)
-        shape = padded[2].shape
+        key = inputs[0].shape[2]
+        if key % 8 or value % 8:
+            inputs = tuple(_padded(each) if each.ndim == 3 else each for each in inputs)
+        shape = inputs[2].shape
         heads = (sizes[0], sizes[0]) if kind == "kda" else sizes[:2]
-        numbers = (*heads, padded[0].shape[2], shape[2], inputs[0].shape[2])
-        return self._run(_HEAD_KERNELS[kind](), memory, plan, padded, (), shape, numbers, sizes[0])[
-            ..., :value
-        ]
+        numbers = (*heads, inputs[0].shape[2], shape[2], key)
+        out = self._run(_HEAD_KERNELS[kind](), memory, plan, inputs, (), shape, numbers, sizes[0])
+        return out if shape[2] == value else out[..., :value]
 
     def _conv(
         self,
@@ -87,21 +88,32 @@ class CpuStates(StateBackend):
         sizes: tuple[int, ...],
         units: int,
     ) -> torch.Tensor:
-        rows = tuple(_numbers(each) for each in inputs)
+        tensors = [_numbers(each) for each in inputs]
         out = torch.empty(shape)
         if len(out) > plan.num_rows:
             out[plan.num_rows :] = 0
-        a = self._block.values
-        a[at.OPERATIONS], a[at.NUM_OPERATIONS] = plan.operations.ctypes.data, len(plan.operations)
-        a[at.UNITS], a[at.NUM_ROWS] = units, len(out)
-        a[at.NUM_SLOTS], a[at.NUM_RINGS] = len(memory.slots), len(memory.lengths)
-        a[at.SLOTS], a[at.LENGTHS] = memory.slots.data_ptr(), memory.lengths.data_ptr()
-        a[at.OUTPUT] = out.data_ptr()
-        for first, tensors in ((at.RING, memory.rings), (at.INPUT, rows), (at.CONSTANT, constants)):
-            a[first : first + len(tensors)] = [each.data_ptr() for each in tensors]
-        a[at.SIZE : at.SIZE + len(sizes)] = sizes
-        self._block.run(kernel, on_all_threads=units > 1 and out.numel() >= _SMALL)
+        block, places = self._block_of(memory, units, sizes), [tensor.data_ptr() for tensor in tensors]
+        a = block.values
+        a[at.OPERATIONS : at.NUM_OPERATIONS + 1] = plan.address, len(plan.operations)
+        a[at.NUM_ROWS] = len(out)
+        a[at.OUTPUT : at.INPUT + len(places)] = [out.data_ptr(), *places]
+        for n, constant in enumerate(constants):
+            a[at.CONSTANT + n] = constant.data_ptr()
+        block.run(kernel, on_all_threads=units > 1 and out.numel() >= _SMALL)
         return out
+
+    def _block_of(self, memory: LayerStates, units: int, sizes: tuple[int, ...]) -> ArgumentBlock:
+        """Arguments of a layer's calls; those of its memory are already set."""
+        known = self._blocks.get(id(memory))
+        if known is None:
+            block = ArgumentBlock(at.NUM_ARGUMENTS)
+            a, rings = block.values, [ring.data_ptr() for ring in memory.rings]
+            a[at.SLOTS], a[at.LENGTHS] = memory.slots.data_ptr(), memory.lengths.data_ptr()
+            a[at.NUM_SLOTS], a[at.NUM_RINGS] = len(memory.slots), len(memory.lengths)
+            a[at.RING : at.RING + len(rings)] = rings
+            a[at.UNITS], a[at.SIZE : at.SIZE + len(sizes)] = units, sizes
+            known = self._blocks[id(memory)] = memory, block  # what is kept cannot have its id taken
+        return known[1]
 
     def _remember(self, memory: LayerStates, plan: StatePlan, out: torch.Tensor) -> torch.Tensor:
         """Note the tokens that the states at the rings' ends sum up from now on."""
@@ -112,6 +124,8 @@ class CpuStates(StateBackend):
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        return tensor
     return tensor.to(torch.float32).contiguous()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, pointer, take
+from radixkv_kernels.cpu.memory import aligned, compile_kernel, pointer, prefetch, take
 from radixkv_kernels.cpu.state.arguments import (
     COUNTER,
     INPUT,
@@ -65,6 +65,22 @@ def norm_factor(row: Any, strands: Any) -> Any:
     for w in range(_STRANDS):
         total += strands[w]
     return np.float32(1.0) / np.sqrt(total + _EPSILON)
+
+
+@njit
+def stream(kq: Any, base: Any, both: Any) -> None:
+    """both[:2] = kq[:2] . base for one token, which reads the state [key, value] once: in the order in which it
+    lies, and what comes next is asked for meanwhile."""
+    key, value = base.shape
+    step = GROUP * value * 4
+    for d in range(0, key, GROUP):
+        part = np.int64(base.ctypes.data) + d * value * 4
+        for line in range(part + step, part + 2 * step, 64):
+            prefetch(line)
+        product(
+            np.int64(kq.ctypes.data) + d * 4, key, 2, part, value, 1, np.int64(both.ctypes.data), value, value,
+            np.int64(d > 0),
+        )  # fmt: skip
 
 
 @njit(inline="always")
@@ -125,6 +141,7 @@ def delta_kernel() -> Any:
         dots = aligned(2 * GRID * GRID).reshape(2 * GRID, GRID)
         weights = aligned(2 * GRID * GRID).reshape(2 * GRID, GRID)
         faded = aligned(key * GRID).reshape(key, GRID)
+        shares = aligned(GRID)
         strands = np.empty(_STRANDS, np.float32)
         while True:
             unit = take(counter)
@@ -146,14 +163,17 @@ def delta_kernel() -> Any:
                             kq[count + i, d] = q[row, unit, d] * factor
                     product(
                         np.int64(kq.ctypes.data), key, 2 * count, np.int64(keys.ctypes.data), GRID,
-                        key // GROUP, np.int64(dots.ctypes.data), GRID, GRID, 0,
+                        key // GROUP, np.int64(dots.ctypes.data), GRID, -(-(at + count) // GROUP) * GROUP, 0,
                     )  # fmt: skip
                     for h in range(unit * per, (unit + 1) * per):
                         base, decays = slots[state * heads + h], ring_g[ring * heads + h]
-                        product(
-                            np.int64(kq.ctypes.data), key, 2 * count, np.int64(base.ctypes.data), value,
-                            key // GROUP, np.int64(both.ctypes.data), value, value, 0,
-                        )  # fmt: skip
+                        if count == 1:
+                            stream(kq, base, both)
+                        else:
+                            product(
+                                np.int64(kq.ctypes.data), key, 2 * count, np.int64(base.ctypes.data), value,
+                                key // GROUP, np.int64(both.ctypes.data), value, value, 0,
+                            )  # fmt: skip
                         for i in range(count):
                             own = g[first + i, h] * LOG2E
                             decays[at + i] = own if at + i == 0 else decays[at + i - 1] + own
@@ -183,10 +203,10 @@ def delta_kernel() -> Any:
                     last = decays[GRID - 1]
                     e = exp2(last)
                     for j in range(GRID):
-                        x = exp2(last - decays[j])
-                        for d in range(key):
-                            faded[d, j] = keys[d, j] * x
+                        shares[j] = exp2(last - decays[j])
                     for d in range(key):
+                        for j in range(GRID):
+                            faded[d, j] = keys[d, j] * shares[j]
                         for w in range(value):
                             new[d, w] = e * base[d, w]
                     product(

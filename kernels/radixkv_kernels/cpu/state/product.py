@@ -2,7 +2,9 @@
 """The matrix product of the state kernels: sizes and strides are arguments of the call.
 
 Each element is one chain of fused multiply-adds in the order of k, as in `radixkv_kernels.cpu.vectors`.
-Panels of 64 columns are computed in tiles of 6 rows that stay in registers, the other columns by 8.
+Tiles of rows and columns stay in registers: of 32 registers (AVX-512) 6 rows by 64 columns, of 16 (AVX2)
+6 by 16; rows that are left over, such as a decode's, 2 by as many columns as give enough chains at once.
+The last columns are computed by 8.
 """
 
 # Kernel source is typed by numba; mypy's view of numpy scalars does not apply to it.
@@ -19,17 +21,21 @@ from numba.extending import intrinsic
 from radixkv_kernels.cpu.vectors import GROUP, LANES, Emitter
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
-#: (lanes, vectors, rows) of a tile: wide panels, and narrow ones.
-_WIDE = (LANES, 64 // LANES, 6 if LANES == 16 else 2)
-_NARROW = (8, 1, 6)
+_Shape = tuple[int, int]
+#: (lanes, vectors) of a tile of 6 rows, of 2 or 1, and of the last columns.
+_TALL: _Shape = (16, 4) if LANES == 16 else (8, 2)
+_FLAT: _Shape = (16, 4) if LANES == 16 else (8, 4)
+_LAST: _Shape = (8, 1)
+_HEIGHT = 6
 
 
 def _emit(
-    e: Emitter, a: Any, a_row: Any, rows: Any, b: Any, b_row: Any, groups: Any, c: Any, c_row: Any,
-    first_column: Any, num_panels: Any, adds: Any, shape: tuple[int, int, int],
+    e: Emitter, a: Any, a_row: Any, first_row: Any, rows: Any, b: Any, b_row: Any, groups: Any, c: Any,
+    c_row: Any, adds: Any, first_column: Any, num_panels: Any, shape: _Shape, height: int,
 ) -> None:  # fmt: skip
-    """Panels of one shape; strides in bytes, `adds` an i1: whether sums begin with c's values."""
-    lanes, vectors, height = shape
+    """Panels of one shape over the rows [first_row, rows), as far as tiles of `height` rows go; strides in
+    bytes, `adds` an i1: whether sums begin with c's values."""
+    lanes, vectors = shape
     builder, kind = e.builder, ir.VectorType(_FLOAT, lanes)
 
     def tile(count: int, first: Any, column: Any) -> None:
@@ -63,17 +69,9 @@ def _emit(
 
     with e.loop(num_panels) as panel:
         column = builder.add(first_column, e.scaled(panel, lanes * vectors * 4))
-        whole = builder.udiv(rows, _LONG(height))
-        with e.loop(whole) as index:
-            tile(height, e.scaled(index, height), column)
-        done = e.scaled(whole, height)
-        if height > 2:
-            pairs = builder.udiv(builder.sub(rows, done), _LONG(2))
-            with e.loop(pairs) as index:
-                tile(2, builder.add(done, e.scaled(index, 2)), column)
-            done = builder.add(done, e.scaled(pairs, 2))
-        with builder.if_then(builder.icmp_unsigned("<", done, rows)):
-            tile(1, done, column)
+        count = builder.udiv(builder.sub(rows, first_row), _LONG(height))
+        with e.loop(count) as index:
+            tile(height, builder.add(first_row, e.scaled(index, height)), column)
 
 
 def _product(
@@ -84,13 +82,17 @@ def _product(
         e = Emitter(builder)
         first, a_step, count, second, b_step, num_groups, out, c_step, columns, accumulate = args
         a_step, b_step, c_step = (e.scaled(step, 4) for step in (a_step, b_step, c_step))
-        common = (e, first, a_step, count, second, b_step, num_groups, out, c_step)
         flag = builder.icmp_unsigned("!=", accumulate, _LONG(0))
-        wide = builder.udiv(columns, _LONG(64))
-        done = e.scaled(wide, 64)
-        narrow = builder.udiv(builder.sub(columns, done), _LONG(8))
-        _emit(*common, _LONG(0), wide, flag, _WIDE)
-        _emit(*common, e.scaled(done, 4), narrow, flag, _NARROW)
+        row: Any = _LONG(0)
+        for shape, height in ((_TALL, _HEIGHT), (_FLAT, 2), (_FLAT, 1)):
+            common = (e, first, a_step, row, count, second, b_step, num_groups, out, c_step, flag)
+            size = shape[0] * shape[1]
+            panels = builder.udiv(columns, _LONG(size))
+            done = e.scaled(panels, size)
+            last = builder.udiv(builder.sub(columns, done), _LONG(_LAST[0]))
+            _emit(*common, _LONG(0), panels, shape, height)
+            _emit(*common, e.scaled(done, 4), last, _LAST, height)
+            row = builder.sub(count, builder.urem(builder.sub(count, row), _LONG(height)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 10), codegen
