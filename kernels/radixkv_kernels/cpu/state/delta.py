@@ -69,8 +69,10 @@ def norm_factor(row: Any, strands: Any) -> Any:
 
 @njit
 def stream(kq: Any, base: Any, both: Any) -> None:
-    """both[:2] = kq[:2] . base for one token, which reads the state [key, value] once: in the order in which it
-    lies, and what comes next is asked for meanwhile."""
+    """both[:2] = kq[:2] . base: the products of one token with a state [key, value].
+
+    The state is read once and in order, with its next rows prefetched.
+    """
     key, value = base.shape
     step = GROUP * value * 4
     for d in range(0, key, GROUP):
@@ -78,8 +80,8 @@ def stream(kq: Any, base: Any, both: Any) -> None:
         for line in range(part + step, part + 2 * step, 64):
             prefetch(line)
         product(
-            np.int64(kq.ctypes.data) + d * 4, key, 2, part, value, 1, np.int64(both.ctypes.data), value, value,
-            np.int64(d > 0),
+            np.int64(kq.ctypes.data) + d * 4, key, 2, part, value, 1,
+            np.int64(both.ctypes.data), value, value, np.int64(d > 0),
         )  # fmt: skip
 
 
