@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import queue
 import threading
 import time
@@ -68,12 +69,14 @@ class RestartPolicy:
 
     Args:
         max_restarts: within `within_s`; one more failure is the end.
-        pause_s: before the first of them; each further one waits twice as long.
+        pause_s: before the first of them; each further one in a row waits twice as long.
+        healthy_s: an engine that has run for this long ends the row.
     """
 
     max_restarts: int = 5
     within_s: float = 600.0
     pause_s: float = 1.0
+    healthy_s: float = 60.0
 
 
 class EngineThread:
@@ -104,6 +107,8 @@ class EngineThread:
         self._on_end = on_end
         self._restart = None if isinstance(source, Engine) else restart
         self._failures: deque[float] = deque()
+        self._num_in_row = 0  # failures without a healthy run between them
+        self._running_since = math.inf
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # around `_stopped`: no command may slip in after the last one
         self._stopped: EngineStoppedError | None = None
@@ -229,6 +234,7 @@ class EngineThread:
             return [engine]
 
     def _publish(self, engine: Engine) -> None:
+        self._running_since = time.monotonic()
         self.stats = engine.stats()
         self.info = EngineInfo.of(engine)
 
@@ -238,8 +244,12 @@ class EngineThread:
             now = time.monotonic()
             while self._failures and now - self._failures[0] > self._restart.within_s:
                 self._failures.popleft()
+            if now - self._running_since >= self._restart.healthy_s:
+                self._num_in_row = 0
+            self._running_since = math.inf
             if len(self._failures) < self._restart.max_restarts:
-                pause = self._restart.pause_s * 2 ** len(self._failures)
+                pause = self._restart.pause_s * 2**self._num_in_row
+            self._num_in_row += 1
             self._failures.append(now)
         what = "the engine has failed" if pause is None else "the engine has failed and is being restarted"
         with self._lock:

@@ -147,6 +147,22 @@ async def test_restarts_are_few(factory: Factory) -> None:
         assert len(factory.made) == 1 + SOON.max_restarts
 
 
+@pytest.mark.parametrize(("healthy_s", "pauses"), [(0.0, [0.001, 0.001]), (1e6, [0.001, 0.002])])
+async def test_a_healthy_run_ends_the_row_of_longer_pauses(
+    factory: Factory, healthy_s: float, pauses: list[float]
+) -> None:
+    async with serving(factory, RestartPolicy(pause_s=0.001, healthy_s=healthy_s)) as engine:
+        for pause in pauses:
+            factory.may_restart.clear()
+            await kill(engine, factory)
+            with pytest.raises(EngineStoppedError) as caught:
+                await engine.generate(Request(PROMPT, GREEDY))
+            assert caught.value.retry_after_s == pause
+            del caught
+            factory.may_restart.set()
+            await until(lambda: engine.is_healthy)
+
+
 async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory: Factory) -> None:
     async with serving(factory) as engine:
         factory.fail = MemoryError("none left")

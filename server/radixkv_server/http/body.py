@@ -253,10 +253,17 @@ def unsupported(param: str, what: str) -> ParamError:
 
 #: Fields of other servers -> their names here, in the order of preference.
 _OTHER_NAMES = {
-    "enable_thinking": ("chat_template_kwargs.enable_thinking",),
-    "thinking": ("chat_template_kwargs.enable_thinking", "reasoning"),
-    "reasoning_effort": ("reasoning.effort", "chat_template_kwargs.reasoning_effort"),
-    "thinking_budget": ("chat_template_kwargs.thinking_budget", "thinking.budget_tokens"),
+    "enable_thinking": ("chat_template_kwargs.enable_thinking", "thinking", "think"),
+    "thinking": ("chat_template_kwargs.enable_thinking", "reasoning", "think"),
+    "reasoning": ("chat_template_kwargs.reasoning_effort", "thinking", "think"),
+    "reasoning_effort": (
+        "reasoning.effort",
+        "chat_template_kwargs.reasoning_effort",
+        "output_config.effort",
+        "think",
+    ),
+    "thinking_budget": ("chat_template_kwargs.thinking_budget", "thinking.budget_tokens", "think"),
+    "chat_template_kwargs": ("thinking", "think"),
     "add_generation_prompt": ("chat_template_kwargs",),
     "system": ("instructions", "messages"),
     "system_prompt": ("instructions", "system", "messages"),
@@ -265,6 +272,8 @@ _OTHER_NAMES = {
     "repeat_penalty": ("repetition_penalty",),
     "stop_sequences": ("stop",),
     "response_format": ("text.format", "output_config.format"),
+    "name": ("function.name", "custom.name"),
+    "parameters": ("function.parameters", "input_schema"),
     "conversation_id": ("previous_response_id", "prompt_cache_key"),
     "session_id": ("prompt_cache_key",),
     **dict.fromkeys(
@@ -272,6 +281,11 @@ _OTHER_NAMES = {
     ),
     **dict.fromkeys(("grammar", "regex", "json_schema", "guided_grammar"), ("structured_outputs",)),
 }
+
+#: Fields whose effect is the chat template's: a route that renders none, or by other fields, says where they work.
+_OF_TEMPLATES = frozenset(
+    ("enable_thinking", "thinking", "reasoning", "reasoning_effort", "thinking_budget", "chat_template_kwargs")
+)
 
 
 class FieldError(ValueError):
@@ -298,7 +312,13 @@ class FieldError(ValueError):
         elsewhere = next(
             (ours for ours in _OTHER_NAMES.get(self.field, ()) if ours.split(".")[0] in self._known), None
         )
-        hint = f" Did you mean {elsewhere or close[0]}?" if elsewhere or close else ""
+        of_template = self.field in _OF_TEMPLATES
+        meant = elsewhere or (close[0] if close and not of_template else "")
+        hint = f" Did you mean {meant}?" if meant else ""
+        if of_template and "chat_template_kwargs" not in self._known:
+            hint += " POST /v1/chat/completions takes chat_template_kwargs, the settings of a chat template."
+        elif self.field == "extra_body":
+            hint = " It is an SDK's argument, and no part of a body: its fields belong beside the others."
         return f"Unrecognized request argument supplied: {path}.{hint}"
 
 

@@ -88,14 +88,12 @@ class Feed:
         try:
             while True:
                 started = time.monotonic()
-                await self._start()
-                assert self._process is not None
-                code = await self._process.wait()
-                await self._end_sending()
+                try:
+                    what = f"the observer ended ({await self._run_one()})"
+                except OSError as error:  # no process, descriptor or memory is left for one
+                    what = f"the observer can't be started ({error})"
                 delay = _RESTART_S if time.monotonic() - started > _SOON_S else min(2 * delay, _MAX_RESTART_S)
-                logger.warning(
-                    "the observer ended (%s): traffic goes on, another one starts in %.0f s", code, delay
-                )
+                logger.warning("%s: traffic goes on, another one starts in %.0f s", what, delay)
                 await asyncio.sleep(delay)
         finally:
             await self._stop()
@@ -136,15 +134,24 @@ class Feed:
         self._num_waiting += frame.num_bytes
         self._has_more.set()
 
-    async def _start(self) -> None:
+    async def _run_one(self) -> int:
+        """Run an observer to its end and return its exit code.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self._process = process = await self._start()
+        assert process.stdin is not None
+        self._sending = asyncio.create_task(self._send(process.stdin))
+        code = await process.wait()
+        await self._end_sending()
+        return code
+
+    async def _start(self) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "radixkv_server.proxy.observer")
         environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, env=environment
-        )
-        assert self._process.stdin is not None
-        self._sending = asyncio.create_task(self._send(self._process.stdin))
+        return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
 
     async def _send(self, pipe: asyncio.StreamWriter) -> None:
         """Send frames to one observer until it or this one ends."""

@@ -114,6 +114,22 @@ def test_names_of_other_servers_are_translated(strict: httpx.Client, path: str, 
 
 
 @pytest.mark.parametrize("path", GOOD)
+def test_settings_of_a_template_name_the_field_to_use(strict: httpx.Client, path: str) -> None:
+    for name in ("enable_thinking", "thinking_budget", "reasoning_effort", "chat_template_kwargs"):
+        answer = strict.post(path, json={**GOOD[path], name: "?"}).json()
+        message = answer.get("error", {}).get("message", "")
+        if message.startswith("Unrecognized") and "reasoning.effort" not in message:
+            assert "chat_template_kwargs" in message.split(f"{name}.", 1)[1]
+    assert "SDK" in strict.post(path, json={**GOOD[path], "extra_body": {"a": 1}}).text
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_tool_in_the_form_of_responses_is_told_the_form_of_chats(strict: httpx.Client, kind: str) -> None:
+    answer = strict.post(CHAT, json={**GOOD[CHAT], "tools": [{"type": kind, "name": "look"}]})
+    assert f"tools[0].name. Did you mean {kind}.name?" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", GOOD)
 def test_unknown_fields_are_refused_or_left_out(
     strict: httpx.Client, lenient: httpx.Client, path: str
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import os
@@ -420,6 +421,30 @@ async def test_what_waits_for_the_observer_is_bounded_and_counted(tmp_path: Path
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_observer_that_can_not_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A moment without descriptors or processes must not end the record for good."""
+    tries: list[int] = []
+    third = asyncio.Event()
+
+    async def fail(*command: object, **settings: object) -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            third.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("radixkv_server.proxy.feed.asyncio.create_subprocess_exec", fail)
+    monkeypatch.setattr("radixkv_server.proxy.feed._RESTART_S", 0.01)
+    feed = Feed(None, 1000)
+    running = asyncio.create_task(feed.run())
+    await asyncio.wait_for(third.wait(), 10)
+    running.cancel()
+    assert isinstance((await asyncio.gather(running, return_exceptions=True))[0], asyncio.CancelledError)
+    assert "can't be started" in caplog.text
+    assert "Too many open files" in caplog.text
 
 
 def test_a_long_body_is_passed_on_without_a_copy(tmp_path: Path) -> None:

@@ -251,6 +251,14 @@ class TestTokenize:
         ("POST", "/generate", "POST /v1/completions"),
         ("POST", "/flush_cache", "POST /v1/cache/reset"),
         ("POST", "/reset_prefix_cache", "POST /v1/cache/reset"),
+        ("POST", "/reranking", "computes no vectors or scores"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models", "begins with /v1"),
+        ("POST", "/v1/tokenize", "has no /v1"),
+        ("GET", "/v1/chat/completions/chatcmpl-1", "POST /v1/responses stores"),
+        ("POST", "/v1/complete", "POST /v1/messages"),
+        ("POST", "/release_memory_occupation", "no such control"),
+        ("POST", "/api/web_search", "Ollama's cloud"),
     ],
 )
 def test_a_route_of_another_server_is_told_what_is_here_instead(
