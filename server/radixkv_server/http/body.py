@@ -282,9 +282,10 @@ _OTHER_NAMES = {
     **dict.fromkeys(("grammar", "regex", "json_schema", "guided_grammar"), ("structured_outputs",)),
 }
 
-#: Fields whose effect is the chat template's: a route that renders none, or by other fields, says where they work.
+#: Fields that take effect in a chat template; routes without them say where they work.
 _OF_TEMPLATES = frozenset(
-    ("enable_thinking", "thinking", "reasoning", "reasoning_effort", "thinking_budget", "chat_template_kwargs")
+    {"enable_thinking", "thinking", "reasoning", "reasoning_effort"}
+    | {"thinking_budget", "chat_template_kwargs"}
 )
 
 
