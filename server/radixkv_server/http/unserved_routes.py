@@ -54,12 +54,18 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"(/.+)?/(responses|messages|completions)", "its path here begins with /v1, and nothing before"),
     (r"/(v1/)?(slots.*|(get_)?server_info|info|is_sleeping|is_paused|(get_)?loads?)", _BUSY),
     (r"/(get_)?model_info", "GET /v1/models and GET /props tell of the model"),
-    (r"/apply_template|/chat_tokenize", "POST /apply-template gives a chat's text, POST /tokenize its tokens"),
+    (
+        r"/apply_template|/chat_tokenize",
+        "POST /apply-template gives a chat's text, POST /tokenize its tokens",
+    ),
     (r"/v1/(tokenize|detokenize|tokenizer_info|load|version|ping|metrics|props)", "its path here has no /v1"),
     (r"/get_tokenizer_info", "GET /tokenizer_info tells it"),
-    (r"/health_generate|/healthz|/readyz|/livez|/ready|/v1/health", "GET /health and GET /health/ready tell it"),
+    (
+        r"/health_generate|/healthz|/readyz|/livez|/ready|/v1/health",
+        "GET /health and GET /health/ready tell it",
+    ),
     (r"/parse_function_call|/separate_reasoning", _READ),
-    (r"/(open|close)_session", "sessions need no opening: equal beginnings of prompts are found by themselves"),
+    (r"/(open|close)_session", "sessions need no opening: equal beginnings of prompts are found anyway"),
     (r"/docs|/redoc", "GET /openapi.json describes the routes"),
     (r"/(v1|api)?", "it is a base URL; GET /v1/models and POST /v1/chat/completions lie below /v1"),
     (

@@ -8,6 +8,7 @@ also where a stream tells it in pieces.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,27 +16,30 @@ from dataclasses import replace
 from typing import Any
 
 from radixkv.observe.audit.body_limits import BodyLimits
-from radixkv.observe.audit.exchange import SECRET_PARAMETERS, Exchange
+from radixkv.observe.audit.exchange import Exchange
 from radixkv.observe.audit.record import Record
 from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.observe.audit.response_bodies import answer_of_events, events_in
 
 REMOVED = "(key removed)"
-#: Fields of bodies that hold keys, of the model's API or of servers of tools: in lower case, without - and _.
-_KEY_FIELDS = frozenset(
-    {"apikey", "xapikey", "xgoogapikey", "apitoken", "authorization"}
-    | {"proxyauthorization", "authorizationtoken", "authtoken", "xauthtoken", "accesstoken"}
-    | {"refreshtoken", "idtoken", "bearertoken", "sessiontoken", "token"}
-    | {"password", "passwd", "passphrase", "cookie", "setcookie"}
-    | {"secret", "clientsecret", "secretkey", "secretaccesskey", "accesskey"}
-    | {"accesskeyid", "privatekey", "credentials", "subscriptionkey", "awssecretaccesskey"}
-    | {"awsaccesskeyid", "awssessiontoken", "ocpapimsubscriptionkey"}
+#: Names of fields that hold keys, of the model's API or of servers of tools: in lower case, letters and digits
+#: alone. Counts and lists of a model's tokens are none.
+_KEY_NAME = re.compile(
+    r".*(?:password|passwd|passphrase|secret|cookie|credential"
+    r"|(?:api|access|secret|private|subscription|encryption|signing|auth)key)s?"
+    r"|.*(?:token|authorization|accesskeyid)"
+    r"|(?:api|auth|access|refresh|bearer|session)tokens|(?:basic|o)?auth|pass|pwd"
 )
-#: An object of one of these is the schema of a field, and holds no key.
-_SCHEMA_FIELDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "description"})
+_MAX_NAME = 100
+#: What an object under such a name has as its `type` if it is the schema of a field, and holds no key itself.
+_SCHEMA_TYPES = frozenset({"string", "object", "array", "number", "integer", "boolean", "null"})
+_SCHEMA_FIELDS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_VALUES = frozenset({"default", "const", "enum", "example", "examples", "value"})
+_SECRET_QUERY = "password|passwd|pwd|secret|sig|signature|credential|auth|authorization|[a-z]*key|[a-z]*token"
 _IN_URLS = re.compile(
-    r"(?<=://)([^\s/?#:@\"'\\]*):[^\s/?#@\"'\\]+(?=@)"
-    rf"|(?<=[?&])({'|'.join((*SECRET_PARAMETERS, 'password', 'secret', 'sig'))})=[^\s&#\"'\\]+",
+    r"(:\\*/\\*/)(?:([^\s/?#:@\"'\\]*):[^\s/?#\"'\\]+|[^\s/?#:@\"'\\]{20,})(?=@)"
+    rf"|(?<=[?&#;])((?:[\w.-]*[-_.])?(?:{_SECRET_QUERY}))=[^\s&#\"'\\]+",
     re.IGNORECASE,
 )
 _ESCAPED = re.compile(r"\\+(?:u00([2-7][0-9a-fA-F])|([/\"]))")
@@ -100,7 +104,7 @@ def _hiding(secrets: tuple[str, ...]) -> Callable[[str], str]:
         for secret, spelling in spellings:
             if secret in plain or secret in text:
                 text = spelling.sub(REMOVED, text)
-        return _IN_URLS.sub(_without_value, text) if "://" in text else text
+        return _IN_URLS.sub(_without_value, text) if "://" in text or ":\\" in text else text
 
     return hide
 
@@ -117,30 +121,54 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _without_value(found: re.Match[str]) -> str:
-    return f"{found[2]}={REMOVED}" if found[2] else f"{found[1]}:{REMOVED}"
+    start, user, parameter = found.groups()
+    if parameter:
+        return f"{parameter}={REMOVED}"
+    return f"{start}{REMOVED}" if user is None else f"{start}{user}:{REMOVED}"
 
 
-def _without_keys(value: Any, hide: Callable[[str], str]) -> Any:
+def _without_keys(value: Any, hide: Callable[[str], str], *, names_fields: bool = False) -> Any:
+    """Return JSON data without keys.
+
+    Args:
+        names_fields: the names of this object are those of fields, and its values their schemas.
+    """
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list):
         return [_without_keys(item, hide) for item in value]
-    if isinstance(value, dict):
-        return {
-            hide(name): _removed(item) if _is_key_field(name, value) else _without_keys(item, hide)
-            for name, item in value.items()
-        }
-    return value
+    if not isinstance(value, dict):
+        return value
+    is_pair = isinstance(value.get("name"), str) and _is_key_name(value["name"])
+    cleaned = {}
+    for name, item in value.items():
+        holds_key = _is_key_name(name) or (is_pair and name == "value")
+        if holds_key and isinstance(item, dict) and (names_fields or _is_schema(item)):
+            inner = {key: _removed(part) if key in _VALUES else part for key, part in item.items()}
+            cleaned[hide(name)] = _without_keys(inner, hide)
+        elif (holds_key and not _is_token(item, value)) or (name == "headers" and "server_url" in value):
+            cleaned[hide(name)] = _removed(item)
+        else:
+            cleaned[hide(name)] = _without_keys(item, hide, names_fields=name in _OF_SCHEMAS)
+    return cleaned
 
 
-def _is_key_field(name: str, holder: Mapping[str, Any]) -> bool:
-    """Return whether a field holds a key; the `token` of a log probability is a piece of text."""
-    if name.lower().replace("-", "").replace("_", "") not in _KEY_FIELDS:
+@functools.lru_cache(4096)
+def _is_key_name(name: str) -> bool:
+    if len(name) > _MAX_NAME:
         return False
-    value = holder[name]
-    if isinstance(value, dict):
-        return not _SCHEMA_FIELDS & value.keys() and "logprob" not in value
-    return "logprob" not in holder
+    return _KEY_NAME.fullmatch(re.sub("[^a-z0-9]", "", name.lower())) is not None
+
+
+def _is_schema(value: Mapping[str, Any]) -> bool:
+    kind = value.get("type")
+    is_type = kind in _SCHEMA_TYPES if isinstance(kind, str) else isinstance(kind, list)
+    return is_type or not _SCHEMA_FIELDS.isdisjoint(value)
+
+
+def _is_token(value: Any, holder: Mapping[str, Any]) -> bool:
+    """Return whether a field called `token` is a piece of text with its log probability."""
+    return "logprob" in (value if isinstance(value, dict) else holder)
 
 
 def _removed(value: Any) -> Any:

@@ -319,6 +319,46 @@ def test_fields_and_urls_that_hold_keys_are_emptied_and_texts_stay() -> None:
     assert json.loads(cleaned.response) == answer
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"api_keys": ["s3cret"]},
+        {"OPENAI_API_KEY": "s3cret"},
+        {"api_key": {"type": "bearer", "value": "s3cret"}},
+        {"env": {"GITHUB_TOKEN": [["s3cret"]]}},
+        {"headers": [{"name": "Authorization", "value": "s3cret"}]},
+        {"server_url": "https://e.org", "headers": {"X-Mine": "s3cret"}},
+        {"server_url": "https://me:a@s3cret@e.org/mcp"},
+        {"server_url": "https://ghp_0123456789s3cret0123@e.org/mcp"},
+        {"server_url": "https://e.org/mcp?client_secret=s3cret&X-Amz-Signature=s3cret#access_token=s3cret"},
+        {"arguments": '{"u": "https:\\/\\/me:s3cret@e.org\\/"}'},
+        {"parameters": {"properties": {"password": {"type": "string", "default": "s3cret"}}}},
+        {"token": {"type": {}, "a": "s3cret"}},
+    ],
+)
+def test_keys_of_tool_definitions_are_removed(tool: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "mcp", **tool}]}
+    seen = Exchange("/v1/chat/completions", json.dumps(body).encode(), b'{"choices": []}')
+    cleaned, _ = record_without_keys(seen, (), BodyLimits())
+    assert "s3cret" not in cleaned.request.decode()
+    assert "(key removed)" in cleaned.request.decode()
+
+
+def test_names_and_texts_like_those_of_keys_stay() -> None:
+    tool = {
+        "max_tokens": 5,
+        "tokens": ["a", "b"],
+        "prompt_cache_key": "kept",
+        "cache_key": "kept",
+        "properties": {"token": {"description": "of a page"}, "secret": True, "pass": {"type": "string"}},
+        "url": "https://e.org/@me/a?q=token#top, mail me@e.org; git@e.org:a/b.git ssh://git@e.org/a",
+    }
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "mcp", **tool}]}
+    data = json.dumps(body).encode()
+    seen = Exchange("/v1/chat/completions", data, b'{"choices": []}')
+    assert record_without_keys(seen, (), BodyLimits())[0].request == data
+
+
 def test_records_rotate(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     options = ("--record", str(record), "--record-size", "20000", "--record-files", "3")
