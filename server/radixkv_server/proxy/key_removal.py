@@ -22,7 +22,7 @@ from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.observe.audit.response_bodies import answer_of_events, events_in
 
 REMOVED = "(key removed)"
-#: Names of fields that hold keys, of the model's API or of servers of tools: in lower case, letters and digits
+#: Names of fields that hold keys, of an API or of servers of tools: in lower case, letters and digits
 #: alone. Counts and lists of a model's tokens are none.
 _KEY_NAME = re.compile(
     r".*(?:password|passwd|passphrase|secret|cookie|credential"
