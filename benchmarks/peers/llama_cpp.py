@@ -11,7 +11,8 @@ from benchmarks.peers.engines import Peer, Places, Setting, script, threads
 from benchmarks.peers.environment import Environment, prepare_environment, run_step
 from benchmarks.peers.process import RunningServer, free_port, running_server
 
-_REQUIREMENTS = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
+#: What pip installs for llama.cpp.
+REQUIREMENTS = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
 
 
 def prepare(places: Places) -> Peer:
@@ -20,7 +21,7 @@ def prepare(places: Places) -> Peer:
     Raises:
         PeerUnavailable: it can't be installed, or the file can't be made.
     """
-    environment = prepare_environment("llamacpp", _REQUIREMENTS, timeout=places.install_timeout)
+    environment = prepare_environment("llamacpp", REQUIREMENTS, timeout=places.install_timeout)
     plain = environment.folder / f"{places.gguf.stem}.F32.gguf"
     if not plain.exists():
         staging = plain.with_suffix(".part")

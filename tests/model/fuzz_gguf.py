@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import torch
 from damaged_gguf import damaged
 from gguf_files import write_llama_gguf
 
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first file")
     parser.add_argument("--gguf", choices=("auto", "float32"), default="auto", help="how weights are kept")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # a forked process has none of the other threads
     with tempfile.TemporaryDirectory() as folder:
         whole = write_llama_gguf(Path(folder) / "whole.gguf", {"rest": "Q8_0"}, hidden=64, layers=1)
         _load(whole, options.gguf)  # what is imported and compiled once

@@ -13,6 +13,9 @@ def damaged(whole: bytes, end: int, chance: random.Random) -> bytes:
     """A file with one to three damages before `end`, the end of its header."""
     data = bytearray(whole)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        end = min(end, len(data))  # an earlier damage may have cut the header
+        if end <= 4:
+            break
         at = chance.randrange(4, end)
         kind = chance.randrange(7)
         if kind == 0:

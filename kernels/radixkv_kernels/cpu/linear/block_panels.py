@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
+from radixkv_kernels.cpu.large_pages import ask_for_large_pages
 from radixkv_kernels.cpu.linear.block_formats import FORMATS, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
@@ -224,6 +225,7 @@ class BlockPanels:
         unit_bytes = self.format.column_bytes * columns
         self.panel_bytes = units * unit_bytes
         self._memory = torch.empty(self.panels * self.panel_bytes + _CACHE_LINE, dtype=torch.uint8)
+        ask_for_large_pages(self._memory)
         self.address = -(-self._memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE
         order = np.arange(self.out_features) if order is None else order
         order = np.ascontiguousarray(order, dtype=np.int64)

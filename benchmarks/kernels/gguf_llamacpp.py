@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files kept as blocks beside llama.cpp on the same file: CPU time of a token, of 8, of a prompt.
+
+llama.cpp comes from the xllamacpp wheel, whose kernels are compiled for AVX2: on a processor with AVX-512 it
+is slower than llama.cpp compiled there. It runs twice, with its blocks as they are ("plain") and reordered
+("repacked", its default). Each engine is a process with one thread that takes turns with the same random
+prompts; the clock is CPU time of the whole process, with scheduling, sampling and text, so that other
+programs disturb less. A token's time is the difference between answers of 1 and of 33 tokens.
+
+    python -m benchmarks.gguf_llamacpp FILE.gguf ... [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figures import write_figures
+from benchmarks.peers.engines import script
+from benchmarks.peers.environment import prepare_environment
+from benchmarks.peers.llama_cpp import REQUIREMENTS
+
+SLOTS, MORE = 8, 32
+ENGINES = ("radixkv", "llama.cpp plain", "llama.cpp repacked")
+SHORT, LONG = 64, 512
+
+
+class Engine:
+    """A process that takes turns.
+
+    Attributes:
+        about: what it said at its start: CPU seconds of it, the instructions it uses.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.about = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # llama.cpp may print lines of its own
+                return dict(json.loads(line))
+        raise RuntimeError(f"the engine ended: {self._process.args}")
+
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """CPU seconds of one turn."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["cpu_s"])
+
+
+@contextlib.contextmanager
+def started(name: str, file: str) -> Iterator[Engine]:
+    """An engine on a file, until the end of the block."""
+    command = [sys.executable, "-m", "benchmarks.gguf_llamacpp", file, "--here"]
+    if name != "radixkv":
+        environment = prepare_environment("llamacpp", REQUIREMENTS, timeout=600)
+        command = [*script(environment, "llamacpp_turns.py"), file, str(SLOTS), name.split()[1]]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield Engine(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
+
+
+def turns_here(file: str) -> None:
+    """Take turns as radixkv, until standard input ends."""
+    from radixkv import LLM, SamplingParams
+
+    llm = LLM(
+        file, device="cpu", gguf="packed", num_blocks=1024, max_model_len=1024, max_num_batched_tokens=1024,
+        speculation="off", threads=1,
+    )  # fmt: skip
+    print(json.dumps({"start_s": time.process_time()}), flush=True)
+    for line in sys.stdin:
+        turn = json.loads(line)
+        began = time.process_time()
+        params = SamplingParams(temperature=0, max_tokens=turn["tokens"], ignore_eos=True)
+        llm.generate(turn["prompts"], params)
+        print(json.dumps({"cpu_s": time.process_time() - began}), flush=True)
+
+
+def measure(engines: dict[str, Engine], rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each step and engine: medians over the rounds, after one that is not counted."""
+    chance = random.Random(1)
+    found: dict[str, dict[str, list[float]]] = {}
+    for turn in range(rounds + 1):
+        for name, engine in engines.items():
+            one, eight = _prompts(chance, 1, SHORT), _prompts(chance, SLOTS, SHORT)
+            long = _prompts(chance, 1, LONG)
+            times = {
+                "decode, 1 sequence": _token(engine, one),
+                "decode, 8 sequences": _token(engine, eight),
+                "prompt of 512": 1000 * engine.seconds(long, 1),
+            }
+            for step, time_ms in times.items():
+                if turn:
+                    found.setdefault(step, {}).setdefault(name, []).append(time_ms)
+    return {
+        step: {name: statistics.median(times) for name, times in own.items()} for step, own in found.items()
+    }
+
+
+def _prompts(chance: random.Random, count: int, length: int) -> list[list[int]]:
+    return [[chance.randrange(1000, 30000) for _ in range(length)] for _ in range(count)]
+
+
+def _token(engine: Engine, prompts: list[list[int]]) -> float:
+    """Milliseconds of a step for one more token of each prompt."""
+    fewer = engine.seconds(prompts, 1)
+    # Another first token: nothing of the prompt is in a prefix cache.
+    changed = [[prompt[0] + 1, *prompt[1:]] for prompt in prompts]
+    return 1000 * (engine.seconds(changed, 1 + MORE) - fewer) / MORE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=3, help="turns (default 3)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.here:
+        turns_here(args.files[0])
+        return
+    results: list[dict[str, Any]] = []
+    for file in args.files:
+        with contextlib.ExitStack() as stack:
+            engines = {name: stack.enter_context(started(name, file)) for name in ENGINES}
+            steps = measure(engines, args.rounds)
+            about = {name: engine.about for name, engine in engines.items()}
+        results.append({"file": Path(file).name, "steps": steps, "about": about})
+        table = Table("ms of CPU", *ENGINES, "of the better llama.cpp", title=Path(file).name)
+        for step, times in steps.items():
+            better = min(times[name] for name in ENGINES[1:])
+            cells = [f"{times[name]:.1f}" for name in ENGINES]
+            table.add_row(step, *cells, f"{times['radixkv'] / better:.2f}")
+        Console(width=100).print(table)
+    versions = prepare_environment("llamacpp", REQUIREMENTS, timeout=600).versions("xllamacpp")
+    write_figures(args.json, "gguf_llamacpp", {"versions": versions, "results": results})
+
+
+if __name__ == "__main__":
+    main()
