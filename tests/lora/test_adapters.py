@@ -108,6 +108,28 @@ def test_modes(options: dict[str, Any], llama: Trained) -> None:
     assert together == alone == [greedy(llama.models[name], prompt, COUNT) for name, prompt in asked]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"deterministic": True}, {"quantization": "int8"}, {"quantization": "int8", "num_blocks": 40}],
+    ids=str,
+)
+def test_fifty_prompts(options: dict[str, Any], llama: Trained) -> None:
+    """Of each adapter and the base, in one batch, cold and hot; int8: as each alone, there is no peer."""
+    names = ("", *ADAPTERS)
+    asked = [(name, prompt) for prompt in prompts(50, seed=20) for name in names]
+    with llama.llm(**options) as llm:
+        cold = [tokens for tokens, _ in answers(llm, asked)]
+        hot = answers(llm, asked)
+    assert cold == [tokens for tokens, _ in hot]
+    assert sum(cached for _, cached in hot)
+    if options.get("quantization"):
+        with llama.llm(**options, enable_prefix_caching=False) as llm:
+            assert cold == [answers(llm, [each])[0][0] for each in asked]
+    else:
+        assert cold == [greedy(llama.models[name], prompt, COUNT) for name, prompt in asked]
+
+
 def test_logits_are_those_of_merged_weights(llama: Trained) -> None:
     prompt = prompts(1, seed=5)[0]
     expected = last_logits(peft_model(llama.base, 0, **ADAPTERS["wide"]).merge_and_unload(), prompt)

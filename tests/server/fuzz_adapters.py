@@ -3,10 +3,11 @@
 
     python tests/server/fuzz_adapters.py --requests 10000
 
-Every answer must be the fresh answer of a weight set that its name stood for while the request ran. No token
-may be found that these weights have not computed before, in the pool, in a tier, or in a tier after a
-restart; and no block's identity may be told of two weight sets. The same in small is a test
-(`test_adapters_over_http.py`).
+Two tenants ask at once, in a pool that preempts, with guesses; some weight sets are activated adapters. Every
+answer must be the fresh answer of a weight set that its name stood for while the request ran. No token may
+be found that these weights have not computed before for this tenant, in the pool, in a tier, or in a tier
+after a restart; and no block's identity may be told of two weight sets or tenants. The same in small is a
+test (`test_adapters_over_http.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import shutil
 import sys
@@ -39,10 +41,14 @@ from radixkv import LLM, AsyncEngine, SamplingParams
 from radixkv.engine.config import EngineConfig
 from radixkv_server.app import create_app
 from radixkv_server.settings import ServerSettings
+from radixkv_server.tenants.api_keys import stored_form
 
-COUNT = 4  # tokens of an answer
+COUNT = 12  # tokens of an answer
 BASE = -1  # in the place of a weight set
 GONE = -2
+INVOCATION = [5, 6, 7]
+TENANTS = ("ada", "bob")
+ADMIN = {"authorization": "Bearer root-secret"}
 
 
 @dataclass
@@ -72,25 +78,34 @@ class Fuzz:
     num_names: int = 20
     num_sets: int = 30
     num_prompts: int = 12
-    num_blocks: int = 40
+    num_blocks: int = 24
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self.base = save_tiny_model(self.folder / "tiny", "llama", num_hidden_layers=2)
         first = save_adapter(peft_model(self.base, self.seed), self.folder / "adapters" / "0")
+        # Every fourth weight set, but for the first.
+        self.activated = {number for number in range(1, self.num_sets) if number % 4 == 3}
         self.sets = [first, *(self._varied(first, number) for number in range(1, self.num_sets))]
-        self.prompts = [
-            [3 + number, *(self.chance.randrange(3, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 30)))]
-            for number in range(self.num_prompts)
-        ]
+        self.prompts = [self._prompt(number) for number in range(self.num_prompts)]
         self.fresh = self._fresh_answers()
         self.names = Names({f"a{number}": [GONE] for number in range(self.num_names)} | {"tiny": [BASE]})
         self.names.sure = dict.fromkeys(self.names.bound, 0)
-        # (weight set, prompt) -> requests that may have computed it
-        self.asked: Counter[tuple[int, int]] = Counter()
+        # (tenant, weight set, prompt) -> requests that may have computed it
+        self.asked: Counter[tuple[str, int, int]] = Counter()
         self.identities: dict[str, int] = {}
-        self.told: dict[bytes, str] = {}
+        self.told: dict[bytes, tuple[str, ...]] = {}
+
+    def _prompt(self, number: int) -> list[int]:
+        """Every other one invokes the activated adapters, and every third repeats itself, to be guessed."""
+        tokens = [self.chance.randrange(10, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 30))]
+        if number % 3 == 2:
+            tokens = (tokens[:5] * 6)[: len(tokens)]
+        if number % 2:
+            at = self.chance.randrange(1, len(tokens))
+            tokens[at:at] = INVOCATION
+        return [3 + number, *tokens]
 
     def _varied(self, first: Path, number: int) -> Path:
         folder = shutil.copytree(first, self.folder / "adapters" / str(number))
@@ -100,6 +115,11 @@ class Fuzz:
         for name, tensor in tensors.items():
             tensors[name] = 0.15 * torch.randn(tensor.shape, generator=generator)
         save_file(tensors, path)
+        if number in self.activated:
+            config = folder / "adapter_config.json"
+            config.write_text(
+                json.dumps(json.loads(config.read_text()) | {"alora_invocation_tokens": INVOCATION})
+            )
         return folder
 
     def _fresh_answers(self) -> dict[tuple[int, int], list[int]]:
@@ -108,7 +128,12 @@ class Fuzz:
         params = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
         found = {}
         with LLM(
-            str(self.base), lora=specs, num_blocks=256, warm_up="off", enable_prefix_caching=False
+            str(self.base),
+            lora=specs,
+            num_blocks=256,
+            warm_up="off",
+            enable_prefix_caching=False,
+            speculation="off",
         ) as llm:
             for number in range(BASE, self.num_sets):
                 outputs = llm.generate(
@@ -134,11 +159,18 @@ class Fuzz:
             lora_dir=str(self.folder / "adapters"),
         )
         engine = await asyncio.to_thread(AsyncEngine.from_config, config)
-        app = create_app(engine, ServerSettings(allowed_hosts=("testserver",), access_log=False))
+        keys = self.folder / "keys.toml"
+        tables = [f'[tenants.{name}]\nkeys = ["{stored_form(f"{name}-secret")}"]\n' for name in TENANTS]
+        tables.append(f'[tenants.root]\nrole = "admin"\nkeys = ["{stored_form("root-secret")}"]\n')
+        keys.write_text("".join(tables))
+        settings = ServerSettings(keys_file=str(keys), allowed_hosts=("testserver",), access_log=False)
+        app = create_app(engine, settings)
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=600) as client,
+            httpx.AsyncClient(
+                transport=transport, base_url="http://testserver", timeout=600, headers=ADMIN
+            ) as client,
         ):
             events = asyncio.create_task(self._follow(engine))
             try:
@@ -150,15 +182,16 @@ class Fuzz:
         await engine.close()
 
     async def _follow(self, engine: AsyncEngine) -> None:
-        """Each identity of a block belongs to one adapter, and to tokens that were asked of it."""
+        """Each identity of a block belongs to one adapter and tenant, and to tokens that were asked of it."""
         async for changes in engine.cache.events():
             for run in changes.stored:
-                adapter = run.namespace[2]
+                tenant, _, adapter = run.namespace[:3]
                 for identity in run.block_hashes:
-                    assert self.told.setdefault(identity, adapter) == adapter
+                    assert self.told.setdefault(identity, run.namespace) == run.namespace
                 number = self.identities.get(adapter) if adapter else BASE
                 if run.parent_hash is None and number is not None:
-                    assert self.asked[number, run.token_ids[0] - 3], "a block of a prompt that was not asked"
+                    prompt = run.token_ids[0] - 3
+                    assert self.asked[tenant, number, prompt], "a block of a prompt that was not asked"
                 self.counts["blocks told"] += len(run.block_hashes)
 
     async def bind(self, client: httpx.AsyncClient, name: str, number: int) -> None:
@@ -177,11 +210,10 @@ class Fuzz:
         self.names.sure[name] = len(history) - 1
         self.counts["unloaded" if number == GONE else "reloaded" if was_there else "loaded"] += 1
 
-    async def ask(self, client: httpx.AsyncClient, name: str, prompt: int) -> int:
+    async def ask(self, client: httpx.AsyncClient, name: str, prompt: int, tenant: str = "ada") -> int:
         """Send a request and check its answer; returns its cached tokens."""
         place = self.names.sure[name]
-        for number in self.names.since(name, place):
-            self.asked[number, prompt] += 1
+        self._note(tenant, self.names.since(name, place), prompt)
         known = len(self.names.bound[name])
         body = {
             "model": name,
@@ -191,9 +223,9 @@ class Fuzz:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        response = await client.post("/v1/completions", json=body)
-        for number in self.names.since(name, known):
-            self.asked[number, prompt] += 1
+        key = {"authorization": f"Bearer {tenant}-secret"}
+        response = await client.post("/v1/completions", json=body, headers=key)
+        self._note(tenant, self.names.since(name, known), prompt)
         possible = self.names.since(name, place)
         self.counts["requests"] += 1
         if response.status_code == 404:
@@ -207,11 +239,20 @@ class Fuzz:
         assert by, f"{name} answered {tokens}; it stood for {possible}"
         cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         if cached:
-            assert any(self.asked[n, prompt] > 1 for n in by), (
+            assert any(self.asked[tenant, self._owner(n), prompt] > 1 for n in by), (
                 f"{name}: {cached} tokens of nobody's were found"
             )
             self.counts["hits"] += 1
+            self.counts["hits of activated"] += by[0] in self.activated
         return cached
+
+    def _owner(self, number: int) -> int:
+        """The weight set with whose prefixes a weight set's are shared."""
+        return BASE if number in self.activated else number
+
+    def _note(self, tenant: str, numbers: set[int], prompt: int) -> None:
+        for number in {self._owner(each) for each in numbers}:
+            self.asked[tenant, number, prompt] += 1
 
     # ------------------------------------------------------------------ the run
 
@@ -224,7 +265,8 @@ class Fuzz:
             while left > 0:
                 left -= 1
                 name = self.chance.choice(list(self.names.bound))
-                await self.ask(client, name, self.chance.randrange(self.num_prompts))
+                prompt = self.chance.randrange(self.num_prompts)
+                await self.ask(client, name, prompt, self.chance.choice(TENANTS))
 
         async def admin() -> None:
             while left > 0:
@@ -239,21 +281,17 @@ class Fuzz:
 
     async def sharing(self, client: httpx.AsyncClient) -> None:
         """Equal weights share under two names; other weights under the same name find nothing."""
-        unused = max(range(self.num_sets), key=lambda n: (not self.asked[n, 0], -n))
-        was_unused = not self.asked[unused, 0]
+        unused, *others = [n for n in range(self.num_sets) if n not in self.activated]
         size = len(self.prompts[0])
-        for name, number in (("a0", unused), ("a1", unused)):
-            await self.bind(client, name, number)
-        before = await self.ask(client, "a0", 0)
-        assert before == 0 or not was_unused
+        for name in ("a0", "a1"):
+            await self.bind(client, name, unused)
+        assert await self.ask(client, "a0", 0) == 0
         assert await self.ask(client, "a1", 0) == size - 1
-        for other in range(self.num_sets):
-            if not self.asked[other, 0]:
-                await self.bind(client, "a0", other)
-                assert await self.ask(client, "a0", 0) == 0
-                assert await self.ask(client, "a1", 0) == size - 1
-                self.counts["reloads without a hit"] += 1
-                break
+        assert await self.ask(client, "a1", 0, "bob") == 0
+        await self.bind(client, "a0", others[0])
+        assert await self.ask(client, "a0", 0) == 0
+        assert await self.ask(client, "a1", 0) == size - 1
+        self.counts["reloads without a hit"] += 1
 
     async def run(self, num_requests: int) -> None:
         """Two servers, one after the other, over the same disk."""
@@ -271,6 +309,10 @@ class Fuzz:
                 metrics = (await client.get("/metrics")).text
                 self.counts["blocks loaded from tiers"] += _total(metrics, "radixkv_tier_loaded_blocks_total")
                 self.counts["evicted blocks"] += _total(metrics, "radixkv_evicted_blocks_total")
+                self.counts["preemptions"] += _total(metrics, "radixkv_preemptions_total")
+                self.counts["tokens guessed rightly"] += _total(
+                    metrics, "radixkv_spec_decode_accepted_tokens_total"
+                )
 
 
 def _total(metrics: str, name: str) -> int:

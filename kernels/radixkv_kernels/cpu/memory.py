@@ -113,6 +113,12 @@ def i32(address: int) -> Any:
 
 
 @njit(forceinline=True)
+def i64(address: int) -> Any:
+    """The int64 at an address."""
+    return carray(pointer(address, np.int64), (1,))[0]
+
+
+@njit(forceinline=True)
 def f32(address: int) -> Any:
     """A view of the float32 at an address."""
     return carray(pointer(address, np.float32), (1,))

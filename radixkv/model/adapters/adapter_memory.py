@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,11 @@ class AdapterMemory:
         self._base, self._places = base, places
         self._lock = threading.Lock()
         self._adapters: WeakValueDictionary[str, PackedAdapter] = WeakValueDictionary()
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """(inputs, outputs) of each linear layer that adapters may change, by its path."""
+        return self._base.shapes
 
     @classmethod
     def attached(cls, model: nn.Module, base: BaseModules) -> AdapterMemory:

@@ -8,7 +8,7 @@ afterwards without touching the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,40 +20,26 @@ from radixkv.model.adapters.step_adapters import StepAdapters
 from radixkv.model.step_context import current_step
 
 
-class ZeroRows:
-    """Rows of float32 zeros that the products of a model change in turn, and leave as zeros again."""
-
-    _BEHIND = 64  # values that a product may read behind the last row
-
-    def __init__(self) -> None:
-        self._data = torch.empty(0)
-
-    def take(self, rows: int, width: int) -> torch.Tensor:
-        """[rows, width]; valid until the next call."""
-        size = rows * width
-        if self._data.numel() < size + self._BEHIND:
-            self._data = torch.zeros(size + self._BEHIND)
-        return self._data[:size].view(rows, width)
-
-
 class ProductSlot:
-    """Adds the changes of a step's adapters to the rows of one product.
+    """Finds the changes of a step's adapters to the rows of one product.
 
     Args:
         index: of the product among the model's.
-        num_parts: linear layers that it computes.
         sums: a `LowRankSums`, shared by all products; None: torch computes.
-        zeros: shared by all products.
     """
 
-    def __init__(self, index: int, num_parts: int, sums: Any, zeros: ZeroRows) -> None:
-        self._index, self._num_parts, self._sums = index, num_parts, sums
-        self.zeros = zeros
+    def __init__(self, index: int, sums: Any) -> None:
+        self._index, self._sums = index, sums
 
     def active(self) -> StepAdapters | None:
         """The adapters of the running step; None: none of them changes this product."""
         adapters: StepAdapters | None = current_step().adapters
-        return adapters if adapters is not None and adapters.changed[self._index] else None
+        return adapters if adapters is not None and adapters.ranks[self._index] else None
+
+    def changes(self, rows: torch.Tensor) -> int:
+        """The `changes` of a product of `radixkv_kernels.cpu.linear.float_product` for inputs [T, inputs]."""
+        adapters = self.active()
+        return 0 if adapters is None else self._sums.inner(*self._segments(adapters, rows), rows)
 
     def add(self, adapters: StepAdapters, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Add the changes of the step's rows.
@@ -62,21 +48,44 @@ class ProductSlot:
             rows: inputs of the product, [at least `adapters.end`, inputs].
             out: its outputs, [.., outputs].
         """
-        first, end = adapters.first, adapters.end
-        assert len(rows) >= end, f"{len(rows)} rows, but adapters up to {end}: rows of a step are missing"
-        if self._sums is not None and rows.dtype == out.dtype == torch.float32:
-            segments = adapters.address(self._index)
-            self._sums.add(segments, self._num_parts, adapters.max_inner, first, end - first, rows, out)
+        if self._sums is None:
+            for segment in adapters.segments:
+                change = None if segment.adapter is None else segment.adapter.products[self._index]
+                if change is not None:
+                    own = slice(segment.start, segment.end)
+                    change.add_to(rows[own], out[own])
             return
-        for segment in adapters.segments:
-            change = None if segment.adapter is None else segment.adapter.products[self._index]
-            if change is not None:
-                own = slice(segment.start, segment.end)
-                change.add_to(rows[own], out[own])
+        segments = self._segments(adapters, rows)
+        if rows.dtype == out.dtype == torch.float32:
+            self._sums.add(*segments, rows, out)
+            return
+        sums = torch.zeros(out.shape)
+        self._sums.add(*segments, rows.to(torch.float32), sums)
+        out += sums.to(out.dtype)
+
+    def _segments(self, adapters: StepAdapters, rows: torch.Tensor) -> tuple[int, int, int, int, int]:
+        """The first arguments of `LowRankSums`."""
+        first, end, product = adapters.first, adapters.end, self._index
+        assert len(rows) >= end, f"{len(rows)} rows, but adapters up to {end}: rows of a step are missing"
+        return (
+            adapters.address(product),
+            len(adapters.segments),
+            adapters.ranks[product],
+            first,
+            end - first,
+        )
 
 
-#: Makes the slot of a product of linear layers, in the order of their outputs, by paths within the layer.
-SlotOf = Callable[[Sequence[str]], ProductSlot]
+class SlotOf(Protocol):
+    """Makes the slots of a layer's products."""
+
+    def __call__(self, paths: Sequence[str], panel: int = 1) -> ProductSlot:
+        """Make the slot of a product of linear layers.
+
+        Args:
+            paths: within the layer, in the order of their outputs.
+            panel: each linear layer's outputs begin at a multiple of it.
+        """
 
 
 class AdaptsItself(Protocol):
@@ -112,17 +121,22 @@ def attach(model: nn.Module, base: BaseModules) -> list[ProductPlace]:
         The places that adapters are packed for.
     """
     places: list[ProductPlace] = []
-    sums, zeros = _compiled_sums(), ZeroRows()
+    sums = _compiled_sums()
 
-    def slot(paths: Sequence[str]) -> ProductSlot:
-        shapes = [base.shapes[path] for path in paths]
-        places.append(ProductPlace(tuple(paths), tuple(out for _, out in shapes), shapes[0][0]))
-        return ProductSlot(len(places) - 1, len(paths), sums, zeros)
+    def slot(paths: Sequence[str], panel: int = 1) -> ProductSlot:
+        columns, widths, end = [], [], 0
+        for path in paths:
+            columns.append(-(-end // panel) * panel)
+            widths.append(base.shapes[path][1])
+            end = columns[-1] + widths[-1]
+        inputs = base.shapes[paths[0]][0]
+        places.append(ProductPlace(tuple(paths), tuple(columns), tuple(widths), inputs, sums is not None))
+        return ProductSlot(len(places) - 1, sums)
 
     done: set[str] = set()
     for path, module in list(model.named_modules()):
         if hasattr(module, "adapt"):
-            module.adapt(lambda names, path=path: slot([f"{path}.{name}" for name in names]))
+            module.adapt(lambda names, panel=1, path=path: slot([f"{path}.{name}" for name in names], panel))
             done.update(name for name in base.shapes if name.startswith(f"{path}."))
     for path in base.shapes:
         if path not in done:
@@ -140,6 +154,7 @@ def adds_by_row() -> bool:
 def _compiled_sums() -> Any:
     try:
         from radixkv_kernels.cpu.linear.low_rank import LowRankSums
+        from radixkv_kernels.cpu.vectors import has_multiply_add
     except ImportError:
         return None
-    return LowRankSums()
+    return LowRankSums() if has_multiply_add() else None

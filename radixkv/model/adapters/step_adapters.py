@@ -35,14 +35,14 @@ class StepAdapters:
 
     Attributes:
         first, end: the rows of all segments.
+        ranks: of each product, the most of a segment; 0: no adapter changes it.
     """
 
     def __init__(self, segments: Sequence[AdapterRows]) -> None:
         self.segments = segments
         self.first, self.end = segments[0].start, segments[-1].end
         adapters = [segment.adapter for segment in segments if segment.adapter is not None]
-        self.changed: list[bool] = np.logical_or.reduce([adapter.changed for adapter in adapters]).tolist()
-        self.max_inner = max(adapter.max_inner for adapter in adapters)
+        self.ranks: list[int] = np.maximum.reduce([adapter.ranks for adapter in adapters]).tolist()
         self._table: npt.NDArray[np.int64] | None = None
         self._address = self._stride = 0
 

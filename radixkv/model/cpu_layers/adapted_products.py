@@ -19,36 +19,19 @@ class AdaptedFloat:
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """See `PackedFloat.multiply`."""
-        self.product.multiply(rows, out, add=add)
-        adapters = self.slot.active()
-        if adapters is not None:
-            self.slot.add(adapters, rows, out)
-        return out
+        return self.product.multiply(rows, out, add=add, changes=self.slot.changes(rows))
 
 
 class AdaptedGate:
-    """A `PackedGate` whose rows adapters change before the SiLU: as biases of their own."""
+    """A `PackedGate` whose rows adapters change before the SiLU."""
 
     def __init__(self, product: PackedGate, slot: ProductSlot) -> None:
         self.product, self.slot = product, slot
         self.out_features = product.out_features
-        # Without biases of the base's, all layers add to the same rows of zeros.
-        self._biases = product.biases if product.biases.any() else None
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """See `PackedGate.multiply`."""
-        adapters = self.slot.active()
-        if adapters is None:
-            return self.product.multiply(rows, out)
-        width = 2 * self.out_features
-        changes = self.slot.zeros.take(len(rows), width)
-        if self._biases is not None:
-            changes += self._biases
-        try:
-            self.slot.add(adapters, rows, changes)
-            return self.product.multiply(rows, out, changes)
-        finally:
-            (changes if self._biases is not None else changes[adapters.first : adapters.end]).zero_()
+        return self.product.multiply(rows, out, changes=self.slot.changes(rows))
 
 
 class AdaptedInt8:

@@ -20,7 +20,7 @@ from radixkv.model.adapters.attachment import SlotOf
 from radixkv.model.cpu_layers.adapted_products import AdaptedFloat, AdaptedGate
 from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts
-from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
+from radixkv_kernels.cpu.linear.float_product import COLUMNS, PackedFloat, PackedGate
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
@@ -55,7 +55,7 @@ class FusedLayer(LlamaLayer):
         self.merged = adapted(self.merged, ATTENTION_INPUTS)
         self.output = adapted(self.output, ["self_attn.o_proj"])
         assert isinstance(self.gated, PackedGate)
-        self.gated = AdaptedGate(self.gated, slot_of(GATE_UP))
+        self.gated = AdaptedGate(self.gated, slot_of(GATE_UP, COLUMNS))
         self.down = adapted(self.down, ["mlp.down_proj"])
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ through at memory speed (one or two rows take several panels at once, a larger t
 panel); with many, a panel stays in the core's own cache. Bias, residual and SiLU are
 applied while the sums are in the L1 cache.
 
+A function may change an item's sums in between: an adapter's part of the product.
+
 Weights of 16 bits stay so in memory and are widened in the tile, once for all of its rows: half of the memory
 to read, which is what few rows wait for, and the same float32 sums for many.
 
@@ -34,7 +36,16 @@ from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.isa import widens_float16
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, emit_prefetch, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import (
+    aligned,
+    call,
+    compile_kernel,
+    emit_prefetch,
+    f32_row,
+    i64,
+    pointer,
+    take,
+)
 from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
 
 # Places in the int64 argument block.
@@ -56,7 +67,7 @@ from radixkv_kernels.cpu.vectors import LANES, Emitter, exp2
     ROWS_PER_ITEM,
     PANEL_BYTES,
     GROUP,
-    BIAS_STRIDE,
+    CHANGES,
 ) = range(18)
 _NUM_ARGUMENTS = 18
 #: Vectors of a panel and rows of a tile: their product in accumulators, beside the loaded operands, fits 32
@@ -131,6 +142,7 @@ def _tile_intrinsic(
     typing_context: Any, num_rows: Any, num_panels: Any, kind: Any, x: Any, stride: Any, weight: Any,
     panel_bytes: Any, depth: Any, ahead: Any, out: Any,
 ) -> Any:  # fmt: skip
+    """A tile with panels of `COLUMNS`."""
     panels, storage = num_panels.literal_value, kind.literal_value
     heights = [rows for rows in range(1, _TILE_ROWS + 1) if panels in (1, _group(rows))]
 
@@ -256,7 +268,6 @@ def _kernel(storage: int, gated: bool) -> Any:
         sums_at, gates_at = np.int64(sums.ctypes.data), np.int64(gates.ctypes.data)
         parts, panels, panel_bytes = (rows + per_item - 1) // per_item, arg[PANELS], arg[PANEL_BYTES]
         groups = (panels + arg[GROUP] - 1) // arg[GROUP]
-        bias_stride = arg[BIAS_STRIDE]
         while True:
             item = take(counter)
             if item >= groups * parts:
@@ -272,15 +283,19 @@ def _kernel(storage: int, gated: bool) -> Any:
                 if gated:
                     weight = arg[GATE_WEIGHT] + first * panel_bytes
                     _item_sums(storage, n, group, x, stride, weight, panel_bytes, depth, gates_at)
+                if arg[CHANGES]:
+                    change = i64(arg[CHANGES])
+                    if gated:
+                        call(change, (arg[CHANGES], begin, n, first, group, gates_at))
+                    call(change, (arg[CHANGES], begin, n, first + gated * panels, group, sums_at))
                 for place in range(group * n):
                     base, i = (first + place // n) * COLUMNS, place % n
                     count = min(COLUMNS, width - base)
-                    bias_at = (begin + i) * bias_stride + base * 4
-                    bias = f32_row(arg[BIAS] + bias_at, COLUMNS)
+                    bias = f32_row(arg[BIAS] + base * 4, COLUMNS)
                     out = f32_row(arg[OUTPUT] + (begin + i) * out_stride + base * 4, count)
                     own = sums[place * COLUMNS : place * COLUMNS + count]
                     if gated:
-                        gate_bias = f32_row(arg[GATE_BIAS] + bias_at, COLUMNS)
+                        gate_bias = f32_row(arg[GATE_BIAS] + base * 4, COLUMNS)
                         _gate(gates[place * COLUMNS : (place + 1) * COLUMNS], gate_bias, own, bias, out)
                     elif arg[ADD]:
                         for c in range(count):
@@ -362,12 +377,18 @@ class PackedFloat(_Packed):
         super().__init__(weight, bias)
         self._kernel = _kernel(self._storage, gated=False)
 
-    def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
+    def multiply(
+        self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False, changes: int = 0
+    ) -> torch.Tensor:
         """Multiply rows [T, in] into out [T, out], or with `add` onto the values of `out`; return `out`.
 
         Both float32, last dimension contiguous.
+
+        Args:
+            changes: address of a block that begins with that of a function, which adds to the sums of an item
+                before they are used (`radixkv_kernels.cpu.linear.low_rank`); 0: nothing.
         """
-        self._arguments[ADD] = add
+        self._arguments[ADD], self._arguments[CHANGES] = add, changes
         return self._run(rows, out)
 
 
@@ -393,27 +414,14 @@ class PackedGate(_Packed):
         self._arguments[GATE_WEIGHT], self._arguments[GATE_BIAS] = self._keep(gate, gate_bias)
         self._kernel = _kernel(self._storage, gated=True)
 
-    @property
-    def biases(self) -> torch.Tensor:
-        """Biases of the gate's and the up product, one after the other: float32 [2 out]."""
-        return torch.cat([self._kept[place][: self.out_features] for place in (3, 1)])
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, changes: int = 0) -> torch.Tensor:
+        """Multiply rows [T, in] into out [T, out]; return `out`.
 
-    def multiply(
-        self, rows: torch.Tensor, out: torch.Tensor, biases: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """rows [T, in] -> out [T, out]; both float32, last dimension contiguous. Returns `out`.
+        Both float32, last dimension contiguous.
 
         Args:
-            biases: float32 [T, 2 out], contiguous: each row's own in the place of `self.biases`.
+            changes: see `PackedFloat.multiply`; of the gates first, then, from the next whole panel, of the
+                ups.
         """
-        if biases is None:
-            return self._run(rows, out)
-        a = self._arguments
-        own = int(a[GATE_BIAS]), int(a[BIAS])
-        a[GATE_BIAS], a[BIAS] = biases.data_ptr(), biases.data_ptr() + 4 * self.out_features
-        a[BIAS_STRIDE] = 8 * self.out_features
-        try:
-            return self._run(rows, out)
-        finally:
-            a[GATE_BIAS], a[BIAS] = own
-            a[BIAS_STRIDE] = 0
+        self._arguments[CHANGES] = changes
+        return self._run(rows, out)
