@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+import pytest
 from source_graph import modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -62,6 +63,7 @@ def unknown_names(tree: ast.Module) -> Iterator[str]:
         yield from (f"{node.name}: {name}" for name in sorted(unknown))
 
 
+@pytest.mark.nightly
 def test_what_docstrings_list_exists() -> None:
     found = {module: list(unknown_names(tree)) for module, tree in modules().items()}
     assert not {module: names for module, names in found.items() if names}

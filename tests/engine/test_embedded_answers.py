@@ -21,7 +21,7 @@ from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
 
 SYSTEM = (
@@ -84,11 +84,8 @@ def prompts(loaded: LoadedModel) -> list[list[int]]:
         chat("Напиши короткое стихотворение о море 🌊🚢"),
         tokenizer.encode("مرحبا بالعالم. ") * 3,
         tokenizer.encode(story(14) + "On the last page it said:"),
-        tokenizer.encode(story(8) + "Then the storm came. " + story(8, 30)),
-        tokenizer.encode(story(27)),
     ]
-    # Of several segments of attention, and of more than one chunk.
-    assert all(len(prompt) > size for prompt, size in zip(found[-3:], (512, 512, 1024), strict=True))
+    assert len(found[-1]) > 512  # of several segments of attention, and of more than one chunk
     return found
 
 
@@ -123,7 +120,7 @@ def token_ids(outputs: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "num_prompts"), [(16, 13), pytest.param(64, 14, marks=pytest.mark.nightly), (512, 16)]
+    ("chunk", "num_prompts"), [(16, 13), pytest.param(64, 14, marks=pytest.mark.nightly), (512, 14)]
 )
 def test_cold_and_hot_equal_transformers(loaded, prompts, expected, largest_chunks, chunk, num_prompts):
     """Small chunks are those of shorter prompts: more than 512 tokens are nine of 64."""
@@ -151,7 +148,7 @@ def test_after_preemption_equal_transformers(loaded, prompts, expected):
     """A pool that holds some of the prompts, but not their outputs."""
     chosen = [i for i, prompt in enumerate(prompts) if len(prompt) < 150 and len(expected[i]) == NEW_TOKENS]
     needed = [-(-(len(prompts[i]) + NEW_TOKENS) // 8) for i in chosen]
-    llm = make_llm(loaded, num_blocks=max(needed) + 6, block_size=8, scheduling_policy="fcfs")
+    llm = make_llm(loaded, num_blocks=max(needed) + 2, block_size=8, scheduling_policy="fcfs")
     outputs = llm.generate([prompts[i] for i in chosen], GREEDY)
     assert token_ids(outputs) == [expected[i] for i in chosen]
     assert llm.engine.stats().num_preemptions > 0, "nothing was preempted: a weak test"
@@ -280,7 +277,7 @@ class RecordingRunner:
 def test_deterministic_mode_gives_the_same_bits(prompts):
     """Cold, hot, chunked, preempted, batched: every logit of every step is the same, bit for bit."""
     loaded = load_model(EngineConfig())  # deterministic mode may change the model: a copy of our own
-    chosen = [prompts[i] for i in (0, 3, 5, 6, 7, 8)]
+    chosen = [prompts[i] for i in (0, 3, 5, 7)]
     recorded: list[dict[tuple[int, ...], torch.Tensor]] = []
 
     def run(rounds: int = 1, **options: Any) -> Any:

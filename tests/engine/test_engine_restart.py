@@ -30,6 +30,15 @@ SOON = RestartPolicy(max_restarts=3, pause_s=0.001)
 pytestmark = pytest.mark.injects_faults
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects_are_collected() -> Iterator[None]:
+    """A restart collects garbage: that shall not look at all that other tests have loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class Factory:
     """Makes engines; each but the first waits until a test lets it.
 

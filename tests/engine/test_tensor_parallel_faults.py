@@ -114,6 +114,7 @@ def test_ranks_that_are_killed_or_hang(server: LiveServer) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.nightly
 def test_ranks_end_with_the_first_one(model: str) -> None:
     program = f"""
 import sys

@@ -32,6 +32,11 @@ LIKE_OTHERS = (
     "axk1",
     "nemotron",
     "phimoe",
+    "hunyuan-moe",
+    "minicpm3",
+    "mistral4",
+    "gptj",
+    "stablelm",
 )
 NAMES = [name for name in SHAPES if name not in LIKE_OTHERS or "RADIXKV_ALL_SHAPES" in os.environ]
 #: Numbers that a token takes in all layers: window and full layers, shared ones once; latents as they are.

@@ -61,11 +61,11 @@ def test_every_architecture(family: str, tmp_path: Path) -> None:
     "options",
     [
         {"kv_cache_dtype": "int8"},
-        {"kv_cache_dtype": "fp8_e4m3"},
+        pytest.param({"kv_cache_dtype": "fp8_e4m3"}, marks=pytest.mark.nightly),
         {"deterministic": True},
-        {"dtype": "bfloat16"},
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.nightly),
         {"quantization": "int8"},
-        {"attention_backend": "torch"},
+        pytest.param({"attention_backend": "torch"}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -82,7 +82,7 @@ def test_what_stores_and_computes(options: dict[str, Any], tmp_path: Path) -> No
         together.close()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_deterministic_logits_do_not_depend_on_the_cache(num_ranks: int, tmp_path: Path) -> None:
     engine = engine_on_ranks(odd_model(tmp_path, "llama"), num_ranks, deterministic=True)
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)

@@ -67,7 +67,12 @@ def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dt
 @needs_vectors
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("llama", "bfloat16"), ("qwen3", "float16"), ("gemma2", "bfloat16"), ("gpt-neox", "float16")],
+    [
+        ("llama", "bfloat16"),
+        ("qwen3", "float16"),
+        pytest.param("gemma2", "bfloat16", marks=pytest.mark.nightly),
+        pytest.param("gpt-neox", "float16", marks=pytest.mark.nightly),
+    ],
 )
 def test_narrow_models_are_closer_to_the_exact_result_than_transformers(
     tmp_path: Path, family: str, dtype: str

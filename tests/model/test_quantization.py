@@ -131,7 +131,13 @@ def assert_nothing_held(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "kv_cache_dtype"),
-    [("int8", "auto"), ("int8", "int8"), *((None, name) for name in NARROW)],
+    [
+        pytest.param("int8", "auto", marks=pytest.mark.nightly),
+        ("int8", "int8"),
+        (None, "int8"),
+        (None, "fp8_e4m3"),
+        pytest.param(None, "fp8_e5m2", marks=pytest.mark.nightly),
+    ],
 )
 def test_cold_hot_chunked_and_in_company_are_the_same_to_the_bit(
     folder: Path, quantization: str | None, kv_cache_dtype: str
@@ -155,7 +161,9 @@ def test_cold_hot_chunked_and_in_company_are_the_same_to_the_bit(
     assert_nothing_held(llm)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", NARROW)
+@pytest.mark.parametrize(
+    "kv_cache_dtype", ["int8", *(pytest.param(name, marks=pytest.mark.nightly) for name in NARROW[1:])]
+)
 def test_narrow_kv_survives_preemption_and_eviction(folder: Path, kv_cache_dtype: str) -> None:
     prompts = [prompt(i, 20 + 3 * i) for i in range(6)]
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -194,7 +202,7 @@ def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "phi"])
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", [pytest.param("auto", marks=pytest.mark.nightly), "int8"])
 def test_families_without_fused_layers_run_with_int8_weights(
     tmp_path: Path, family: str, kv_cache_dtype: str
 ) -> None:

@@ -46,8 +46,8 @@ def test_errors_are_described_in_the_dialect_of_the_path(server: LiveServer) -> 
 
 def test_hundreds_of_generated_requests_get_no_5xx(server: LiveServer) -> None:
     """`make fuzz` sends ten thousand."""
-    statuses = fuzz(server.url, 200)
-    assert statuses.total() >= 200
+    statuses = fuzz(server.url, 120)
+    assert statuses.total() >= 120
     generated = {
         "POST /v1/chat/completions",
         "POST /v1/completions",

@@ -153,7 +153,12 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization"), [("bfloat16", None), ("bfloat16", "fp8_e4m3"), ("float16", "int8")]
+    ("dtype", "quantization"),
+    [
+        ("bfloat16", None),
+        pytest.param("bfloat16", "fp8_e4m3", marks=pytest.mark.nightly),
+        pytest.param("float16", "int8", marks=pytest.mark.nightly),
+    ],
 )
 def test_narrow_types_round_as_transformers_does(
     dtype: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

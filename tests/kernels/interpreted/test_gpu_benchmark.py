@@ -26,7 +26,7 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(p.name, marks=pytest.mark.nightly) if p.name == "edges" else p.name
+        pytest.param(p.name, marks=pytest.mark.nightly) if p.name in ("edges", "steps") else p.name
         for p in PARTS
         if not p.name.startswith("throughput")
     ],
