@@ -147,8 +147,8 @@ def test_alone_and_eight_at_once_equal_transformers(loaded, prompts, expected):
 def test_after_preemption_equal_transformers(loaded, prompts, expected):
     """A pool that holds some of the prompts, but not their outputs."""
     chosen = [i for i, prompt in enumerate(prompts) if len(prompt) < 150 and len(expected[i]) == NEW_TOKENS]
-    needed = [-(-(len(prompts[i]) + NEW_TOKENS) // 8) for i in chosen]
-    llm = make_llm(loaded, num_blocks=max(needed) + 2, block_size=8, scheduling_policy="fcfs")
+    needed = [-(-(len(prompts[i]) + NEW_TOKENS) // 2) for i in chosen]
+    llm = make_llm(loaded, num_blocks=max(needed) + 20, block_size=2, scheduling_policy="fcfs")
     outputs = llm.generate([prompts[i] for i in chosen], GREEDY)
     assert token_ids(outputs) == [expected[i] for i in chosen]
     assert llm.engine.stats().num_preemptions > 0, "nothing was preempted: a weak test"
