@@ -18,6 +18,7 @@ from source_graph import (
     cycles,
     foreign_private_attributes,
     imports_of,
+    lines_loaded_by,
     modules,
     private_attributes_in_tests,
 )
@@ -115,6 +116,20 @@ def test_imports_go_one_way(module: str) -> None:
 
 def test_no_import_cycles() -> None:
     assert not cycles(), "files that import each other in a circle"
+
+
+@pytest.mark.parametrize(
+    ("module", "most"),
+    [
+        ("radixkv.cache.radix_tree", 1_500),
+        ("radixkv.cache.prefix_cache", 5_000),
+        ("radixkv.scheduling.scheduler", 8_000),
+        ("radixkv.engine.engine", 12_500),
+    ],
+)
+def test_the_heart_stays_readable(module: str, most: int) -> None:
+    """Extensions and what only some users need (states, events, proofs) are loaded where they are used."""
+    assert lines_loaded_by(module) <= most
 
 
 def test_no_private_attributes_of_other_files() -> None:
