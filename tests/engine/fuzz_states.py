@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz of models with states: `/path/to/python tests/engine/fuzz_states.py SECONDS` runs it by itself.
+"""Fuzz of models with states: `/path/to/python tests/engine/fuzz_states.py SECONDS [SEED]` runs it by itself.
 
 Requests of several tenants over a scripted model whose answers depend on its slots and rings: pools of two
 slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead, a tier that fails and
@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +24,52 @@ if __name__ == "__main__":
 
 from paged_language_model import greedy_reference, make_engine
 from scripted_tier import WildTier
-from stateful_hash_model import StatefulHashModel
+from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.batch_states import GRID
 from radixkv.scheduling.request import PrefixPin
+from radixkv.tiers.disk.disk_tier import DiskTier
+from radixkv.tiers.host import HostTier
+from radixkv.tiers.record import BlockKind
 from radixkv.tiers.selection import Selection
+from radixkv.tiers.stack import TierStack
+
+#: Of engines with a folder.
+BLOCK_SIZE = 16
+#: Between the seeds of an engine and the next one over its folder.
+RESTART = 1_000_000
 
 
-def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> dict[str, int]:
+def fuzz(
+    seed: int, num_requests: int = 30, with_tier: bool | None = None, folder: Path | None = None
+) -> dict[str, int]:
     """Run one engine to its end; what happened, by name. Raises where something is wrong.
 
     Args:
         with_tier: None: every other seed has one.
+        folder: of a disk tier below a host tier, as another run left it; runs whose seeds are `RESTART` apart
+            ask the same texts.
     """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
     num_slots = r.choice([2 * most, 2 * most + 1, 40])
-    block_size = r.choice([8, 16, 32, 64])
-    num_blocks = r.choice([500, 900, 4000]) // block_size
+    block_size = r.choice([8, 16, 32, 64]) if folder is None else BLOCK_SIZE
+    num_blocks = r.choice([500, 900, 4000] if folder is None else [500, 900]) // block_size
     failing = r.choice([0.0, 0.0, 0.08])
     model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=lambda batch: r.random() < failing)
-    tier = WildTier(np.random.default_rng(seed)) if (seed % 2 if with_tier is None else with_tier) else None
     now = iter(range(10**9))
-    if tier is not None:
-        tier.selection = r.choice([None, Selection(), Selection(0)])
+    act: Any = lambda: None  # noqa: E731
+    tiers: dict[str, Any] = {}
+    if folder is not None:
+        tiers = {"tier": _real_tiers(r, folder), "load_deadline_s": 5.0}
+    elif seed % 2 if with_tier is None else with_tier:
+        wild = WildTier(np.random.default_rng(seed))
+        wild.selection, act = r.choice([None, Selection(), Selection(0)]), wild.act
+        tiers = {"tier": wild, "clock": lambda: next(now) * 0.001}
     engine, _ = make_engine(
-        tier=tier,
-        clock=None if tier is None else lambda: next(now) * 0.001,
+        **tiers,
         num_blocks=num_blocks,
         block_size=block_size,
         budget=r.choice([24, 96, 300]),
@@ -63,15 +83,20 @@ def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> di
     cache: Any = engine.cache
     if r.random() < 0.3:
         cache.set_quotas({"b": (num_blocks // 8, num_blocks * 3 // 4)})
-    texts = [[r.randrange(1, 4) for _ in range(r.choice([100, 200, 300]))] for _ in range(3)]
+    if folder is None:
+        texts = [[r.randrange(1, 4) for _ in range(r.choice([100, 200, 300]))] for _ in range(3)]
+    else:
+        same = random.Random(seed % RESTART)
+        texts = [[same.randrange(1, 4) for _ in range(300)] for _ in range(5)]
     if r.random() < 0.3:
         cache.publish(texts[0][:130])
     sent: dict[str, tuple[list[int], int]] = {}
     counts = {"requests": 0, "compared": 0, "hits": 0, "resets": 0, "aborted": 0, "failed": 0}
     for i in range(num_requests):
-        text = r.choice(texts)
-        prompt = text[: r.randrange(1, len(text) + 1)] + [r.randrange(1, 4) for _ in range(r.randrange(90))]
-        prompt = prompt[:380]
+        text = r.choice(texts) if folder is None else texts[i % len(texts)]
+        start = 1 if folder is None else 2 * len(text) // 3
+        prompt = text[: r.randrange(start, len(text) + 1)]
+        prompt = (prompt + [r.randrange(1, 4) for _ in range(r.randrange(90))])[:360]  # a quota takes 368
         if r.random() < 0.2:  # a prompt that ends on a grid point, or beside it
             prompt = (prompt + prompt)[: r.choice([63, 64, 65, 127, 128, 129, 192])]
         num = r.choice([1, 2, 20, 65, 70])
@@ -92,12 +117,11 @@ def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> di
         if samples == 1:
             sent[name] = prompt, num
         counts["requests"] += 1
-        if r.random() < 0.3:
+        if r.random() < (0.3 if folder is None else 0.0):
             texts[r.randrange(3)] = prompt + greedy_reference(prompt, num)[:60]
         for _ in range(r.randrange(0, 30)):
             _step(engine, model, sent, counts)
-            if tier is not None:
-                tier.act()
+            act()
         if r.random() < 0.04:
             cache.reset()
             counts["resets"] += 1
@@ -114,8 +138,9 @@ def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> di
         if not engine.has_work:
             break
         _step(engine, model, sent, counts)
-        if tier is not None:
-            tier.act()
+        act()
+        if folder is not None and engine.has_work:
+            engine.wait()
     assert not engine.has_work, "the engine does not come to an end"
     assert not sent, f"no output came for {list(sent)}"
     cache.evict(num_blocks)
@@ -123,8 +148,19 @@ def fuzz(seed: int, num_requests: int = 30, with_tier: bool | None = None) -> di
     counts["slots evicted"] = cache.states.num_evicted
     for figures in engine.stats().tiers:
         for name in ("saved_states", "loaded_states", "loaded_blocks"):
-            counts[name] = getattr(figures, name)
+            counts[name] = counts.get(name, 0) + getattr(figures, name)
+    if folder is not None:
+        engine.close(save=r.random() < 0.5)
     return counts
+
+
+def _real_tiers(r: random.Random, folder: Path) -> TierStack:
+    """A host tier over a disk tier, both with room for a few texts or for all."""
+    kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
+    states = replace(kind, kv_format="states", block_size=GRID, block_bytes=BYTES_PER_STATE)
+    host = HostTier(r.choice([3, 60]) * (BYTES_PER_STATE + 24 * GRID), selection=Selection(0))
+    room = r.choice([8, 400]) * (BYTES_PER_STATE + 2 * 24 * GRID)
+    return TierStack([host, DiskTier(folder, room, kind, states=states, selection=Selection(0))])
 
 
 def _step(
@@ -166,8 +202,11 @@ if __name__ == "__main__":
     total: dict[str, int] = {}
     while time.monotonic() < until:
         try:
-            for what, count in fuzz(seed).items():
-                total[what] = total.get(what, 0) + count
+            with tempfile.TemporaryDirectory() as folder:
+                for part in range(3 if seed % 3 == 0 else 1):
+                    options = {"folder": Path(folder)} if seed % 3 == 0 else {}
+                    for what, count in fuzz(seed + part * RESTART, **options).items():
+                        total[what] = total.get(what, 0) + count
         except BaseException:
             print("seed", seed)
             raise

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_states import fuzz
+from fuzz_states import RESTART, fuzz
 from paged_language_model import greedy_reference, make_engine, run_all
 from scripted_tier import ScriptedTier
 from stateful_hash_model import StatefulHashModel
@@ -41,6 +42,15 @@ def test_answers_are_the_same_whatever_happens(seed: int, caplog: pytest.LogCapt
     caplog.set_level(logging.CRITICAL, logger="radixkv")
     counts = fuzz(seed, num_requests=12)
     assert counts["compared"] >= 4
+
+
+def test_answers_are_the_same_over_what_another_engine_left_in_tiers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="radixkv")
+    runs = [fuzz(seed, num_requests=12, folder=tmp_path) for seed in (0, RESTART)]
+    assert sum(run["compared"] for run in runs) >= 8
+    assert runs[1]["loaded_states"]
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129])

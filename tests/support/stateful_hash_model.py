@@ -21,7 +21,8 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import GRID, fold_position
 
 _GARBAGE = np.array([-7], dtype=np.int64)
-_BYTES_PER_STATE = 1 << 16
+#: Room for the tokens of a test's longest text.
+BYTES_PER_STATE = 1 << 12
 
 
 class StatefulHashModel(PagedHashModel):
@@ -45,17 +46,17 @@ class StatefulHashModel(PagedHashModel):
 
     @property
     def bytes_per_state(self) -> int:
-        return _BYTES_PER_STATE
+        return BYTES_PER_STATE
 
     def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        rows = np.zeros((len(slots), _BYTES_PER_STATE), np.uint8)
+        rows = np.zeros((len(slots), BYTES_PER_STATE), np.uint8)
         for row, slot in zip(rows, slots, strict=True):
             tokens = self.slots[slot]
             row.view(np.int64)[: 1 + len(tokens)] = [len(tokens), *tokens]
         return BlockCopy(rows)
 
     def load_states(self, slots: Sequence[int], data: Sequence[Any]) -> None:
-        if [len(row) for row in data] != [_BYTES_PER_STATE] * len(slots):
+        if [len(row) for row in data] != [BYTES_PER_STATE] * len(slots):
             raise ValueError("states of another model")
         for slot, row in zip(slots, data, strict=True):
             words = np.frombuffer(row, np.int64)
