@@ -150,9 +150,11 @@ class AdapterRegistry(Adapters):
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
-                known = ", ".join(sorted(self._entries)[:20]) or "none is loaded"
+                # Others' names are not for every caller's eyes.
                 raise InvalidRequestError(
-                    f"there is no adapter {name[:200]!r} ({known})", param="lora", code="model_not_found"
+                    f"there is no adapter {name[:200]!r}: none of this name was loaded, or it has been unloaded",
+                    param="lora",
+                    code="model_not_found",
                 )
             adapter = self._memory.get(entry.identity)
             if adapter is not None:
@@ -170,7 +172,8 @@ class AdapterRegistry(Adapters):
             adapter = self._memory.read(entry.folder, self._max_rank)
         except AdapterLoadError as error:
             raise InvalidRequestError(
-                f"the adapter {entry.name!r} can't be read any more: {error}",
+                f"the adapter {entry.name!r} can't be read any more; load it again "
+                "(POST /v1/load_lora_adapter)",
                 param="lora",
                 code="adapter_gone",
             ) from error

@@ -81,6 +81,8 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ContextLengthExceededError):
         return ApiError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, InvalidRequestError):
+        if error.code == "model_not_found":  # its adapter was unloaded while the request was read
+            return ApiError(404, str(error), param="model", code=error.code)
         return ApiError(400, str(error), param=error.param, code=error.code or "invalid_value")
     if isinstance(error, EngineOverloadedError):
         seconds = max(1, math.ceil(error.retry_after_s))

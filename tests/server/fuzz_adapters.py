@@ -25,8 +25,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
 import httpx
 import torch
 from safetensors.torch import load_file, save_file
@@ -327,9 +325,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        fuzz: Any = Fuzz(Path(folder), options.seed)
-        asyncio.run(fuzz.run(options.requests))
-    print(f"{time.perf_counter() - began:.0f} s, seed {options.seed}:", dict(fuzz.counts))
+        fuzz = Fuzz(Path(folder), options.seed)
+        try:
+            asyncio.run(fuzz.run(options.requests))
+        finally:
+            print(f"{time.perf_counter() - began:.0f} s, seed {options.seed}:", dict(fuzz.counts))
 
 
 if __name__ == "__main__":

@@ -170,6 +170,17 @@ def test_only_adapters_below_the_folder_are_loaded(path: str, client: TestClient
     assert client.get("/v1/models/x").status_code == 404
 
 
+def test_an_adapter_that_is_unloaded_meanwhile_is_not_found(
+    client: TestClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = served.engine.adapters.card("sql")
+    monkeypatch.setattr(served.engine.adapters, "card", lambda name: card)  # of the moment before
+    refused = complete(client, "gone")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["param"] == "model"
+    assert "chat" not in refused.text  # others' adapters are not told
+
+
 def test_the_bases_name_is_taken(client: TestClient) -> None:
     body = {"lora_name": "tiny", "lora_path": "sql", "load_inplace": True}
     assert client.post("/v1/load_lora_adapter", json=body).status_code == 400

@@ -23,7 +23,7 @@ from radixkv.scheduling.batch import Batch, Entry
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Rows [start, end) of a step, which one adapter changes; None: rows between those of adapters."""
+    """Rows [start, end) of a step, which one adapter changes; None: no adapter does."""
 
     start: int
     end: int
