@@ -152,7 +152,7 @@ class AdapterRegistry(Adapters):
             if entry is None:
                 # Others' names are not for every caller's eyes.
                 raise InvalidRequestError(
-                    f"there is no adapter {name[:200]!r}: none of this name was loaded, or it has been unloaded",
+                    f"there is no adapter {name[:200]!r}: it was never loaded, or has been unloaded",
                     param="lora",
                     code="model_not_found",
                 )

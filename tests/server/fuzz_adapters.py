@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
 import httpx
 import torch
 from safetensors.torch import load_file, save_file
