@@ -64,18 +64,27 @@ def _run(whole: Path, seeds: range, kept: str) -> None:
     path = whole.with_name(f"damaged-{seeds[0]}.gguf")
     for seed in seeds:
         path.write_bytes(damaged(data, end, random.Random(seed)))
-        began = time.process_time()
-        try:
-            _load(path, kept)
-        except RadixKVError as error:
-            if "MemoryError" in str(error) or "allocate" in str(error):
-                _end(seed, f"takes too much memory: {error}")
-        except BaseException as error:
-            _end(seed, f"{type(error).__name__}: {error}")
-        if time.process_time() - began > _MOST_SECONDS:
-            _end(seed, f"took {time.process_time() - began:.1f} s")
+        # A format met for the first time is compiled: the second load counts.
+        if (
+            _seconds(path, kept, seed) > _MOST_SECONDS
+            and (time_s := _seconds(path, kept, seed)) > _MOST_SECONDS
+        ):
+            _end(seed, f"took {time_s:.1f} s")
     path.unlink()
     os._exit(0)
+
+
+def _seconds(path: Path, kept: str, seed: int) -> float:
+    """CPU seconds of a load, which may end in an error in words alone."""
+    began = time.process_time()
+    try:
+        _load(path, kept)
+    except RadixKVError as error:
+        if "MemoryError" in str(error) or "allocate" in str(error):
+            _end(seed, f"takes too much memory: {error}")
+    except BaseException as error:
+        _end(seed, f"{type(error).__name__}: {error}")
+    return time.process_time() - began
 
 
 def _load(path: Path, kept: str) -> None:

@@ -32,7 +32,7 @@ _IRRELEVANT = {
     "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "embd_pdrop",
     "embedding_dropout", "eos_token_id", "id2label", "initializer_range", "label2id", "max_window_layers",
     "model_type", "pad_token_id", "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout",
-    "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
+    "tie_word_embeddings", "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
 }  # fmt: skip
 #: Of gguf's token types.
 _NORMAL, _CONTROL, _USER, _UNUSED, _BYTE = 1, 3, 4, 5, 6
@@ -122,7 +122,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     merges = model.get("merges") or []
     if merges:
         writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    for name in ("bos", "eos", "pad"):
+    for name in ("bos", "eos", "pad", "unk"):
         token = getattr(tokenizer, f"{name}_token_id", None)
         if isinstance(token, int):
             getattr(writer, f"add_{name}_token_id")(token)
