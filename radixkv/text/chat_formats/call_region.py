@@ -20,6 +20,7 @@ class CallRegion:
         start: the place in the cursor's text from which on nothing has been told.
         is_told: a call has been told whose end has not come yet.
         is_first: nothing has been told.
+        is_delayed: a call has begun whose name comes after its arguments.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class CallRegion:
         self.mark = mark
         self.start = cursor.at
         self.is_told = False
+        self.is_delayed = False
         self._forms = list(forms)
         self._cursor = cursor
         self._answer = answer
@@ -56,7 +58,11 @@ class CallRegion:
     def schema(self, name: str) -> ArgumentSchema:
         return ArgumentSchema(self._tools.get(name) or {})
 
+    def delay(self) -> None:
+        self.is_delayed = True
+
     def begin(self, name: str, call_id: str | None) -> None:
+        self.is_delayed = False
         self._is_open = True
         self._pending.append(ToolCallBegin(0, call_id or "", name))
 
@@ -109,7 +115,7 @@ class CallRegion:
             return False
         self._pending = []
         self._size = 0
-        self._is_open = False
+        self._is_open = self.is_delayed = False
         self._cursor.at = self.start
         self._reader = self._forms.pop(0).read(self._cursor, self)
         return True

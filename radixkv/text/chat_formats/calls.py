@@ -41,6 +41,9 @@ class CallSink(Protocol):
     def schema(self, name: str) -> ArgumentSchema:
         """Return the schema of a function's arguments; one that is not offered has none."""
 
+    def delay(self) -> None:
+        """Wait for a call whose arguments are written before its name."""
+
     def begin(self, name: str, call_id: str | None) -> None:
         """Take the beginning of a call."""
 

@@ -24,6 +24,8 @@ from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut
 
 #: Characters of a call that are held back until it is certain to be one.
 HELD = 256
+#: Characters held back of a call whose arguments are written before its name.
+HELD_ARGUMENTS = 1 << 16
 #: Characters of a mark that tell its beginning where an answer is cut off inside of it; after a call, where
 #: others follow, one is enough.
 TELLING = 3
@@ -144,7 +146,8 @@ class FormatParser:
         region, cursor = self._region, self._cursor
         room, keep = len(self._input), cursor.at
         if region is not None and not region.is_told:
-            room, keep = HELD - (len(cursor.text) - region.start), region.start
+            held = HELD_ARGUMENTS if region.is_delayed else HELD
+            room, keep = held - (len(cursor.text) - region.start), region.start
         forgotten = cursor.feed(self._input[:room], keep)
         self._base += forgotten
         if region is not None:
@@ -235,7 +238,7 @@ class FormatParser:
         cursor = self._cursor
         try:
             while region.step():
-                self._give_back(region.start + HELD)
+                self._give_back(max(cursor.at, region.start + HELD))
         except StopIteration:
             region.tell()
             self._region = None
@@ -244,7 +247,8 @@ class FormatParser:
             is_cut = isinstance(error, RanOut) and (self._cut or not self._answer.speaks)
             self._give_up(region, is_cut=is_cut)
             return True
-        if region.is_told or len(cursor.text) - region.start < HELD:
+        held = HELD_ARGUMENTS if region.is_delayed else HELD
+        if region.is_told or len(cursor.text) - region.start < held:
             return False
         if not region.tell():
             self._give_up(region, is_cut=False)
@@ -255,6 +259,7 @@ class FormatParser:
         cursor = self._cursor
         keeps = is_cut or (region.has_whole and not self._answer.speaks)
         if not region.is_told and not keeps and region.try_next():
+            self._give_back(region.start + HELD)
             return
         self._region = None
         if region.is_told or is_cut or not self._answer.speaks:

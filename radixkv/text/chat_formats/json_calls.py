@@ -210,6 +210,8 @@ class _JsonCall:
     def _read_arguments(self, char: str) -> Steps[None]:
         """Read the arguments; where the name is known, they are told as they come."""
         kept = self._arguments = []
+        if self._name is None and not self._is_bare:
+            self._sink.delay()
         if char == "{":
             if self._name is not None:
                 self._begin()

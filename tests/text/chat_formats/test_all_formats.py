@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.calls import CallForm
+from radixkv.text.chat_formats.format_parser import HELD_ARGUMENTS
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.tagged_arguments import TaggedArguments
 
@@ -189,6 +190,22 @@ def test_tags_may_have_white_space_between_them() -> None:
     parser = known.parser(tools=TOOLS)
     answer = Answer.of([*parser.push(FORMATS["glm"].write_calls(CALLS)), *parser.finish()])
     assert [json.loads(call.arguments) for call in answer.tool_calls] == [ARGUMENTS, {}]
+
+
+def test_arguments_before_the_name_wait_for_it_however_long_they_are() -> None:
+    """As Hermes 2 Pro writes them; too long ones are text, in any pieces."""
+    first = '<tool_call>\n{"arguments": %s, "name": "look"}\n</tool_call>'
+    given = json.dumps({"city": "word " * 400})
+    text = first % given + "\n" + first % "{}"
+    whole = parse("hermes", [text])
+    assert [call.arguments for call in whole.tool_calls] == [given, "{}"]
+    assert not whole.content
+    assert parse("hermes", text) == parse("hermes", [text[:700], text[700:]]) == whole
+    broken = first % given.replace("{", "{<")
+    long = first % json.dumps({"city": "x" * HELD_ARGUMENTS})
+    for text in (broken, long, long[: HELD_ARGUMENTS - 9]):
+        pieces = [text[at : at + 301] for at in range(0, len(text), 301)]
+        assert parse("hermes", [text]) == parse("hermes", pieces) == Answer(text)
 
 
 def test_an_element_without_others_is_an_empty_list_or_object() -> None:
