@@ -32,6 +32,8 @@ _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 _TELLING = 6
 #: Most characters that a mark of calls may share with other marks and still tell a call by itself.
 _SHARED = 3
+#: Calls of an answer whose numbers are enforced.
+_NUMBERED_CALLS = 8
 #: Keywords of a schema without properties.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
@@ -59,6 +61,7 @@ class AnswerGrammar:
             `additionalProperties`; always so for strict tools, and for tools without properties.
         inputs: name of a tool -> Lark grammar, escaped (`radixkv.grammar.escaped_lark`), of its only
             argument, the text `input`; its schema is ignored.
+        num_calls: calls in the conversation so far.
     """
 
     format: ChatFormat
@@ -69,6 +72,7 @@ class AnswerGrammar:
     others: bool = False
     closes_objects: bool = False
     inputs: Mapping[str, str] = field(default_factory=dict)
+    num_calls: int = 0
 
     def required(self, name: str | None = None) -> str | None:
         """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
@@ -180,21 +184,34 @@ class AnswerGrammar:
         """The rule `calls`, and those it needs."""
         form = self.format.form
         assert form is not None
-        more = f"({self._literal(form.between)} any)*" if self.parallel and name is None else ""
+        between = self._literal(form.between)
+        more = f"({between} any)*" if self.parallel and name is None else ""
         opened = self._opened()
         begun = opened if opened and (form.begin + form.head).startswith(opened) else ""
-        return [
-            f"calls: first {more} {self._literal(form.end)}",
-            f"first: {self._alternatives(form.begin, begun, name=name)}",
-            *([f"any: {self._alternatives()}"] if more else ()),
-            *self._arguments(name),
-        ]
+        rules = [f"first: {self._alternatives(form.begin, begun, name=name)}", *self._arguments(name)]
+        if more:
+            rules.append(f"any: {self._alternatives()}")
+        if more and INDEX in form.head + form.tail and form.first_index is not None:
+            for number in range(1, _NUMBERED_CALLS):
+                rules.append(f"call_{number}: {self._alternatives(number=number)}")
+                rules.append(f"more_{number}: {between} call_{number} more_{number + 1}?")
+            rules.append(f"more_{_NUMBERED_CALLS}: {between} any {more}")
+            more = "more_1?"
+        return [f"calls: first {more} {self._literal(form.end)}", *rules]
 
-    def _alternatives(self, before: str | None = None, begun: str = "", *, name: str | None = None) -> str:
+    def _alternatives(
+        self,
+        before: str | None = None,
+        begun: str = "",
+        *,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> str:
         """A call of any tool, or of one; the first one with something before it.
 
         Args:
             begun: the beginning of all that, as far as the prompt has it.
+            number: its place among the calls of the answer, from 0 on; None: the first has 0, others any.
         """
         form = self.format.form
         assert form is not None
@@ -202,9 +219,17 @@ class AnswerGrammar:
         for i, tool in enumerate(self.tools):
             if name is None or _name(tool) == name:
                 head = ((before or "") + form.head.replace(NAME, _name(tool))).removeprefix(begun)
-                index = None if before is None else form.first_index
+                index = self._index(0 if before is not None else number)
                 written.append(f"{self._with_ids(head, index)} args_{i} {self._with_ids(form.tail, index)}")
         return " | ".join(written)
+
+    def _index(self, number: int | None) -> int | None:
+        """Return the number that is written in a call; None: any."""
+        form = self.format.form
+        assert form is not None
+        if number is None or form.first_index is None:
+            return None
+        return form.first_index + number + (self.num_calls if self.format.counts_calls else 0)
 
     def _with_ids(self, text: str, index: int | None) -> str:
         """A literal, in which places for ids and numbers are filled by patterns."""

@@ -46,6 +46,7 @@ class ChatFormat:
             their JSON, `EXAMPLE` for an example of a call.
         call_id_length: number of letters and digits in ids of calls; None: as OpenAI's.
         numbers_ids: ids of calls are `functions.NAME:N`, counted through a conversation.
+        counts_calls: the template writes them so itself, whatever ids the calls have.
         tools_option: argument of the chat template by which some of the family take tools.
         frames_content: content always stands in `spoken`.
         after_reasoning: text between reasoning and the rest.
@@ -70,6 +71,7 @@ class ChatFormat:
     preamble: str = ""
     call_id_length: int | None = None
     numbers_ids: bool = False
+    counts_calls: bool = False
     tools_option: str | None = None
     frames_content: bool = False
     after_reasoning: str = ""

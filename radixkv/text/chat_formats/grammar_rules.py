@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +64,8 @@ class GrammarRules:
         if token is not None:
             return self.add(f"TEXT <[{token}]> {rest}")
         if len(pieces) > 1 and not first.strip():
-            return self.add(f"/(.|\\n)*{re.escape(first)}/ {rest}".replace("\n", "\\n"))
+            written = first.replace("\n", "\\n")
+            return self.add(f"/(.|\\n)*{written}/ {rest}")
         return f"{self.add(f'TEXT {json.dumps(first, ensure_ascii=False)}', '[lazy]')} {rest}"
 
     def json(self, schema: ArgumentSchema) -> str:

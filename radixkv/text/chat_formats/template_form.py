@@ -61,6 +61,7 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
     }
     fitted = (_with_form(chat_format, form, texts, prompt) for form in chat_format.forms)
     found = next((known for known in fitted if known is not None), chat_format)
+    found = _with_numbers(_with_constants(found, render, traits, tools), render, traits, tools)
     return _with_lead(found, render, traits, prompt, tools)
 
 
@@ -241,6 +242,53 @@ def _tagged(
     padded = written.endswith("\n") and value_close.startswith("\n")
     fitted = replace(notation, key=written, end=value_close, between=separator, padded=padded)
     return begin, end, fitted
+
+
+def _with_constants(
+    chat_format: ChatFormat, render: RenderText, traits: TemplateTraits, tools: list[Mapping[str, Any]]
+) -> ChatFormat:
+    """Return the format with the words for true, false and null that the template writes into arguments."""
+    form = chat_format.form
+    if not isinstance(form, CallForm) or not isinstance(form.arguments, TaggedArguments | LiteralArguments):
+        return chat_format
+    notation, keys = form.arguments, [*ARGUMENTS[0]]
+    if isinstance(notation, TaggedArguments) and notation.kinds:
+        return chat_format
+    given = dict(zip(keys, (True, False), strict=True))
+    text = shown_calls(render, call_history(chat_format, traits, 1, arguments=[given]), tools)
+    for words in (("true", "false", "null"), ("True", "False", "None")):
+        if isinstance(notation, TaggedArguments):
+            written = [notation.key.replace(KEY, key) + word for key, word in zip(keys, words, strict=False)]
+        else:
+            written = [key + notation.assigns + word for key, word in zip(keys, words, strict=False)]
+        if all(part in text for part in written):
+            fitted = replace(form, arguments=replace(notation, constants=words))
+            return replace(chat_format, forms=(fitted, *chat_format.forms[1:]))
+    return chat_format
+
+
+def _with_numbers(
+    chat_format: ChatFormat, render: RenderText, traits: TemplateTraits, tools: list[Mapping[str, Any]]
+) -> ChatFormat:
+    """Return the format with the numbers of calls that the template writes, where it keeps no ids."""
+    form = chat_format.form
+    if not chat_format.numbers_ids or not isinstance(form, CallForm):
+        return chat_format
+    own = 70  # no template would come to it by counting
+    asked, answer = call_history(chat_format, traits, 1)
+    turns = []
+    for name in NAMES:
+        (call,) = answer["tool_calls"]
+        named = {**call, "id": f"functions.{name}:{own}", "function": {**call["function"], "name": name}}
+        result = {"role": "tool", "name": name, "tool_call_id": named["id"], "content": "probe result"}
+        turns += [{**answer, "tool_calls": [named]}, result]
+    text = shown_calls(render, [asked, *turns[:-1]], tools)
+    found = [re.search(rf"{name}:(\d+)", text[text.rfind(USER) :]) for name in NAMES]
+    numbers = [int(match[1]) for match in found if match is not None]
+    if len(numbers) < len(NAMES) or numbers[0] == own:
+        return chat_format
+    forms = (replace(form, first_index=numbers[0]), *chat_format.forms[1:])
+    return replace(chat_format, forms=forms, counts_calls=numbers[1] > numbers[0])
 
 
 # ------------------------------------------------------------------ before calls

@@ -35,16 +35,21 @@ def probe_tools() -> list[Mapping[str, Any]]:
 
 
 def call_history(
-    chat_format: ChatFormat, traits: TemplateTraits, num_calls: int, thought: str = ""
+    chat_format: ChatFormat,
+    traits: TemplateTraits,
+    num_calls: int,
+    thought: str = "",
+    arguments: Sequence[Mapping[str, Any]] = ARGUMENTS,
 ) -> list[Message]:
     """Return a question and an answer of one or two calls.
 
     Args:
         thought: the reasoning before the calls, where the template shows any.
+        arguments: those of the calls.
     """
     calls = []
     for i in range(num_calls):
-        given: Any = ARGUMENTS[i]
+        given: Any = arguments[i]
         function = {"name": NAMES[i], "arguments": json.dumps(given) if traits.arguments_as_text else given}
         call_id = f"functions.{NAMES[i]}:{i}" if chat_format.numbers_ids else IDS[i]
         calls.append({"id": call_id, "type": "function", "function": function})

@@ -280,6 +280,7 @@ async def chat_request(
         end,
         context.settings.closes_objects,
         renamed.get("structured", "structured_outputs"),
+        sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
     )
     params = sampling_params(
         {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
@@ -361,6 +362,7 @@ def _grammar(
     end: str,
     closes_objects: bool,
     param: str,
+    num_calls: int,
 ) -> tuple[StructuredOutputs | None, GrammarPlaces]:
     """Return the constraint on an answer, and the fields that it comes from.
 
@@ -369,6 +371,7 @@ def _grammar(
         end: end of the prompt.
         closes_objects: see AnswerGrammar.
         param: name of `wanted` in the body.
+        num_calls: calls in the conversation so far.
 
     Raises:
         ApiError: the required call is impossible.
@@ -384,6 +387,7 @@ def _grammar(
         others=allowed is not None,
         closes_objects=closes_objects,
         inputs={name: given.escaped for name, given in chat.tool_inputs.items()},
+        num_calls=num_calls,
     )
     if allowed is not None or chat.tool_choice not in ("none", "auto"):
         _check_choice(chat)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
+from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import FORMATS
 
@@ -178,3 +180,24 @@ def test_thinking_that_the_prompt_has_opened_is_closed_first() -> None:
     accepts = case.accepts(case.grammar(prompt_end="assistant\n<think>\n").required())
     assert accepts("so.\n</think>\n\n" + case.call)
     assert not accepts(case.call)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_thinking_is_closed_as_the_template_closes_it(special: bool) -> None:
+    case = Case(replace(FORMATS["hermes"], thinking=("<think>\n", "\n</think>", "\n\n")), special)
+    accepts = case.accepts(case.grammar(prompt_end="assistant\n<think>\n").required())
+    assert accepts("so {}\n\nor\n</think>\n\n" + case.call)
+    assert not accepts("so</think>\n\n" + case.call)
+
+
+def test_calls_have_the_numbers_that_the_template_gives_them() -> None:
+    case = Case(FORMATS["kimi-k3"], special=True)
+    accepts = case.accepts(case.grammar().required())
+    assert accepts(case.two)
+    assert not accepts(case.two.replace('index="2"', 'index="7"'))
+    known = FORMATS["kimi-k2"]
+    form = replace(cast(CallForm, known.forms[0]), first_index=0)
+    case = Case(replace(known, forms=(form,), counts_calls=True), special=True)
+    accepts = case.accepts(case.grammar(num_calls=3).required())
+    assert accepts(case.two.replace(":1", ":3", 1).replace(":2", ":4"))
+    assert not accepts(case.two)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from family_templates import CHATML, OBJECT, PARAMETERS, PYTHON, S, W, pairs, tagged, template
+from family_templates import CHATML, CODER, OBJECT, PARAMETERS, PYTHON, S, W, pairs, tagged, template
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from radixkv.errors import InvalidRequestError
@@ -143,3 +143,9 @@ def test_what_looks_like_text_is_not_derived(call: str) -> None:
     """Without a mark every object in an answer would be a call; such models are read as Hermes's."""
     known = found(template(*CHATML, call=call))
     assert (known.name, known.is_known) == ("hermes", False)
+
+
+@pytest.mark.parametrize(("filter_of_values", "word"), [("string", "True"), ("tojson", "true")])
+def test_true_is_written_as_the_template_writes_it(filter_of_values: str, word: str) -> None:
+    source = CODER.replace("v | tojson", f"v | {filter_of_values}")
+    assert f"\n{word}\n" in found(source).write_calls([("search", '{"exact": true}')])
