@@ -176,11 +176,11 @@ def time_turns(llm: LLM, rounds: int, clock: Callable[[], float]) -> dict[str, l
     first = SamplingParams(temperature=0.0, max_tokens=1)
 
     def ask(prompt: list[int], lora: str) -> Any:
-        llm.engine.add_request(prompt, first, lora=lora)
+        own = llm.engine.add_request(prompt, first, lora=lora)
         while True:
-            finished = llm.engine.step().finished
-            if finished:
-                return finished[0]
+            for output in llm.engine.step().finished:
+                if output.request_id == own:  # not of an aborted request
+                    return output
 
     ask(conversation, "")
     for number in range(rounds + 2):
@@ -221,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=60, help="steps of each case")
+    parser.add_argument("--rounds", type=int, default=60, help="steps of each case; 0: leave them out")
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
     parser.add_argument("--adapters", type=int, default=100, help="adapters of the swaps; 0: leave them out")
     parser.add_argument("--turns", type=int, default=15, help="turns of each; 0: leave them out")
@@ -250,7 +250,8 @@ def main() -> None:
             folders = Folders(Path(folder), llm.engine.runner.adapters.shapes, options.rank)
             for number in range(IN_MEMORY):
                 llm.adapters.load(str(number), str(folders.write(str(number), number)))
-            figures["steps"] = show_steps(time_steps(llm, options.rounds, clock))
+            if options.rounds:
+                figures["steps"] = show_steps(time_steps(llm, options.rounds, clock))
             if options.turns:
                 more = {"alora_invocation_tokens": INVOCATION}
                 llm.adapters.load("judge", str(folders.write("judge", -1, **more)))
