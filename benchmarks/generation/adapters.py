@@ -88,7 +88,7 @@ class Folders:
 
 def kept(batch: Batch) -> Batch:
     """A batch that stays as it is when the next step is built."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: value.copy()
         for name in Batch.__slots__
         if isinstance(value := getattr(batch, name), np.ndarray)
@@ -247,7 +247,8 @@ def main() -> None:
             async_scheduling=False,
         )
         with llm:
-            folders = Folders(Path(folder), llm.engine.runner.adapters.shapes, options.rank)
+            runner: Any = llm.engine.runner
+            folders = Folders(Path(folder), runner.adapters.shapes, options.rank)
             for number in range(IN_MEMORY):
                 llm.adapters.load(str(number), str(folders.write(str(number), number)))
             if options.rounds:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.packed_adapter import ProductPlace
+from radixkv.model.adapters.packed_adapter import PlainChange, ProductPlace
 from radixkv.model.adapters.step_adapters import StepAdapters
 from radixkv.model.step_context import current_step
 
@@ -51,7 +51,7 @@ class ProductSlot:
         if self._sums is None:
             for segment in adapters.segments:
                 change = None if segment.adapter is None else segment.adapter.products[self._index]
-                if change is not None:
+                if isinstance(change, PlainChange):
                     own = slice(segment.start, segment.end)
                     change.add_to(rows[own], out[own])
             return
