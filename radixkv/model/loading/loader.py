@@ -25,7 +25,6 @@ from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
-from radixkv.model.loading.lean_imports import without_compiler
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
@@ -91,7 +90,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = _resolve(config, show_progress)
-    with without_compiler(), quiet_transformers(), gguf_parsed_once():
+    with quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
 
 
@@ -104,7 +103,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     from radixkv.text.tokenizer import Tokenizer
 
     source = _resolve(config, True, whole=False)
-    with without_compiler(), quiet_transformers(), gguf_parsed_once():
+    with quiet_transformers(), gguf_parsed_once():
         hf_tokenizer = _pretrained(config, source).tokenizer()
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
 

@@ -91,12 +91,7 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
         """
-        from transformers import (
-            AutoModelForCausalLM,
-            AutoModelForImageTextToText,
-            core_model_loading,
-            modeling_gguf_pytorch_utils,
-        )
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, core_model_loading
 
         from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
         from radixkv.model.latent_attention import absorb_latents
@@ -140,7 +135,7 @@ class Pretrained:
                 show=show_progress,
                 patience=2.0 if gguf is None else 0.0,
             ) as update,
-            counted_tensors(core_model_loading if gguf is None else modeling_gguf_pytorch_utils, update),
+            counted_tensors(core_model_loading if gguf is None else _gguf_reading(), update),
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(report)
@@ -226,3 +221,10 @@ def _has_causal_class(hf_config: Any) -> bool:
 
     kind = getattr(hf_config, "model_type", "")
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def _gguf_reading() -> Any:
+    """Import transformers' reader of GGUF files: half a second, which other models need not take."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    return modeling_gguf_pytorch_utils
