@@ -279,16 +279,18 @@ class RecordingRunner:
 def test_deterministic_mode_gives_the_same_bits(prompts):
     """Cold, hot, chunked, preempted, batched: every logit of every step is the same, bit for bit."""
     loaded = load_model(EngineConfig())  # deterministic mode may change the model: a copy of our own
-    chosen = [prompts[i] for i in (0, 3, 5, 7)]
+    chosen = [prompts[i] for i in (0, 3, 5)]
     recorded: list[dict[tuple[int, ...], torch.Tensor]] = []
 
     def run(rounds: int = 1, **options: Any) -> Any:
-        engine = engine_for_model(EngineConfig(deterministic=True, **{"num_blocks": 400, **options}), loaded)
+        # Without guesses: a step has one row of logits for each request.
+        fixed = {"deterministic": True, "speculation": "off", "num_blocks": 400}
+        engine = engine_for_model(EngineConfig(**{**fixed, **options}), loaded)
         llm = LLM.from_engine(engine)
         for _ in range(rounds):
             recorder = RecordingRunner(engine.runner)
             inside(engine).steps.runner = recorder
-            llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+            llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
             inside(engine).steps.runner = recorder.runner
             recorded.append(recorder.logits)
         return engine.stats()
@@ -296,11 +298,11 @@ def test_deterministic_mode_gives_the_same_bits(prompts):
     run(rounds=2)  # cold, then hot
     run(max_num_batched_tokens=24)
     run(max_num_seqs=1)
-    blocks = max(-(-(len(p) + 6) // 8) for p in chosen) + 8
+    blocks = max(-(-(len(p) + 4) // 8) for p in chosen) + 2
     tight = run(num_blocks=blocks, block_size=8)
     assert tight.cache.evicted_blocks > 0
     first = recorded[0]
-    assert len(first) == 6 * len(chosen)
+    assert len(first) == 4 * len(chosen)
     for other in recorded[1:]:
         assert other.keys() == first.keys()
         for key, row in other.items():

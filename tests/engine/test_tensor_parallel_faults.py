@@ -78,7 +78,7 @@ def assert_nothing_is_held(http: httpx.Client) -> None:
     assert cache["pool"]["held_blocks"] == 0, cache
 
 
-def test_ranks_that_are_killed_or_hang(server: LiveServer) -> None:
+def test_ranks_that_are_killed(server: LiveServer) -> None:
     with server.http() as http:
         text = answer(http)
         # Killed in the middle of a stream: it ends with an error.
@@ -97,21 +97,27 @@ def test_ranks_that_are_killed_or_hang(server: LiveServer) -> None:
         assert "data: [DONE]" not in lines
         assert answer(http) == text
         assert_nothing_is_held(http)
-        # Stopped: who waits is told after the limit.
+        # Killed while nobody asks anything: it is noticed.
         (second,) = ranks()
         assert second.pid != first.pid
-        second.send_signal(signal.SIGSTOP)
+        second.kill()
+        while http.get("/health/ready").status_code == 200:
+            time.sleep(0.01)
+
+
+@pytest.mark.nightly
+def test_ranks_that_hang(server: LiveServer) -> None:
+    """Who waits is told after the limit."""
+    with server.http() as http:
+        text = answer(http)
+        (first,) = ranks()
+        first.send_signal(signal.SIGSTOP)
         response = http.post("/v1/completions", json=BODY)
         assert response.status_code == 503
         assert "--tensor-parallel-timeout" in response.text
-        assert psutil.wait_procs([second], timeout=30)[0]
+        assert psutil.wait_procs([first], timeout=30)[0]
         assert answer(http) == text
         assert_nothing_is_held(http)
-        # Killed while nobody asks anything: it is noticed.
-        (third,) = ranks()
-        third.kill()
-        while http.get("/health/ready").status_code == 200:
-            time.sleep(0.01)
 
 
 @pytest.mark.nightly

@@ -23,6 +23,15 @@ from radixkv_kernels.triton.tiles import choose_tile, launch_tile  # noqa: E402
 SPILL_LIMIT = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 64
 
 TESTED = [c for c in aot.CONFIGURATIONS if c.name.rsplit(", ", 1)[0] in aot.TESTED]
+#: The others of TESTED are compiled by night.
+BY_DAY = (
+    "32:8 d128, short",
+    "32:8 d128, long",
+    "16:8 d256 window, softcap, long",
+    "64:8 d64 window, sinks, short",
+    "32:8 d128 fp8 e4m3 KV, long",
+    "128:1 d576 latents deterministic, long",
+)
 #: Compiled for sm_80, too; the others take RADIXKV_ALL_TILES, to save time.
 SM_80 = ("32:8 d128, short", "32:8 d128, long")
 ALL_TILES = pytest.mark.skipif(
@@ -44,7 +53,11 @@ def check(c: aot.Configuration, target: str) -> None:
     assert report.matrix_instruction == expected
 
 
-@pytest.mark.parametrize("c", TESTED, ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "c",
+    [pytest.param(c, marks=() if c.name in BY_DAY else pytest.mark.nightly) for c in TESTED],
+    ids=lambda c: c.name,
+)
 def test_attention(c: aot.Configuration) -> None:
     check(c, "sm_90")
 

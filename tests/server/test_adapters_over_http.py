@@ -252,7 +252,6 @@ def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
         "reloads without a hit",
         "blocks loaded from tiers",
         "blocks told",
-        "preemptions",
         "tokens guessed rightly",
     )
     assert all(fuzz.counts[name] for name in told), fuzz.counts

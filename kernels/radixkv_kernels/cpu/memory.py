@@ -10,20 +10,11 @@ launch costs no boxing of arrays and runs on threads that Python does not know.
 
 from __future__ import annotations
 
-import gc
-import getpass
-import os
-import tempfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -137,53 +128,3 @@ def aligned(size: int) -> Any:
     buffer = np.empty(size + 16, np.float32)
     skip = (-np.int64(buffer.ctypes.data) % 64) // 4
     return buffer[skip : skip + size]
-
-
-def compile_kernel(function: Any, *, parameters: int | None = None, fast: bool = False) -> Any:
-    """A C function `void (int64 *arguments)`, cached on disk where a folder can be written.
-
-    With `parameters` it takes as many int64 instead. `fast` lets the compiler reorder sums.
-    """
-    signature = "void(voidptr)" if parameters is None else f"void({', '.join(['int64'] * parameters)})"
-    options: dict[str, Any] = {"fastmath": FAST} if fast else {}
-    with _one_process_at_a_time(function), _without_garbage_collection():
-        try:
-            return cfunc(signature, cache=True, **options)(function)
-        except RuntimeError:
-            # No folder to cache in: every process compiles again.
-            return cfunc(signature, **options)(function)
-
-
-@contextmanager
-def _one_process_at_a_time(function: Any) -> Iterator[None]:
-    """Let one process compile a function, and the others load it from the cache, instead of compiling in each
-    of the ranks and workers that start together.
-
-    Processes do not wait for the lock longer than compiling takes.
-    """
-    cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
-    name = f"{function.__module__}.{function.__qualname__}({', '.join(cells)})"
-    user = getpass.getuser() if os.name == "nt" else os.getuid()
-    path = Path(tempfile.gettempdir(), f"radixkv-{user}-{zlib.crc32(name.encode()):08x}.lock")
-    lock = FileLock(path, timeout=60)
-    try:
-        lock.acquire()
-    except (Timeout, OSError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection while compiling: looking for garbage takes a fifth of a compiler's time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -134,7 +134,15 @@ def kernels_by_layer(runner: ModelRunner) -> Iterator[list[Counter[str]]]:
             hook.remove()
 
 
-@pytest.mark.parametrize("family", TESTED)
+@pytest.mark.parametrize(
+    "family",
+    [
+        family
+        if family in ("llama", "gemma3", "mixtral")
+        else pytest.param(family, marks=pytest.mark.nightly)
+        for family in TESTED
+    ],
+)
 def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
     """transformers' logits, cold and hot, from few kernels."""
     folder = save_tiny_model(tmp_path, family, **FUSED[family])

@@ -30,16 +30,15 @@ Threads take (item, head) pairs from a shared counter, so a slow core takes fewe
 from __future__ import annotations
 
 import functools
-import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import carray, njit
 
 from radixkv_kernels.cpu.attention.chunk_products import SEGMENT
-from radixkv_kernels.cpu.memory import aligned, call, compile_kernel, f32, f32_row, i32, pointer, take
-from radixkv_kernels.cpu.vectors import CHUNK, GROUP, LANES, STRANDS, exp2, fma, softmax
+from radixkv_kernels.cpu.compiling import compile_kernel
+from radixkv_kernels.cpu.memory import aligned, call, f32, f32_row, i32, pointer, take
+from radixkv_kernels.cpu.vectors import CHUNK, GROUP, STRANDS, exp2, fma, softmax
 
 # Places in the int64 argument block.
 (
@@ -83,12 +82,6 @@ from radixkv_kernels.cpu.vectors import CHUNK, GROUP, LANES, STRANDS, exp2, fma,
 
 _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
-
-#: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
-#: constant of that function, makes it compile again when they change.
-_REVISION = LANES
-for _name in ("memory.py", "vectors.py", "attention/chunk_products.py"):
-    _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
 
 
 @njit(forceinline=True)
@@ -136,9 +129,9 @@ def attention_kernels() -> tuple[int, int]:
 
     They serve all sizes and storages: the products of a chunk are functions of their own (`chunk_products`),
     called by their addresses in the arguments. The first call compiles for some seconds; the result is cached
-    on disk (numba's cache folder, or NUMBA_CACHE_DIR).
+    on disk (see `radixkv_kernels.cpu.compiling`).
     """
-    attend, merge = _make_attend(_REVISION), _make_merge(_REVISION)
+    attend, merge = _make_attend(), _make_merge()
     _keep.extend((attend, merge))
     return attend.address, merge.address
 
@@ -146,11 +139,11 @@ def attention_kernels() -> tuple[int, int]:
 _keep: list[Any] = []
 
 
-def _make_attend(revision: int) -> Any:
+def _make_attend() -> Any:
     def attend(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
-        max_rows = arg[MAX_ROWS] + 0 * revision
+        max_rows = arg[MAX_ROWS]
         head_size, value_size = arg[HEAD_SIZE], arg[VALUE_SIZE]
         scratch = (
             aligned(max_rows * head_size).reshape((max_rows, head_size)),
@@ -332,11 +325,11 @@ def _weigh_values(arg: Any, begin: int, high: int, rows: int, scratch: Any) -> N
         )
 
 
-def _make_merge(revision: int) -> Any:
+def _make_merge() -> Any:
     def merge(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER] + 8, np.int64)
-        heads = arg[NUM_KV_HEADS] * arg[GROUP_SIZE] + 0 * revision
+        heads = arg[NUM_KV_HEADS] * arg[GROUP_SIZE]
         value_size = arg[VALUE_SIZE]
         state = np.empty((2, 1), np.float32)
         acc = np.empty(value_size, np.float32)

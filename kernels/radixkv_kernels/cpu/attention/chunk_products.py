@@ -11,25 +11,18 @@ compiles in a second or two: the loops around them, which take most of a compile
 from __future__ import annotations
 
 import functools
-import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import carray
 
 from radixkv_kernels.cpu.attention.stored_rows import FLOAT32, element_size, widen
-from radixkv_kernels.cpu.memory import compile_kernel, pointer
+from radixkv_kernels.cpu.compiling import compile_kernel
+from radixkv_kernels.cpu.memory import pointer
 from radixkv_kernels.cpu.vectors import GROUP, LANES, scores, transpose, weigh
 
 #: KV positions per segment: the unit of splitting and sharing, and the length of a row of weights.
 SEGMENT = 256
-
-#: numba's cache on disk looks at the file of the compiled function only: a checksum of the others, as a
-#: constant of that function, makes it compile again when they change.
-_REVISION = LANES
-for _name in ("memory.py", "vectors.py", "attention/stored_rows.py"):
-    _REVISION = zlib.crc32((Path(__file__).parents[1] / _name).read_bytes(), _REVISION)
 
 
 def square_of(head_size: int, block_size: int) -> int:
@@ -47,7 +40,7 @@ def score_product(head_size: int, kind: int, square: int, value_bytes: int) -> i
     storage), q, rows, columns, first (column of the first square), wide, out (rows `SEGMENT` floats apart).
     `value_bytes` is the size of a stored value: values are prefetched while keys are transposed.
     """
-    product = _make_score(head_size, kind, square, value_bytes, _REVISION)
+    product = _make_score(head_size, kind, square, value_bytes)
     _keep.append(product)
     return product.address
 
@@ -61,7 +54,7 @@ def value_product(value_size: int, value_row: int, kind: int) -> int:
     (scratch of a number per group), wide (scratch of a chunk), out. Stored values are `value_row` elements
     apart.
     """
-    product = _make_weigh(value_size, value_row, kind, _REVISION)
+    product = _make_weigh(value_size, value_row, kind)
     _keep.append(product)
     return product.address
 
@@ -69,13 +62,13 @@ def value_product(value_size: int, value_row: int, kind: int) -> int:
 _keep: list[Any] = []
 
 
-def _make_score(head_size: int, kind: int, square: int, value_bytes: int, revision: int) -> Any:
+def _make_score(head_size: int, kind: int, square: int, value_bytes: int) -> Any:
     def score(  # type: ignore[no-untyped-def]
         places, count, ahead, key, key_scale, value, q, rows, columns, first, wide, out
     ):
         groups = square // GROUP
         row_bytes = head_size * element_size(kind)
-        cached = carray(pointer(places, np.int64), (ahead * groups + 0 * revision,))
+        cached = carray(pointer(places, np.int64), (ahead * groups,))
         for s in range(count):
             row = cached[s * groups]
             key_at = key + row * row_bytes
@@ -100,13 +93,13 @@ def _make_score(head_size: int, kind: int, square: int, value_bytes: int, revisi
     return compile_kernel(score, parameters=12)
 
 
-def _make_weigh(value_size: int, value_row: int, kind: int, revision: int) -> Any:
+def _make_weigh(value_size: int, value_row: int, kind: int) -> Any:
     def weigh_values(  # type: ignore[no-untyped-def]
         places, count, value, value_scale, weights, rows, addresses, wide, out
     ):
         row_bytes = value_row * element_size(kind)
         groups = (count + GROUP - 1) // GROUP
-        cached = carray(pointer(places, np.int64), (groups + 0 * revision,))
+        cached = carray(pointer(places, np.int64), (groups,))
         found = carray(pointer(addresses, np.int64), (groups,))
         for g in range(groups):
             row = cached[g]

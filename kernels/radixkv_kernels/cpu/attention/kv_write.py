@@ -19,8 +19,9 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.attention.stored_rows import BFLOAT16, FLOAT16, FLOAT32
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.isa import widens_float16
-from radixkv_kernels.cpu.memory import compile_kernel, pointer, take
+from radixkv_kernels.cpu.memory import pointer, take
 from radixkv_kernels.cpu.openmp import run_here, run_parallel
 from radixkv_kernels.cpu.vectors import ELEMENT_SIZES, GROUP, Emitter
 from radixkv_kernels.kv_cache import PagedKV

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from numba import carray, njit
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.large_pages import ask_for_large_pages
 from radixkv_kernels.cpu.linear.block_formats import FORMATS, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import compile_kernel, pointer, take
+from radixkv_kernels.cpu.memory import pointer, take
 
 # Places in the int64 argument block.
 (

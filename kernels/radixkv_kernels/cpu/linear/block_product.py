@@ -24,12 +24,13 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.block_formats import FORMATS
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_tile import tile
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import aligned, f32_row, pointer, take
 
 # Places in the int64 argument block of a launch.
 COUNTER, ROWS, ROWS_PER_ITEM, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, ADD, SECTIONS, PANELS = range(10)

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from numba import carray, njit
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.block_formats import GROUP
 from radixkv_kernels.cpu.linear.int8_rows import gate_rows, largest
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import f32_row, pointer, take
 
 #: Bytes of a group, and places within them.
 GROUP_BYTES, SCALE_AT, LEAST_AT, SUM_AT, HALVES_AT = 64, 32, 36, 40, 44

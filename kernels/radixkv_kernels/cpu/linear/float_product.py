@@ -34,12 +34,12 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.isa import widens_float16
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import (
     aligned,
     call,
-    compile_kernel,
     emit_prefetch,
     f32_row,
     i64,

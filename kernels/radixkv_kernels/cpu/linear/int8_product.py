@@ -38,9 +38,10 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.isa import features
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import f32_row, pointer, take
 
 # Places in the int64 argument block.
 (

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from numba import carray, njit
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.int8_product import GROUP, Int8Method, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import FAST, as_float, compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import FAST, as_float, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import exp2
 
 # Places in the int64 argument block.

@@ -29,9 +29,10 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.float_product import COLUMNS
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import aligned, call, compile_kernel, emit_prefetch, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import aligned, call, emit_prefetch, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import LANES, Emitter
 
 #: Ranks of a panel of `down`.

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numba import carray
 
+from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.memory import f32_row, pointer, take
 
 # Places in the int64 argument block.
 COUNTER, ROWS, WIDTH, INPUT, OUTPUT, WEIGHT, EPSILON, STRIDE, HEADS, COSINES, SINES = range(11)

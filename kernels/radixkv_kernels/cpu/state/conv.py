@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.memory import compile_kernel, f32_row, pointer, take
+from radixkv_kernels.cpu.compiling import compile_kernel
+from radixkv_kernels.cpu.memory import f32_row, pointer, take
 from radixkv_kernels.cpu.state.arguments import (
     CONSTANT,
     COUNTER,

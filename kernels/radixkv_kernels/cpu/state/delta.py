@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.memory import aligned, compile_kernel, pointer, prefetch, take
+from radixkv_kernels.cpu.compiling import compile_kernel
+from radixkv_kernels.cpu.memory import aligned, pointer, prefetch, take
 from radixkv_kernels.cpu.state.arguments import (
     COUNTER,
     INPUT,

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from radixkv_kernels.cpu.memory import compile_kernel, pointer, take
+from radixkv_kernels.cpu.compiling import compile_kernel
+from radixkv_kernels.cpu.memory import pointer, take
 from radixkv_kernels.cpu.state.arguments import (
     CONSTANT,
     COUNTER,
