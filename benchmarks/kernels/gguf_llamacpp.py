@@ -53,7 +53,7 @@ class Engine:
         for line in self._process.stdout:
             if line.startswith("{"):  # llama.cpp may print lines of its own
                 return dict(json.loads(line))
-        raise RuntimeError(f"the engine ended: {self._process.args}")
+        raise RuntimeError(f"the engine ended: {self._process.args!r}")
 
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
         """CPU seconds of one turn."""
