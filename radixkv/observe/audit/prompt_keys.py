@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import xxhash
@@ -14,6 +14,8 @@ from radixkv.observe.audit.record import Block, Record
 
 #: Shorter texts of the assistant's say nothing of whose conversation it is.
 _MIN_CHARS = 24
+#: Blocks at the end in which such a text is looked for.
+_LAST_BLOCKS = 64
 #: Of a system prompt, at each end, when nothing else is the same.
 _EDGE_CHARS = 200
 _HASHED_BYTES = 700  # of a hash that goes on
@@ -72,8 +74,8 @@ def keys_of(record: Record, known: KnownChains) -> PromptKeys:
 
 
 def answer_keys(blocks: tuple[Block, ...]) -> list[bytes]:
-    """Return keys of the assistant's last message in a prompt or an answer. O(blocks after it)."""
-    texts = (block.text for block in reversed(blocks) if block.role == "assistant")
+    """Return keys of the assistant's last long message in the last blocks of a prompt or an answer. O(1)."""
+    texts = (block.text for block in islice(reversed(blocks), _LAST_BLOCKS) if block.role == "assistant")
     said = next((text for text in texts if len(text) >= _MIN_CHARS), "")
     return [_key(b"assistant", said)] if said else []
 
