@@ -32,8 +32,21 @@ SOME = (
 #: Templates that show no calls, so that these are written into a message, whose marks are no control tokens:
 #: the same text in other tokens.
 SPELLED = ("LFM2-8B-A1B", "Kimi-K2-Instruct", "Kimi-K2-Thinking", "ibm-granite-granite-3.3-2B-Instruct")
+#: Templates under which this test fails today: the next turn misses up to 260 tokens of the one before it, an
+#: answer runs to its limit, or (Hermes) the template wants a token that the test's vocabulary lacks.
+OPEN = (
+    *("Apertus-8B-Instruct", "Cohere2MoE", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"),
+    *("llama-cpp-rwkv-world", "meetkai-functionary-medium-v3.1", "meetkai-functionary-medium-v3.2"),
+    *("microsoft-Phi-3.5-mini-instruct", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "openbmb-MiniCPM5-1B"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+)
 FORCED = [name for name, (_, why) in TABLE.items() if why == EXACT and name not in SPELLED]
-NAMES = [pytest.param(name, marks=() if name in SOME else pytest.mark.nightly) for name in FORCED]
+_NIGHTLY, _FAILS = pytest.mark.nightly, pytest.mark.xfail(reason="not exact in tokens", strict=True)
+NAMES = [
+    pytest.param(name, marks=() if name in SOME else (_NIGHTLY, _FAILS) if name in OPEN else _NIGHTLY)
+    for name in FORCED
+]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
