@@ -42,7 +42,7 @@ OPEN = (
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
 )
 FORCED = [name for name, (_, why) in TABLE.items() if why == EXACT and name not in SPELLED]
-_NIGHTLY, _FAILS = pytest.mark.nightly, pytest.mark.xfail(reason="not exact in tokens", strict=True)
+_NIGHTLY, _FAILS = pytest.mark.nightly, pytest.mark.xfail(reason="not exact in tokens", strict=False)
 NAMES = [
     pytest.param(name, marks=() if name in SOME else (_NIGHTLY, _FAILS) if name in OPEN else _NIGHTLY)
     for name in FORCED
