@@ -8,6 +8,7 @@ import gc
 import getpass
 import os
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from numba import cfunc, config
 
 from radixkv_kernels.cpu.isa import level
 from radixkv_kernels.cpu.memory import FAST
+
+_SETTING_LOCK = threading.RLock()  # numba's setting is the whole process's
 
 
 def compile_kernel(function: Any, *, parameters: int | None = None, fast: bool = False) -> Any:
@@ -53,12 +56,14 @@ def _cache_of_these_sources() -> Iterator[None]:
     a helper was compiled. Where the folder can't be written, it takes the user's.
     """
     settings: Any = config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(Path(before or Path(__file__).parent / "__pycache__", f"kernels-{_checksum()}"))
-    try:
-        yield
-    finally:
-        settings.CACHE_DIR = before
+    with _SETTING_LOCK:
+        before = settings.CACHE_DIR
+        base = before or Path(__file__).parent / "__pycache__"
+        settings.CACHE_DIR = str(Path(base, f"kernels-{_checksum()}"))
+        try:
+            yield
+        finally:
+            settings.CACHE_DIR = before
 
 
 @contextmanager
