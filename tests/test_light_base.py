@@ -75,27 +75,53 @@ def test_the_cache_is_a_library_without_numpy() -> None:
     assert done.stdout.strip() == "the library works", done.stderr
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"sys.argv = ['radixkv', *{arguments!r}]\nfrom radixkv.cli.main import main\nmain()"
-    return run(sys.executable, "-c", without_extras(code))
+REFUSED = ("serve", "chat", "bench", "pull some/model", "explain {file}", "cache ls .", "replay {file}")
+ALLOWED = ("--help", "serve --help", "keys new ada", "audit --example")
+#: Every command begins without a module of ours loaded, as in a process of its own.
+COMMANDS = """
+import contextlib, io, json
+found = {}
+for line in LINES:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("radixkv", "radixkv_server")]:
+        del sys.modules[name]
+    sys.argv = ["radixkv", *line.split()]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            from radixkv.cli.main import main
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    found[line] = code, out.getvalue(), err.getvalue()
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize(
-    "line", ["serve", "chat", "bench", "pull some/model", "explain {file}", "cache ls .", "replay {file}"]
-)
-def test_commands_say_what_to_install(line: str) -> None:
-    done = run_command(*line.format(file=__file__).split())
-    assert done.returncode == 2, done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("radixkv: "), done.stderr
-    assert f"pip install -e '{ROOT}[cpu]'" in done.stderr, "no release is needed beside a checkout"
-
-
-@pytest.mark.parametrize("line", ["--help", "serve --help", "keys new ada", "audit --example"])
-def test_what_needs_no_model_works(line: str) -> None:
-    done = run_command(*line.split())
+@pytest.fixture(scope="module")
+def commands() -> dict[str, tuple[int, str, str]]:
+    """Status, output and errors of commands that run one after the other without the extras."""
+    lines = [line.format(file=__file__) for line in (*REFUSED, *ALLOWED)]
+    done = run(sys.executable, "-c", without_extras(f"LINES = {lines!r}\n{COMMANDS}"))
     assert done.returncode == 0, done.stderr
-    assert "'radixkv'" not in done.stdout, "the extra is named in the help, too"
+    found: dict[str, tuple[int, str, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_commands_say_what_to_install(line: str, commands: dict[str, tuple[int, str, str]]) -> None:
+    code, _, errors = commands[line.format(file=__file__)]
+    assert code == 2, errors
+    assert len(errors.strip().splitlines()) == 1, errors
+    assert errors.startswith("radixkv: "), errors
+    assert f"pip install -e '{ROOT}[cpu]'" in errors, "no release is needed beside a checkout"
+
+
+@pytest.mark.parametrize("line", ALLOWED)
+def test_what_needs_no_model_works(line: str, commands: dict[str, tuple[int, str, str]]) -> None:
+    code, output, errors = commands[line]
+    assert code == 0, errors
+    assert "'radixkv'" not in output, "the extra is named in the help, too"
 
 
 def test_what_serving_needs_is_what_the_extras_bring() -> None:

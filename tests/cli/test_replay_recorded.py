@@ -26,9 +26,9 @@ ALL_CELLS = os.environ.get("RADIXKV_ALL_CELLS") == "1"
 # (trace, capacity) where LRU stays below 99.5 % of the optimum, cheap ones only unless ALL_CELLS
 CONTENDED = {
     "agent_a": (1000, 3000, 10000) if ALL_CELLS else (1000,),
-    "agent_a64": (4000, 8000, 16000) if ALL_CELLS else (8000,),
-    "chat_bytes64": (400, 600, 1000, 1500),
-    "mooncake_conversation": (1000, 3000, 10000, 30000, 50000, 100000) if ALL_CELLS else (1000,),
+    "agent_a64": (4000, 8000, 16000) if ALL_CELLS else (),
+    "chat_bytes64": (400, 600, 1000, 1500) if ALL_CELLS else (400, 1000),
+    "mooncake_conversation": (1000, 3000, 10000, 30000, 50000, 100000) if ALL_CELLS else (),
 }
 
 

@@ -335,7 +335,7 @@ def run_again(step: Any) -> Any:
     return lambda: result.copy_(step()), result
 
 
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"kv_cache_dtype": "int8"}])
 def test_a_model_gives_the_same_texts(options: dict[str, Any], recorded: bool, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "llama", "llama")

@@ -121,7 +121,11 @@ def token_ids(outputs: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "num_prompts"), [(16, 13), pytest.param(64, 14, marks=pytest.mark.nightly), (512, 14)]
+    ("chunk", "num_prompts"),
+    [
+        *(pytest.param(size, count, marks=pytest.mark.nightly) for size, count in ((16, 13), (64, 14))),
+        (512, 14),
+    ],
 )
 def test_cold_and_hot_equal_transformers(loaded, prompts, expected, largest_chunks, chunk, num_prompts):
     """Small chunks are those of shorter prompts: more than 512 tokens are nine of 64."""
@@ -140,9 +144,9 @@ def test_cold_and_hot_equal_transformers(loaded, prompts, expected, largest_chun
 
 def test_alone_and_eight_at_once_equal_transformers(loaded, prompts, expected):
     alone = make_llm(loaded, max_num_seqs=1)
-    assert token_ids(alone.generate(prompts[:13], GREEDY)) == expected[:13]
+    assert token_ids(alone.generate(prompts[:7], GREEDY)) == expected[:7]
     eight = make_llm(loaded, max_num_seqs=8, enable_prefix_caching=False)
-    assert token_ids(eight.generate(prompts[:13], GREEDY)) == expected[:13]
+    assert token_ids(eight.generate(prompts[:8], GREEDY)) == expected[:8]
 
 
 def test_after_preemption_equal_transformers(loaded, prompts, expected):
@@ -160,7 +164,7 @@ def test_after_preemption_equal_transformers(loaded, prompts, expected):
 
 def test_a_burst_computes_the_shared_prompt_once(loaded):
     tokenizer = loaded.tokenizer
-    system = (SYSTEM * 60)[:7600]
+    system = (SYSTEM * 60)[:2600]
     prompts = [
         tokenizer.apply_chat_template(
             [
@@ -171,7 +175,7 @@ def test_a_burst_computes_the_shared_prompt_once(loaded):
         for i in range(24)
     ]
     shared = next(i for i, column in enumerate(zip(*prompts, strict=False)) if len(set(column)) > 1)
-    assert shared > 1400
+    assert shared > 480
     distinct = {tuple(prompt[: i + 1]) for prompt in prompts for i in range(shared, len(prompt))}
     llm = make_llm(loaded)
     llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=2))
@@ -217,7 +221,9 @@ def test_logprobs_agree_with_transformers(loaded, reference, prompts):
     assert again.num_cached_tokens == len(prompt) - 1, "prompt logprobs must not cost others their hits"
 
 
-@pytest.mark.parametrize(("width", "penalty", "early"), [(3, 1.0, False), (4, 0.6, True)])
+@pytest.mark.parametrize(
+    ("width", "penalty", "early"), [pytest.param(3, 1.0, False, marks=pytest.mark.nightly), (4, 0.6, True)]
+)
 def test_beams_equal_transformers(loaded, reference, prompts, width, penalty, early):
     prompt = prompts[3]
     ids = torch.tensor([prompt])
@@ -279,7 +285,7 @@ class RecordingRunner:
 def test_deterministic_mode_gives_the_same_bits(prompts):
     """Cold, hot, chunked, preempted, batched: every logit of every step is the same, bit for bit."""
     loaded = load_model(EngineConfig())  # deterministic mode may change the model: a copy of our own
-    chosen = [prompts[i] for i in (0, 3, 5)]
+    chosen = [prompts[i] for i in (0, 3, 4)]
     recorded: list[dict[tuple[int, ...], torch.Tensor]] = []
 
     def run(rounds: int = 1, **options: Any) -> Any:

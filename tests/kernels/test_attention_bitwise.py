@@ -95,7 +95,9 @@ def test_threads(batch: Batch) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(
+    "quantization", ["int8", "fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.nightly)]
+)
 def test_quantized(quantization: str) -> None:
     batch = make_batch(
         "cpu", LENGTHS, head_size=16, shared=SHARED, deterministic=True, quantization=quantization

@@ -112,6 +112,6 @@ def test_a_level_that_comes_too_late_is_refused() -> None:
     assert "too late" in done.stderr
 
 
-def test_the_best_level_is_the_default() -> None:
-    done = attempt("auto", "from radixkv_kernels.cpu.isa import level; print(level())")
-    assert done.stdout.strip() == levels()[-1]
+def test_the_best_level_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "auto")
+    assert level.__wrapped__() == levels()[-1]

@@ -76,7 +76,7 @@ def test_layers_in_two_groups_or_none_are_refused() -> None:
         layout(aliases={4: 7})
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.nightly)])
 def test_each_layer_attends_to_its_own_keys(quantization: str | None) -> None:
     spec = layout(quantization)
     kv: Any = make_kv(spec)

@@ -37,6 +37,7 @@ LIKE_OTHERS = (
     "mistral4",
     "gptj",
     "stablelm",
+    "gemma4-shared",
 )
 NAMES = [name for name in SHAPES if name not in LIKE_OTHERS or "RADIXKV_ALL_SHAPES" in os.environ]
 #: Numbers that a token takes in all layers: window and full layers, shared ones once; latents as they are.

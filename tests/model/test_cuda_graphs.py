@@ -72,7 +72,7 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
     assert graphs.replayed >= 20
 
 
-@pytest.mark.parametrize("speculation", ["off", "auto"])
+@pytest.mark.parametrize("speculation", [pytest.param("off", marks=pytest.mark.nightly), "auto"])
 def test_all_that_is_served_was_recorded_at_the_start(speculation: str, tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, prefix hits, drafts: no step is run eagerly or recorded later."""
     folder = save_tiny_model(tmp_path / "llama", "llama")

@@ -387,6 +387,7 @@ class TestCacheFolder:
         assert model_cache.models_folder() == tmp_path / "own" / "models"
 
 
+@pytest.mark.nightly
 def test_the_real_model() -> None:
     """SmolLM2's converted weights and tokenizer against what transformers reads from its GGUF file."""
     model = find_embedded(EMBEDDED_MODEL)

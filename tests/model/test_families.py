@@ -104,7 +104,7 @@ def test_cold_in_one_batch(family: Family) -> None:
     assert_close(logits, family.expected(tokens))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.nightly), 7, 16])
 def test_cold_in_chunks(family: Family, chunk: int) -> None:
     tokens = some_tokens(41, 3)
     table = blocks(8, 3, 6, 20, 11, 4)

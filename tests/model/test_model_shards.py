@@ -25,6 +25,8 @@ from radixkv.scheduling.batch import Batch
 PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
 #: One family of each architecture, with a window where there is one.
 SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT_MODEL_TYPES}
+#: Plain, with biases, with experts, with normed heads, and in parallel blocks.
+BY_DAY = ("llama", "qwen2-window", "qwen3-moe", "gemma2", "phi")
 #: Nine query heads that share three KV heads: they can't be halved.
 ODD = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144}
 
@@ -45,7 +47,10 @@ def prompt_logprobs(engine: Any) -> np.ndarray[Any, Any]:
     return np.array([token.chosen.logprob for token in output.prompt_logprobs[1:]])
 
 
-@pytest.mark.parametrize("family", SPLIT.values())
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=() if each in BY_DAY else pytest.mark.nightly) for each in SPLIT.values()],
+)
 def test_every_architecture(family: str, tmp_path: Path) -> None:
     model = odd_model(tmp_path, family)
     alone = engine_on_ranks(model, 1)
@@ -60,7 +65,7 @@ def test_every_architecture(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"kv_cache_dtype": "int8"},
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.nightly),
         pytest.param({"kv_cache_dtype": "fp8_e4m3"}, marks=pytest.mark.nightly),
         {"deterministic": True},
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.nightly),

@@ -49,7 +49,7 @@ def test_other_dtypes_stay_as_they_are() -> None:
 
 
 @needs_vectors
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)])
 def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dtype) -> None:
     model = tiny("llama").to(dtype)
     exact = copy.deepcopy(model).float()
@@ -69,7 +69,7 @@ def test_narrow_models_keep_their_weights_and_compute_in_float32(dtype: torch.dt
     ("family", "dtype"),
     [
         ("llama", "bfloat16"),
-        ("qwen3", "float16"),
+        pytest.param("qwen3", "float16", marks=pytest.mark.nightly),
         pytest.param("gemma2", "bfloat16", marks=pytest.mark.nightly),
         pytest.param("gpt-neox", "float16", marks=pytest.mark.nightly),
     ],

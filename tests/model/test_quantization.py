@@ -201,7 +201,9 @@ def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
         assert tokens[name] == pytest.approx(tokens["auto"] * 4 * size / (size + 4), rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "phi"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma2", "phi"))]
+)
 @pytest.mark.parametrize("kv_cache_dtype", [pytest.param("auto", marks=pytest.mark.nightly), "int8"])
 def test_families_without_fused_layers_run_with_int8_weights(
     tmp_path: Path, family: str, kv_cache_dtype: str

@@ -262,7 +262,7 @@ def test_what_compiles_can_be_followed(large_vocabulary: Vocabulary, schema: dic
     except InvalidRequestError:
         return
     failures = 0
-    for seed in range(30):
+    for seed in range(15):
         mask, draws = grammar.start(), random.Random(seed)
         for _ in range(40):
             logits = torch.zeros(1, large_vocabulary.size)
@@ -272,7 +272,7 @@ def test_what_compiles_can_be_followed(large_vocabulary: Vocabulary, schema: dic
                 break
             mask.accept(draws.choice([token for token in tokens if token != 256]))
         failures += mask.failure is not None
-    assert failures <= 3
+    assert failures <= 1
 
 
 def test_constants_with_control_characters(compiler: GrammarCompiler) -> None:

@@ -139,6 +139,7 @@ def test_what_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     assert process.popen.returncode == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("process", [{"grace": 0.2}], indirect=True)
 def test_a_whole_answer_that_outlasts_the_grace_period_gets_an_error(process: Process) -> None:
     request = raw_request("/v1/completions", {"prompt": "say:hello"})

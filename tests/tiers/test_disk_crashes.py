@@ -17,7 +17,7 @@ from crashing_system import CrashingSystem, Killed
 from radixkv.tiers.disk.segments import SegmentStore
 from radixkv.tiers.record import BlockName
 
-SEEDS = range(int(os.environ.get("RADIXKV_CRASH_SEEDS", "2")))
+SEEDS = range(int(os.environ.get("RADIXKV_CRASH_SEEDS", "1")))
 
 
 def name_of(number: int) -> BlockName:

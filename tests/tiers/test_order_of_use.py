@@ -30,7 +30,7 @@ def cached_tokens(model: str, tier: str, texts: list[int]) -> list[int]:
         return [llm.generate([prompt], ONE_TOKEN)[0].num_cached_tokens for prompt in prompts]
 
 
-@pytest.mark.parametrize("used_again", [[0, 3], [5, 2, 9]])
+@pytest.mark.parametrize("used_again", [pytest.param([0, 3], marks=pytest.mark.nightly), [5, 2, 9]])
 def test_what_was_used_longest_ago_goes_first(model, tmp_path, monkeypatch, used_again):
     """Also if it was saved before others at the end of the process, or used in the pool alone."""
     monkeypatch.setattr(

@@ -261,7 +261,7 @@ def answer(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
     return list(output.outputs[0].token_ids), output.num_cached_tokens
 
 
-@pytest.mark.parametrize("encrypts", [False, True])
+@pytest.mark.parametrize("encrypts", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_two_replicas_share_what_either_computed(model, server, tmp_path, encrypts):
     secret = None
     if encrypts:

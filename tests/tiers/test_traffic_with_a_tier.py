@@ -13,7 +13,7 @@ def test_traffic(constant, monkeypatch):
         monkeypatch.setattr(
             "radixkv.cache.block_identity.xxhash.xxh3_128_digest", lambda data: bytes([sum(data) % 3]) * 16
         )
-    outcome = run(2 if constant else 1, 25, tier=True, check_every=3)
+    outcome = run(2 if constant else 1, 15, tier=True, check_every=3)
     assert outcome.saved_blocks
     assert outcome.loaded_blocks or constant
     assert outcome.failed_loads
@@ -22,6 +22,6 @@ def test_traffic(constant, monkeypatch):
 def test_traffic_over_a_host_and_a_disk_tier(tmp_path):
     """The same traffic again finds on the disk what the first left there."""
     folder = tmp_path / "kv"
-    first, second = run(3, 25, folder=folder, check_every=3), run(3, 25, folder=folder, check_every=3)
+    first, second = run(3, 15, folder=folder, check_every=3), run(3, 15, folder=folder, check_every=3)
     assert first.saved_blocks
     assert second.loaded_blocks

@@ -346,7 +346,7 @@ async def test_an_abort_finds_the_engine():
             assert [delta.finish_reason async for delta in stream][-1] == "abort"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.nightly), 1])
 async def test_any_traffic_while_engines_come_fail_and_leave(seed):
     numbers = random.Random(seed)
     engines = {"0": paged_engine(block_size=16, num_blocks=64)}

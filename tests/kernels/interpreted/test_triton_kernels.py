@@ -200,7 +200,7 @@ def test_drafts_of_any_length_beside_each_other(heads: tuple[int, int], window: 
         assert torch.equal(alone[0], together[row]), (rows, heads)
 
 
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.nightly), 50])
 def test_cold_equals_hit(window: int | None) -> None:
     batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
     cold = batch.attend(window=window)
@@ -272,7 +272,7 @@ class Recorder:
         return launch
 
 
-@pytest.mark.parametrize("rows", [0, 6])
+@pytest.mark.parametrize("rows", [pytest.param(0, marks=pytest.mark.nightly), 6])
 def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well.
 

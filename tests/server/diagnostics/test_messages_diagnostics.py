@@ -15,6 +15,7 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 from compared_prompts import prompts_of, shared_by
+from fuzzing import examples
 from live_server import LiveServer
 
 EDIT = "clear_tool_uses_20250919"
@@ -185,7 +186,7 @@ def first_change(body: Body) -> tuple[str, int | None]:
     return changed[0], None
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(2)))
 def test_of_two_changes_the_first_one_is_named(server: LiveServer, ada: Anthropic, seed: int) -> None:
     rng = random.Random(seed)
     first = ask(ada, base())
