@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixkv.errors import ConfigError
+from radixkv.model.decoder_layers import StoredExperts
 from radixkv.model.state_layers.registry import has_fixed_bits
 
 # Multiples tried, smallest first: padding costs little in a chunk, but a lone decode pays for all its rows.
@@ -30,11 +31,12 @@ FIXED_TILE_ROWS = 64
 _PROBE_NUMBERS = 2**28
 
 
-def check_supported(hf_config: Any) -> None:
+def check_supported(hf_config: Any, model: nn.Module) -> None:
     """Refuse models whose products mix rows in an order that depends on the batch.
 
     Raises:
-        ConfigError: a mixture-of-experts model, or a family with states whose other layers do so.
+        ConfigError: a mixture-of-experts model whose experts are left to torch, or a family with states whose
+            other layers do so.
     """
     if not has_fixed_bits(hf_config):
         raise ConfigError(
@@ -44,10 +46,11 @@ def check_supported(hf_config: Any) -> None:
     experts = getattr(hf_config, "num_local_experts", None) or getattr(hf_config, "num_experts", None)
     if hf_config.model_type == "nemotron_h" and "moe" not in hf_config.layers_block_type:
         experts = None  # a default of its configuration
-    if experts and experts > 1:
+    if experts and experts > 1 and not any(isinstance(each, StoredExperts) for each in model.modules()):
         raise ConfigError(
             f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows "
-            "are multiplied together depends on the batch; leave the flag out for this model"
+            "are multiplied together depends on the batch; leave the flag out for this model (a GGUF file's "
+            "experts that stay packed on a CPU are not affected)"
         )
 
 

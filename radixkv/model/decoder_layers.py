@@ -88,6 +88,10 @@ class StoredProduct(nn.Module):
         self.in_features, self.out_features = in_features, out_features
 
 
+class StoredExperts(nn.Module):
+    """A layer's experts with weights in a form of their own; a row's bits depend on that row only."""
+
+
 @dataclass(frozen=True)
 class AttentionParts:
     """Attention of a layer.

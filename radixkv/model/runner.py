@@ -97,7 +97,7 @@ class ModelRunner(WithoutStates):
         self.adapters = None if base is None else AdapterMemory.attached(loaded.model, base)
         self.row_multiple = 1
         if deterministic:
-            check_supported(loaded.hf_config)
+            check_supported(loaded.hf_config, loaded.model)
             fix_rows(loaded.model)
             self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
             if self.row_multiple == 0:

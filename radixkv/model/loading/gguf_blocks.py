@@ -3,7 +3,8 @@
 
     1. the model is built without memory for its weights (on torch's meta device)
     2. norms, biases and other small tensors become float32
-    3. each linear layer's blocks become panels; formats without a kernel are rounded to bfloat16
+    3. each linear layer's blocks become panels, and so do experts' (`gguf_experts`); formats without a kernel
+       are rounded to bfloat16
     4. embeddings read the rows they need from the mapped file
     5. nothing may be left without a value
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch import nn
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.file_pages import release_mapped_pages
+from radixkv.model.loading.gguf_experts import expected_shapes, expert_modules, expert_tensors, pack_experts
 from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
@@ -46,10 +48,6 @@ def reason_against(path: Path, tensor_parallel: int) -> str | None:
         return "this processor has neither VNNI nor AVX2"
     if tensor_parallel > 1:
         return "ranks of tensor parallelism share float32 weights"
-    import gguf
-
-    if any(len(tensor.shape) > 2 for tensor in gguf.GGUFReader(str(path)).tensors):
-        return "it has tensors of more than two dimensions (experts), which are kept as float32"
     return None
 
 
@@ -78,6 +76,9 @@ def load_blocks(path: Path, config: Any, attention: str, *, show_progress: bool 
         for tensor in file.in_order():
             file.place(tensor)
             done += int(tensor.n_bytes)
+            update(done)
+        for experts in file.experts():
+            done += file.place_experts(*experts)
             update(done)
         file.tie()
     file.check_complete()
@@ -113,9 +114,10 @@ class _File:
         architecture = reader.get_field("general.architecture").contents()
         kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
         self._processor = kind(config=model.config.get_text_config(decoder=True).to_dict())
-        self._names = reading.get_gguf_hf_weights_map(model, self._processor)
+        self._names = reading.get_gguf_hf_weights_map(model, self._processor, model_type=architecture)
         self._rows: BlockRows = BlockRows()
         self._embedded: dict[nn.Module, Any] = {}
+        self._experts = expert_tensors(reader)
         self._widened: Counter[str] = Counter()
 
     def in_order(self) -> list[Any]:
@@ -133,12 +135,40 @@ class _File:
             self._embedded[module] = tensor
             self._put(path, _embedding(module, tensor))
             return
-        if stored and type(module) is nn.Linear:
+        if leaf == "weight" and type(module) is nn.Linear:
             self._put(path, self._linear(module, tensor))
         else:
             self._set_parameter(module, leaf, tensor)
         data = tensor.data
         release_mapped_pages(data.ctypes.data, data.nbytes)
+
+    def experts(self) -> list[tuple[str, int, Any]]:
+        """Path, layer and module of the experts of each layer."""
+        return list(expert_modules(self.model))
+
+    def place_experts(self, path: str, layer: int, module: Any) -> int:
+        """Pack a layer's experts and make their router's rows independent; returns bytes of the tensors."""
+        from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
+        from radixkv.model.cpu_layers.packed_linear import PackedLinear
+
+        tensors = self._experts.get(layer, {})
+        for name, shape in expected_shapes(module, tensors).items():
+            tensor = tensors.get(name)
+            if tensor is None:
+                self._refuse_missing([f"{path} ({name})"])
+            self._check_shape(tensor, torch.Size(shape))
+        experts, rounded = pack_experts(module, tensors, self._rows)
+        self._put(path, experts)
+        self._widened.update(rounded)
+        parent, _, _ = path.rpartition(".")
+        for name, each in list(self.model.get_submodule(parent).named_children()):
+            if name in ("gate", "router") and type(each) is not nn.Linear:
+                fix_router(each)
+            elif name == "shared_expert_gate" and isinstance(each, PackedLinear):
+                self._put(f"{parent}.{name}", RepeatedGate(each))
+        for tensor in tensors.values():
+            release_mapped_pages(tensor.data.ctypes.data, tensor.data.nbytes)
+        return sum(int(tensor.n_bytes) for tensor in tensors.values())
 
     def tie(self) -> None:
         """Make the output product of tied embeddings, where the file has none."""
@@ -154,10 +184,7 @@ class _File:
         """Refuse a model with parameters that the file has no tensor for."""
         missing = [name for name, each in self.model.named_parameters() if each.is_meta]
         if missing:
-            raise ModelLoadError(
-                f"{self.path} has no tensors for {len(missing)} parameters of the model (first: {missing[0]})"
-                ". The file may be incomplete, or made for another version of the architecture."
-            )
+            self._refuse_missing(missing)
 
     def tell_widened(self, show: bool) -> None:
         """Print which formats were rounded to bfloat16."""
@@ -173,13 +200,17 @@ class _File:
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
         from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 
-        self._check_shape(tensor, module.weight.shape)
-        order = self._order(tensor)
+        flat = len(tensor.shape) == 1  # a product with one output
+        if not flat:
+            self._check_shape(tensor, module.weight.shape)
+        order = False if flat else self._order(tensor)
         if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
             data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(module.out_features, -1)
             panels = BlockPanels(int(tensor.tensor_type), data, order)
             return BlockLinear(panels, module.bias, self._rows)
         weight = torch.from_numpy(np.array(self._processed(tensor)))
+        if weight.shape != module.weight.shape:
+            self._refuse(tensor, tuple(weight.shape), module.weight.shape)
         if tensor.tensor_type.name not in ("F32", "F16"):
             if tensor.tensor_type.name != "BF16":
                 self._widened[tensor.tensor_type.name] += 1
@@ -228,10 +259,16 @@ class _File:
         if found != tuple(expected):
             self._refuse(tensor, found, expected)
 
-    def _refuse(self, tensor: Any, found: tuple[int, ...], expected: torch.Size) -> None:
+    def _refuse(self, tensor: Any, found: tuple[int, ...], expected: torch.Size) -> NoReturn:
         raise ModelLoadError(
             f"The tensor {tensor.name} of {self.path} has the shape {list(found)}, the model's parameter "
             f"{list(expected)}. The file is damaged, or its metadata belong to another model."
+        )
+
+    def _refuse_missing(self, names: list[str]) -> NoReturn:
+        raise ModelLoadError(
+            f"{self.path} has no tensors for {len(names)} parameters of the model (first: {names[0]})"
+            ". The file may be incomplete, or made for another version of the architecture."
         )
 
     def _put(self, name: str, module: nn.Module) -> None:

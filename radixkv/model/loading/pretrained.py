@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.model.loading.gguf_configs import own_config, set_expert_sizes
 from radixkv.model.loading.gguf_conversion import align_special_tokens
 from radixkv.model.loading.gguf_extras import check_size, divide_frequencies, own_tokenizer
 from radixkv.model.loading.load_progress import counted_tensors, progress_bar
@@ -49,8 +50,14 @@ class Pretrained:
         from radixkv.model.loading.model_checks import unsupported
 
         def read() -> Any:
+            own = None if self.source.gguf_file is None else own_config(self.source.path)
+            if own is not None:
+                return own
             try:
-                return AutoConfig.from_pretrained(self.source.folder, **self._keywords())
+                found = AutoConfig.from_pretrained(self.source.folder, **self._keywords())
+                if self.source.gguf_file is not None:
+                    set_expert_sizes(self.source.path, found)
+                return found
             except (ValueError, KeyError) as error:
                 text = str(error)
                 found = re.search(r"model type `([^`]+)`|architecture (\S+) is not supported", text)
@@ -103,6 +110,13 @@ class Pretrained:
         # Models that also read images are in a list of their own.
         kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
 
+        gguf = self.source.gguf_file
+        if gguf is not None and own_config(self.source.path) is not None:
+            raise ConfigError(
+                f"{gguf} has experts that transformers can't dequantise: they can only stay packed, on a "
+                "CPU and without --dtype, --quantization, --gguf float32, --tensor-parallel and adapters"
+            )
+
         def read() -> Any:
             try:
                 return kind.from_pretrained(
@@ -111,7 +125,7 @@ class Pretrained:
                     attn_implementation="eager" if own else register_attention_hook(),
                     device_map=None if device.type == "cpu" else {"": device},
                     output_loading_info=True,
-                    **({"use_safetensors": True} if self.source.gguf_file is None else {}),
+                    **({"use_safetensors": True} if gguf is None else {"config": hf_config}),
                     **self._keywords(),
                 )
             except (ValueError, KeyError) as error:
@@ -124,7 +138,6 @@ class Pretrained:
                     raise
                 raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
 
-        gguf = self.source.gguf_file
         if gguf is not None and kind is AutoModelForCausalLM:
             self.explained("weights", lambda: check_size(self.source.path, hf_config))
         with (

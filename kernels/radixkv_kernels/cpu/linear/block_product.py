@@ -4,7 +4,8 @@
     y = x W^T + b, or added to y        BlockProduct.multiply(rows, y)
 
 W may consist of sections, one above the other, each in a format of its own: files mix formats among the
-queries, keys and values of a layer, and one launch computes them all. A panel that many rows go through stays
+queries, keys and values of a layer, and one launch computes them all. A section may also have rows of its
+own, as experts do (`block_experts`). A panel that many rows go through stays
 in the core's own cache; with few rows, weights are read once, in order, at memory speed. A format is compiled
 when it is first needed.
 """
@@ -33,18 +34,18 @@ from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import aligned, f32_row, pointer, take
 
 # Places in the int64 argument block of a launch.
-COUNTER, ROWS, ROWS_PER_ITEM, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, ADD, SECTIONS, PANELS = range(10)
-_NUM_ARGUMENTS = 10
-# Of a section.
-FUNCTION, SECTION_PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN = range(8)
-_SECTION_SIZE = 8
+COUNTER, ROWS_PER_ITEM, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, ADD, SECTIONS, NUM_SECTIONS = range(9)
+NUM_ARGUMENTS = 9
+# Of a section; its rows and columns are those of input and output.
+FUNCTION, PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN, FIRST_ROW, ROWS = range(10)
+SECTION_SIZE = 10
 # Arguments of the format's function for a panel's work.
 _ROWS, _INPUT, _STRIDE, _WEIGHT, _UNITS, _OUTPUT, _OUTPUT_STRIDE, _COLUMNS, _BIAS, _ADD, _SUMS = range(11)
 _WORK_SIZE = 11
 #: Rows of one work item: enough to use a panel often, few enough to share a product out among many threads.
-_ITEM_ROWS = 48
+ITEM_ROWS = 48
 #: Multiplications below which waking the other threads costs more than they save.
-_SMALL = 65_536
+SMALL = 65_536
 
 
 def _call_intrinsic(typing_context: Any, function: Any, argument: Any) -> Any:
@@ -62,9 +63,9 @@ _call: Any = intrinsic(_call_intrinsic)
 
 
 @functools.cache
-def _format_kernel(number: int, dots: int, lanes: int, emulated: int) -> Any:
+def format_kernel(number: int, method: BlockMethod) -> Any:
     """Multiplies some rows by one panel of a format."""
-    method = BlockMethod(bool(dots), lanes, bool(emulated))
+    dots, lanes, emulated = int(method.dots), method.lanes, int(method.emulated)
     columns, highest = method.columns, method.heights[-1]
     # The largest height that n rows fill; the remainder takes smaller ones.
     fitting = tuple(max(h for h in method.heights if h <= max(1, n)) for n in range(highest + 1))
@@ -95,30 +96,35 @@ def _format_kernel(number: int, dots: int, lanes: int, emulated: int) -> Any:
 
 
 @functools.cache
-def _launch_kernel(columns: int, sums_size: int) -> Any:
+def launch_kernel(method: BlockMethod) -> Any:
     """Shares the panels of all sections out among the threads."""
+    columns, sums_size = method.columns, method.heights[-1] * method.columns
 
     def product(address):  # type: ignore[no-untyped-def]
-        arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
+        arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
-        rows, per_item = arg[ROWS], arg[ROWS_PER_ITEM]
-        parts = (rows + per_item - 1) // per_item
+        per_item = arg[ROWS_PER_ITEM]
         sums, work = aligned(sums_size), np.empty(_WORK_SIZE, np.int64)
         work[_SUMS], work_at = np.int64(sums.ctypes.data), np.int64(work.ctypes.data)
         while True:
-            item = take(counter)
-            if item >= arg[PANELS] * parts:
+            item, left, parts = take(counter), arg[NUM_SECTIONS], np.int64(1)
+            section = arg[SECTIONS]
+            own = carray(pointer(section, np.int64), (SECTION_SIZE,))
+            while left > 0:
+                own = carray(pointer(section, np.int64), (SECTION_SIZE,))
+                parts = (own[ROWS] + per_item - 1) // per_item
+                if item < own[PANELS] * parts:
+                    break
+                item -= own[PANELS] * parts
+                section += 8 * SECTION_SIZE
+                left -= 1
+            if left == 0:
                 break
             panel = item // parts
-            begin = (item - panel * parts) * per_item
-            section = arg[SECTIONS]
-            own = carray(pointer(section, np.int64), (_SECTION_SIZE,))
-            while panel >= own[SECTION_PANELS]:
-                panel -= own[SECTION_PANELS]
-                section += 8 * _SECTION_SIZE
-                own = carray(pointer(section, np.int64), (_SECTION_SIZE,))
+            first = (item - panel * parts) * per_item
+            begin = own[FIRST_ROW] + first
             base = panel * columns
-            work[_ROWS] = min(rows - begin, per_item)
+            work[_ROWS] = min(own[ROWS] - first, per_item)
             work[_INPUT], work[_STRIDE] = arg[INPUT] + begin * arg[INPUT_STRIDE], arg[INPUT_STRIDE]
             work[_WEIGHT], work[_UNITS] = own[WEIGHT] + panel * own[PANEL_BYTES], own[UNITS]
             place = arg[OUTPUT] + begin * arg[OUTPUT_STRIDE]
@@ -150,12 +156,9 @@ class BlockProduct:
             raise ValueError("sections of a product must have the same inputs and the same method")
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
-        self._functions = [
-            _format_kernel(each.format.number, int(method.dots), method.lanes, int(method.emulated))
-            for each in sections
-        ]
+        self._functions = [format_kernel(each.format.number, method) for each in sections]
         self._biases: list[torch.Tensor] = []
-        self._table = np.zeros((len(sections), _SECTION_SIZE), dtype=np.int64)
+        self._table = np.zeros((len(sections), SECTION_SIZE), dtype=np.int64)
         first = 0
         for index, (row, each) in enumerate(zip(self._table, sections, strict=True)):
             bias = torch.zeros(each.panels * method.columns)
@@ -164,15 +167,16 @@ class BlockProduct:
                 bias[: each.out_features] = own.detach()
             self._biases.append(bias)
             row[FUNCTION], row[BIAS] = self._functions[index].address, bias.data_ptr()
-            row[SECTION_PANELS], row[WEIGHT], row[PANEL_BYTES] = each.panels, each.address, each.panel_bytes
+            row[PANELS], row[WEIGHT], row[PANEL_BYTES] = each.panels, each.address, each.panel_bytes
             row[UNITS] = each.in_features // FORMATS[each.format.number].inputs
             row[WIDTH], row[FIRST_COLUMN] = each.out_features, first
             first += each.out_features
-        self._block = ArgumentBlock(_NUM_ARGUMENTS)
+        self._block = ArgumentBlock(NUM_ARGUMENTS)
         a = self._arguments = self._block.values
-        a[PANELS], a[SECTIONS] = sum(each.panels for each in sections), self._table.ctypes.data
-        a[ROWS_PER_ITEM] = _ITEM_ROWS
-        self._kernel = _launch_kernel(method.columns, method.heights[-1] * method.columns)
+        a[NUM_SECTIONS], a[SECTIONS] = len(sections), self._table.ctypes.data
+        a[ROWS_PER_ITEM] = ITEM_ROWS
+        self._rows = 0
+        self._kernel = launch_kernel(method)
 
     @property
     def nbytes(self) -> int:
@@ -186,8 +190,10 @@ class BlockProduct:
             out: float32 [T, out], last dimension contiguous.
         """
         a, count = self._arguments, rows.shape[0]
-        a[ROWS], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), rows.stride(0)
+        if count != self._rows:
+            self._table[:, ROWS] = self._rows = count
+        a[INPUT], a[INPUT_STRIDE] = rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE], a[ADD] = out.data_ptr(), 4 * out.stride(0), add
         work = count * self.out_features * self.in_features
-        self._block.run(self._kernel, on_all_threads=work >= _SMALL)
+        self._block.run(self._kernel, on_all_threads=work >= SMALL)
         return out

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts of a GGUF file: which tensors belong to which module, and their blocks into panels.
+
+llama.cpp stores a layer's experts as three tensors [experts, out, in] (gates and ups may be one), with their
+biases where the architecture has some; transformers has one module for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_Array = np.ndarray[Any, Any]
+_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+def expert_tensors(reader: Any) -> dict[int, dict[str, Any]]:
+    """Tensors of experts by layer and then by name, `gate.weight` for instance."""
+    found: dict[int, dict[str, Any]] = {}
+    for tensor in reader.tensors:
+        match = _TENSOR.fullmatch(tensor.name)
+        if match is not None:
+            found.setdefault(int(match[1]), {})[f"{match[2]}.{match[3]}"] = tensor
+    return found
+
+
+def expert_modules(model: nn.Module) -> Iterator[tuple[str, int, Any]]:
+    """Path, number of the layer and module of each layer's experts, as transformers stacks them."""
+    for path, module in list(model.named_modules()):
+        match = _LAYER.search(path)
+        if match is not None and hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
+            yield path, int(match[1]), module
+
+
+def expected_shapes(module: Any, tensors: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that a file must have for a module of experts.
+
+    Args:
+        tensors: those that it has: gates and ups are expected to be merged where `gate_up` is among them.
+    """
+    experts, first, second = module.gate_up_proj.shape
+    both, width = (second, first) if module.is_transposed else (first, second)
+    sizes = {"gate_up": both} if "gate_up.weight" in tensors else {"gate": both // 2, "up": both // 2}
+    shapes: dict[str, tuple[int, ...]] = {"down.weight": (experts, width, both // 2)}
+    if module.has_bias:
+        shapes["down.bias"] = experts, width
+    for name, size in sizes.items():
+        shapes[f"{name}.weight"] = experts, size, width
+        if module.has_bias:
+            shapes[f"{name}.bias"] = experts, size
+    return shapes
+
+
+def pack_experts(module: Any, tensors: dict[str, Any], rows: Any) -> tuple[nn.Module, list[str]]:
+    """Make the module that takes the place of transformers' experts.
+
+    Args:
+        tensors: as `expected_shapes` names them; `gate_up` may stand for `gate` and `up`.
+        rows: the `BlockRows` of the model.
+
+    Returns:
+        It, and the names of formats that were rounded to bfloat16.
+    """
+    from radixkv.model.cpu_layers.block_experts import BlockExperts, PackedExperts
+    from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
+    from radixkv_kernels.cpu.linear.block_formats import FORMATS
+
+    first = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"]
+    kinds = {name: tensors[f"{name}.weight"].tensor_type for name in (*first, "down")}
+
+    def bias(name: str) -> torch.Tensor | None:
+        found = tensors.get(f"{name}.bias")
+        return None if found is None else torch.from_numpy(_dequantised(found.data, found.tensor_type))
+
+    def product(names: list[str]) -> ExpertProduct:
+        panels = []
+        for name in names:
+            data = np.ascontiguousarray(tensors[f"{name}.weight"].data).view(np.uint8)
+            panels.append(ExpertPanels(int(kinds[name]), data.reshape(*data.shape[:2], -1)))
+        return ExpertProduct(panels, [bias(name) for name in names])
+
+    def packed(names: list[str]) -> list[Any]:
+        biases = [bias(name) for name in names]
+        own = [tensors[f"{name}.weight"] for name in names]
+        kept = [each.tensor_type for each in own]
+        return [
+            _packed([each.data[e] for each in own], kept, [each[e] for each in biases if each is not None])
+            for e in range(module.num_experts)
+        ]
+
+    if all(kind in FORMATS for kind in kinds.values()):
+        return BlockExperts(module, product(first), product(["down"]), rows), []
+    rounded = [kind.name for kind in kinds.values() if kind.name not in ("F32", "F16", "BF16")]
+    return PackedExperts(module, packed(first), packed(["down"])), rounded
+
+
+def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) -> nn.Module:
+    """One expert's weights, one above the other."""
+    from radixkv.model.cpu_layers.packed_linear import PackedLinear
+
+    weight = torch.cat(
+        [torch.from_numpy(_dequantised(each, kind)) for each, kind in zip(data, kinds, strict=True)]
+    )
+    if any(kind.name not in ("F32", "F16") for kind in kinds):
+        weight = weight.to(torch.bfloat16)
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    plain.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+    return PackedLinear(plain)
+
+
+def _dequantised(data: _Array, kind: Any) -> _Array:
+    import gguf
+
+    return np.array(gguf.quants.dequantize(data, kind), dtype=np.float32)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts of a GGUF file that stay blocks, held to transformers' model with dequantised weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_files import EXPERT_ARCHITECTURES, expert_state, family_config, write_family_gguf, write_llama_gguf
+from transformers import AutoModelForCausalLM
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import ConfigError
+from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
+from radixkv.model.loading.gguf_blocks import load_blocks
+from radixkv.model.step_context import call_model
+
+pytest.importorskip("numba")
+from radixkv.model.cpu_layers.block_experts import BlockExperts, PackedExperts
+from radixkv_kernels.cpu.linear.block_method import methods
+
+if not methods():
+    pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
+
+KINDS = {"rest": "Q4_K", "ffn_down_exps": "Q6_K", "ffn_gate_inp": "F32"}
+TOKENS = torch.tensor([5, 90, 17, 230, 4, 4, 61, 300, 12, 8, 77, 150])
+
+
+def logits(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(len(tokens))
+    with torch.inference_mode():
+        return call_model(model, tokens, positions, None, PlainCausalStep(positions))
+
+
+@torch.inference_mode()
+def check(architecture: str, kinds: dict[str, str], kind: type[torch.nn.Module], tmp_path: Path) -> None:
+    path = write_family_gguf(
+        tmp_path / f"{architecture}.gguf", architecture, kinds, EXPERT_ARCHITECTURES[architecture]
+    )
+    config = family_config(path)
+    model = load_blocks(path, config, register_attention_hook(), show_progress=False)
+    assert sum(type(module) is kind for module in model.modules()) == 2
+    found = logits(model, TOKENS)
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    plain.load_state_dict(expert_state(path, plain, architecture), strict=False)
+    plain.tie_weights()
+    expected = plain.eval()(TOKENS[None], use_cache=False).logits[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert (found.argmax(-1) == expected.argmax(-1)).sum() >= 11
+    # A token's experts may have many rows or that one.
+    mlp = model.model.layers[1].mlp
+    states = torch.randn(40, 256, generator=torch.Generator().manual_seed(0))
+    whole = of_rows(mlp, states)
+    for first, count in ((0, 1), (39, 1), (3, 7), (8, 32)):
+        assert torch.equal(of_rows(mlp, states[first : first + count]), whole[first : first + count])
+
+
+def of_rows(mlp: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
+    found = mlp(states[None])
+    own: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return own[0]
+
+
+@pytest.mark.parametrize("architecture", EXPERT_ARCHITECTURES)
+def test_experts_compute_what_the_dequantised_model_does(architecture: str, tmp_path: Path) -> None:
+    check(architecture, KINDS, BlockExperts, tmp_path)
+
+
+def test_experts_in_formats_without_a_kernel_become_bfloat16(
+    tmp_path: Path,
+) -> None:
+    check(
+        "gpt-oss", {"rest": "Q4_K", "ffn_up_exps": "TQ2_0", "ffn_down_exps": "F16"}, PackedExperts, tmp_path
+    )
+
+
+def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(tmp_path: Path) -> None:
+    path = write_llama_gguf(tmp_path / "mixtral.gguf", KINDS, experts=4)
+    llm = LLM(str(path), device="cpu", num_blocks=64, deterministic=True, speculation="off")
+    tokens = TOKENS.tolist()
+    prompts = [tokens, tokens[:7], [*tokens, 3, 9], tokens[::-1], [7]]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    together = [each.outputs[0].token_ids for each in llm.generate(prompts, params)]
+    assert [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts] == together
+    with pytest.raises(ConfigError, match="experts that transformers can't dequantise"):
+        LLM(str(path), device="cpu", gguf="float32")
