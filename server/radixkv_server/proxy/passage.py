@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ class Passage:
             value = self.headers.get(name, "")
             parts = [value, *value.split(), *(pair.partition("=")[2] for pair in value.split(";"))]
             found.update(part.strip() for part in parts if part.strip().lower() + " " not in _SCHEMES)
+            found.update(_basic_password(value))
         for pair in self.path.partition("?")[2].split("&"):
             name, _, value = pair.partition("=")
             found.update((value, unquote_plus(value)) if name.lower() in SECRET_PARAMETERS else ())
@@ -159,3 +161,15 @@ class RelaySettings:
     on_passage: Callable[[Passage], None]
     max_body_bytes: int | None
     max_kept_bytes: int
+
+
+def _basic_password(value: str) -> tuple[str, ...]:
+    """Return user and password, and the password alone, of a header with basic authentication."""
+    kind, _, encoded = value.partition(" ")
+    if kind.lower() != "basic":
+        return ()
+    try:
+        pair = base64.b64decode(encoded.strip()).decode()
+    except ValueError:
+        return ()
+    return pair, pair.partition(":")[2]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import gzip
 import json
@@ -334,6 +335,19 @@ def test_fields_and_urls_that_hold_keys_are_emptied_and_texts_stay() -> None:
         {"arguments": '{"u": "https:\\/\\/me:s3cret@e.org\\/"}'},
         {"parameters": {"properties": {"password": {"type": "string", "default": "s3cret"}}}},
         {"token": {"type": {}, "a": "s3cret"}},
+        {"headers": [["Authorization", "Bearer s3cret"]]},
+        {"headers": [{"key": "X-Mine", "value": "s3cret"}]},
+        {"http_headers": "X-Mine: s3cret"},
+        {"env": ["MINE=s3cret"]},
+        {"params": {"env": {"MINE": "s3cret"}}},
+        {"pairs": [["x-api-key", "s3cret"]]},
+        {"args": ["-y", "--verbose", "--api-key", "s3cret"]},
+        {"args": ["--header", "Authorization: Bearer s3cret"]},
+        {"command": "run --verbose --token s3cret --port 80"},
+        {"command": "MODE=1 API_KEY='s3cret' run"},
+        {"description": "call it with Bearer 0123456789s3cret"},
+        {"query_params": {"key": "s3cret"}},
+        {"server_url": "https://s3cret-of-mine@e.org/mcp"},
     ],
 )
 def test_keys_of_tool_definitions_are_removed(tool: dict[str, Any]) -> None:
@@ -344,6 +358,30 @@ def test_keys_of_tool_definitions_are_removed(tool: dict[str, Any]) -> None:
     assert "(key removed)" in cleaned.request.decode()
 
 
+def test_answers_lose_what_they_repeat_of_definitions() -> None:
+    tool = {"type": "mcp", "headers": {"X-Mine": "s3cret"}, "authorization": "s3cret"}
+    event = json.dumps({"type": "response.created", "response": {"id": "r", "tools": [tool]}})
+    seen = Exchange("/v1/responses", b'{"model": "m", "input": "hi"}', f"data: {event}\n\n".encode())
+    cleaned, record = record_without_keys(seen, (), BodyLimits())
+    assert b"s3cret" not in cleaned.response
+    assert record.blocks[-1].text == "hi"
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("user", ["", "a", "ab"])
+def test_keys_are_found_in_basic_authentication(encode: Callable[[bytes], bytes], user: str) -> None:
+    header = encode(f"{user}:{KEY}".encode()).decode()
+    passage = Passage("/v1/messages", {"authorization": f"Basic {header}"}, "u", 1 << 20)
+    content = f"{KEY} {header} {header.rstrip('=')} ok"
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})
+    for secrets in (passage.secrets, (KEY,)):
+        seen = Exchange("/v1/messages", body.encode(), b"{}")
+        text = record_without_keys(seen, secrets, BodyLimits())[0].request.decode()
+        assert KEY not in text
+        assert header[4:-4] not in text
+        assert " ok" in text
+
+
 def test_names_and_texts_like_those_of_keys_stay() -> None:
     tool = {
         "max_tokens": 5,
@@ -351,6 +389,9 @@ def test_names_and_texts_like_those_of_keys_stay() -> None:
         "prompt_cache_key": "kept",
         "cache_key": "kept",
         "properties": {"token": {"description": "of a page"}, "secret": True, "pass": {"type": "string"}},
+        "parameters": {"properties": {"env": {"type": "string"}}, "required": ["api_key", "city"]},
+        "description": "password: the user's; token = of a page; bearer of news",
+        "args": ["--port", "80", "--verbose"],
         "url": "https://e.org/@me/a?q=token#top, mail me@e.org; git@e.org:a/b.git ssh://git@e.org/a",
     }
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "mcp", **tool}]}
