@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from radixkv.observe.audit.record import DEFAULT_TTL, Block, Record
@@ -70,7 +70,7 @@ class BreakpointEntries:
         return [(at, ttl or default) for at, ttl in sorted(found.items())]
 
     def read(
-        self, record: Record, chain: list[bytes], tokens: Callable[[int], float], now: float
+        self, record: Record, chain: Sequence[bytes], tokens: Callable[[int], float], now: float
     ) -> BreakpointHit:
         """Return the entries that a prompt reads now, and would write.
 
@@ -100,7 +100,7 @@ class BreakpointEntries:
         return BreakpointHit(best, expired, running, written, len(breakpoints))
 
     def note(
-        self, record: Record, chain: list[bytes], found: BreakpointHit, now: float, available: float
+        self, record: Record, chain: Sequence[bytes], found: BreakpointHit, now: float, available: float
     ) -> None:
         """Record a prompt's reads and writes. O(its breakpoints).
 
@@ -119,7 +119,7 @@ class BreakpointEntries:
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 
-    def forget_running(self, chain: list[bytes], found: BreakpointHit) -> None:
+    def forget_running(self, chain: Sequence[bytes], found: BreakpointHit) -> None:
         """Drop the entries of a prompt that was noted but failed."""
         for at, _ in found.written:
             known = self._entries.get(chain[at])

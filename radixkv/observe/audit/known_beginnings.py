@@ -2,7 +2,8 @@
 """KnownBeginnings: results computed from the blocks of earlier prompts, for prompts that begin with them.
 
 Turn n of a stored conversation has the blocks of turn n - 1 in front (the same objects). Values computed
-block by block, such as hashes and texts, continue from there instead of from the first block:
+block by block, such as hashes and texts, continue from there instead of from the first block. Lists that
+grow so share their beginnings, too (`Grown`):
 
     earlier prompt   [b0 b1 ... b7]            value after b7
     next prompt      [b0 b1 ... b7][b8 b9]     found by b7, compared as a whole, only b8 and b9 are new
@@ -11,8 +12,8 @@ block by block, such as hashes and texts, continue from there instead of from th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar, overload
 
 from radixkv.observe.audit.record import Block
 
@@ -21,6 +22,42 @@ Blocks = tuple[Block, ...]
 
 _ENTRY_BYTES = 400  # of an entry without its value; pointers to blocks are counted apart
 _POINTER_BYTES = 8
+
+
+class Grown(Sequence[Value]):
+    """Beginning of a list that is shared with later, longer ones.
+
+    Args:
+        values: the list; this sequence owns it together with those that grow from it.
+    """
+
+    __slots__ = ("_length", "_values")
+
+    def __init__(self, values: list[Value]) -> None:
+        self._values, self._length = values, len(values)
+
+    def grown(self, more: Sequence[Value]) -> Grown[Value]:
+        """Return a sequence with more values at its end. O(new values), for the first that grows from it."""
+        values = self._values
+        if len(values) > self._length:  # another one has grown from it
+            values = values[: self._length]
+        values.extend(more)
+        return Grown(values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> Value: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Value]: ...
+    def __getitem__(self, at: int | slice) -> Value | list[Value]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self._length)
+            return self._values[start:stop:step] if step > 0 else self._values[: self._length][at]
+        if not -self._length <= at < self._length:
+            raise IndexError(at)
+        return self._values[at if at >= 0 else at + self._length]
 
 
 class _Entry(NamedTuple, Generic[Value]):

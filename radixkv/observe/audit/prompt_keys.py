@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
 import xxhash
 
-from radixkv.observe.audit.known_beginnings import KnownBeginnings
+from radixkv.observe.audit.known_beginnings import Grown, KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Shorter texts of the assistant's say nothing of whose conversation it is.
@@ -31,7 +31,7 @@ class PromptKeys(NamedTuple):
         program: what prompts of the same program share: the ends of the system's prompt, the tools' names.
     """
 
-    chain: list[bytes]
+    chain: Sequence[bytes]
     own: list[bytes]
     program: list[bytes]
 
@@ -45,7 +45,7 @@ class _Hashed(NamedTuple):
         user, system: the first text of each; None: there is none.
     """
 
-    chain: list[bytes]
+    chain: Grown[bytes]
     hashed: xxhash.xxh3_128
     is_told: bool
     user: str | None
@@ -57,7 +57,7 @@ KnownChains = KnownBeginnings[_Hashed]
 
 
 def keys_of(record: Record, known: KnownChains) -> PromptKeys:
-    """Return the keys of a prompt. O(blocks after the longest known beginning), besides copying a list."""
+    """Return the keys of a prompt. O(blocks after the longest known beginning)."""
     own = [_key(b"conversation", record.key, record.conversation)] if record.conversation else []
     blocks = record.blocks
     own += answer_keys(blocks)
@@ -99,20 +99,21 @@ def _hashed(record: Record, known: KnownChains) -> _Hashed:
     found = known.longest(context, record.blocks)
     if found is None:
         begun = "\0".join(context[:3]).encode("utf-8", "surrogatepass")
-        found = 0, _Hashed([], xxhash.xxh3_128(begun), False, None, None)
+        found = 0, _Hashed(Grown([]), xxhash.xxh3_128(begun), False, None, None)
     done, (before, hashed, is_told, user, system) = found
-    chain, hashed = list(before), hashed.copy()
+    more, hashed = [], hashed.copy()
     for text, role, kind, message, name, _ in record.blocks[done:]:
         if message >= 0 and role != "system" and not is_told:
             hashed.update(record.parameters.encode("utf-8", "surrogatepass"))
             is_told = True
         framed = f"{role}\0{kind}\0{name}\0{len(text)}\0{text}"
         hashed.update(framed.encode("utf-8", "surrogatepass"))
-        chain.append(hashed.digest())
+        more.append(hashed.digest())
         if user is None and role == "user":
             user = text
         if system is None and role in ("system", ""):
             system = text
+    chain = before.grown(more)
     result = _Hashed(chain, hashed, is_told, user, system)
     known.keep(context, record.blocks, result, _HASHED_BYTES + _HASH_BYTES * len(chain))
     return result

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
-from radixkv.observe.audit.known_beginnings import KnownBeginnings
+from radixkv.observe.audit.known_beginnings import Grown, KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Tokens of a character of UTF-8, where no answer of a model has told any usage.
@@ -28,7 +28,7 @@ class _Written(NamedTuple):
     """
 
     text: str
-    ends: list[int]
+    ends: Grown[int]
     data: bytes
 
 
@@ -43,14 +43,12 @@ def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
 
 
 def _known_text(blocks: tuple[Block, ...], known: KnownTexts) -> _Written:
-    """Return the result of `prompt_text`. O(blocks after the longest known beginning), besides copying."""
-    done, before = known.longest(None, blocks) or (0, _Written("", [], b""))
+    """Return the result of `prompt_text`. O(blocks after a known beginning), besides copying its text."""
+    done, before = known.longest(None, blocks) or (0, _Written("", Grown([]), b""))
     pieces = _pieces(blocks[done:], blocks[done - 1] if done else None)
     more = "".join(pieces)
-    ends = [
-        *before.ends,
-        *itertools.islice(itertools.accumulate(map(len, pieces), initial=len(before.text)), 1, None),
-    ]
+    new_ends = list(itertools.accumulate(map(len, pieces), initial=len(before.text)))[1:]
+    ends = before.ends.grown(new_ends)
     written = _Written(before.text + more, ends, before.data + _encoded(more).data)
     known.keep(None, blocks, written, len(written.text) + len(written.data) + _END_BYTES * len(ends))
     return written
@@ -96,7 +94,7 @@ class PromptUnits:
 
     units: EncodedTokens
     text: str
-    block_ends: list[int]
+    block_ends: Sequence[int]
     after: tuple[EncodedTokens, ...]
     tokens_per_unit: float
     is_exact: bool

@@ -127,8 +127,7 @@ class Rules:
             self._entries.note(looked.record, looked.keys.chain, looked.found, looked.now, when)
         if not record.failed:
             looked.prompt.available = available
-            self._earlier.add(looked.prompt, looked.keys, _said(looked.record))
-            self._supersede(looked)
+            self._earlier.add(looked.prompt, looked.keys, _said(looked.record), self._continued(looked))
         return observation
 
     def begin(self, record: Record) -> Begun:
@@ -170,7 +169,8 @@ class Rules:
         else:
             prompt.units, prompt.available = units, available
             self._earlier.answered(prompt, _said(whole))
-            self._supersede(looked)
+            if (earlier := self._continued(looked)) is not None:
+                self._earlier.drop(earlier, prompt)
         return self._observation(looked)
 
     def _look(self, record: Record, *, grows: bool = True) -> Looked:
@@ -263,32 +263,26 @@ class Rules:
         if record.failed:
             return match.num_tokens, False
         answers = [after for after in units.after if len(after)] if self.rule_set.keeps_answers else []
-        first, *others = [EncodedTokens(prompt.data + after.data) for after in answers] or [prompt]
         try:
-            lease = self._computed(first, namespace)
+            lease = self.cache.acquire(prompt, namespace, match=match)
         except OutOfBlocks:
-            try:
-                lease = self._computed(prompt, namespace)
-            except OutOfBlocks:
-                self.num_forgotten += 1
-                return match.num_tokens, True
+            self.num_forgotten += 1
+            return match.num_tokens, True
         evicted = match.num_tokens < len(prompt) and lease.report.reason in ("evicted", "expired")
         self.num_forgotten += evicted and not self._is_bounded
-        for other in others:
+        self._compute(lease, answers[0] if answers else None)
+        for other in answers[1:]:
             with suppress(OutOfBlocks):
-                self._computed(other, namespace)
+                self._compute(self.cache.acquire(prompt, namespace), other)
         return match.num_tokens, evicted
 
-    def _computed(self, tokens: EncodedTokens, namespace: tuple[str, str, str]) -> Lease:
-        """The tree has these tokens from now on; the lease of them, which has ended.
-
-        Raises:
-            OutOfBlocks: it has no room for them.
-        """
-        lease = self.cache.acquire(tokens, namespace)
+    def _compute(self, lease: Lease, after: EncodedTokens | None) -> None:
+        """Let the tree have the lease's tokens, and those after them if there is room; the lease ends."""
+        if after is not None:
+            with suppress(OutOfBlocks):
+                lease.append(after)
         lease.commit(lease.num_tokens)
         lease.release()
-        return lease
 
     def _namespace(self, record: Record) -> tuple[str, str, str]:
         return (record.key if self.rule_set.by_key else "", record.salt, record.model)
@@ -309,13 +303,12 @@ class Rules:
             before = end
         return tuple(written)
 
-    def _supersede(self, looked: Looked) -> None:
-        """Drop the earlier prompt that this one continues, as it is no longer needed."""
+    def _continued(self, looked: Looked) -> EarlierPrompt | None:
+        """Return the earlier prompt that this one continues: it is no longer needed."""
         earlier = looked.earlier
         if earlier is None or looked.prompt.conversation != earlier.conversation:
-            return
-        if not parts_from(earlier, looked.units, looked.steady):
-            self._earlier.drop(earlier, looked.prompt)
+            return None
+        return None if parts_from(earlier, looked.units, looked.steady) else earlier
 
     # ------------------------------------------------------------------ why
 

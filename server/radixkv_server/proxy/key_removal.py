@@ -189,12 +189,11 @@ def _without_keys(
         holds_key = _is_key_name(name) or (is_pair and name.lower() == "value")
         holds_key = holds_key or (defines and isinstance(item, str) and _is_key_of_server(name))
         is_schema = isinstance(item, dict) and (names_fields or _is_schema(item))
+        has_headers = (defines or "server_url" in value or name == "extra_headers") and not is_schema
         if holds_key and is_schema:
             inner = {key: _removed(part) if key in _VALUES else part for key, part in item.items()}
             cleaned[hide(name)] = _without_keys(inner, hide, defines=below)
-        elif holds_key and not _is_token(item, value):
-            cleaned[hide(name)] = _removed(item)
-        elif (defines or "server_url" in value or name == "extra_headers") and not is_schema and _holds_headers(name, item):
+        elif (holds_key and not _is_token(item, value)) or (has_headers and _holds_headers(name, item)):
             cleaned[hide(name)] = _removed(item)
         elif below and isinstance(item, str) and name in _PROSE:
             cleaned[hide(name)] = hide(_CREDENTIALS.sub(_without_credential, item))

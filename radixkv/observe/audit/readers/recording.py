@@ -15,7 +15,7 @@ from radixkv.observe.audit.body_limits import BodyLimits
 from radixkv.observe.audit.readers.json_objects import objects_in
 from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
-from radixkv.observe.audit.record import Block, Json, Record
+from radixkv.observe.audit.record import Block, Record
 from radixkv.observe.audit.request_bodies import FIRST_ITEM, NextItem, NoRequest, response_items
 
 MAX_NAMED = 20  # problems that are named one by one
@@ -134,18 +134,17 @@ class _Thread(NamedTuple):
     """Stored answer with everything before it, for requests that continue it.
 
     Attributes:
-        items: of the Responses API; blocks: the same, rendered.
+        blocks: its items, rendered.
         after: where the next item goes.
         num_bytes: that it takes.
     """
 
-    items: list[Any]
     blocks: tuple[Block, ...]
     after: NextItem
     num_bytes: int
 
 
-_NOTHING = _Thread([], (), FIRST_ITEM, 0)
+_NOTHING = _Thread((), FIRST_ITEM, 0)
 
 
 class _Threads:
@@ -160,7 +159,7 @@ class _Threads:
         self._bytes = 0
 
     def whole(self, record: Record) -> Record:
-        """Return the record with its whole prompt. O(new items), besides copying lists.
+        """Return the record with its whole prompt. O(new items), besides copying tuples.
 
         Raises:
             NoRequest: the log lacks the answer that it continues, so that its prompt is not known.
@@ -176,15 +175,13 @@ class _Threads:
             known = found
         more, after = response_items(added, known.after)  # the same objects in this prompt and in later ones
         if before:
-            body: Json = {**record.body, "input": [*known.items, *added]}
-            del body["previous_response_id"]
             first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.message)
-            record = replace(record, body=body, blocks=(*first, *known.blocks, *more))
+            record = replace(record, blocks=(*first, *known.blocks, *more))
         if record.response_id:
             said, after = response_items(record.output, after)
-            items, blocks = [*known.items, *added, *record.output], (*known.blocks, *more, *said)
-            size = record.num_bytes + _POINTER_BYTES * (len(items) + len(blocks))
-            self._keep(record.response_id, _Thread(items, blocks, after, size))
+            blocks = (*known.blocks, *more, *said)
+            size = record.num_bytes + _POINTER_BYTES * len(blocks)
+            self._keep(record.response_id, _Thread(blocks, after, size))
         return record
 
     def _keep(self, response_id: str, thread: _Thread) -> None:
