@@ -3,9 +3,9 @@
 
     python -m benchmarks.kernel_table [--check]
 
-Compiles every configuration of the shipped tile table ahead of time for sm_80, sm_90 and gfx942 (some minutes
-the first time; triton caches the results). `--check` writes nothing, and exits with 1 if the page would
-change.
+Compiles every configuration of the shipped tile table ahead of time for sm_80, sm_90 and gfx942, and the
+kernels of state layers for sm_90 (some minutes the first time; triton caches the results). `--check` writes
+nothing, and exits with 1 if the page would change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import triton
 
 import benchmarks.ahead_of_time as aot
+from benchmarks.state_compilation import STATE_KERNELS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
@@ -42,6 +43,22 @@ def table() -> str:
                 f"| {report.registers} | {report.spill_bytes} | {report.shared_bytes / 1024:.1f} KiB "
                 f"| {report.matrix_instruction or 'none'} | {report.programs_per_sm or '-'} |"
             )
+    lines += [
+        "",
+        "Kernels of [layers with a state](../kernels.md#13-states-on-a-gpu), for sm_90; inputs are bfloat16, "
+        "or float32 where they always are.",
+        "",
+        "| kernel | warps | registers | spills (bytes) | shared memory | programs per SM |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, compiled in STATE_KERNELS.items():
+        kernel = compiled("sm_90")
+        report = aot.inspect_kernel(kernel, "sm_90")
+        print(f"{name}, sm_90", file=sys.stderr)
+        lines.append(
+            f"| {name} | {kernel.metadata.num_warps} | {report.registers} | {report.spill_bytes} "
+            f"| {report.shared_bytes / 1024:.1f} KiB | {report.programs_per_sm} |"
+        )
     return "\n".join(lines)
 
 

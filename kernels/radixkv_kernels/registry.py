@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes attention backends by name. A backend's package (triton, numba) loads only when it is made."""
+"""Makes backends of attention and of states by name; a backend's package (triton, numba) loads only then."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from radixkv_kernels.interface import AttentionBackend, BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.kv_groups import KVGroup, KVLayout
+from radixkv_kernels.state_interface import StateBackend
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,21 @@ def make_backend(
     from radixkv_kernels.grouped_backend import GroupedBackend
 
     return GroupedBackend(spec, backends)
+
+
+def make_state_backend(name: str) -> StateBackend:
+    """Build what computes state layers beside the attention backend of this name.
+
+    Raises:
+        ImportError: its package (triton, numba) is not installed.
+    """
+    if ALIASES.get(name, name) == "triton":
+        from radixkv_kernels.triton.state.backend import TritonStates
+
+        return TritonStates()
+    from radixkv_kernels.cpu.state.backend import CpuStates
+
+    return CpuStates()
 
 
 def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]) -> AttentionBackend:

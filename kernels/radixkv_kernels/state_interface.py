@@ -37,12 +37,14 @@ class StatePlan:
     """Operations of one step, in order.
 
     Attributes:
-        operations: int64 [n, OPERATION_SIZE]
+        operations: int64 [n, OPERATION_SIZE], request after request.
+        request_starts: [R + 1], the operations of each request.
         num_rows: rows of the step; more rows of a layer's input are padding.
         spec: of the states that it is a plan for.
     """
 
     operations: np.ndarray
+    request_starts: np.ndarray
     num_rows: int
     spec: StateSpec
 
@@ -82,6 +84,7 @@ def plan_states(
     for r, position, slot in saves:
         wanted.setdefault((int(r), int(position)), []).append(int(slot))
     operations: list[tuple[int, ...]] = []
+    request_starts = [0]
 
     def fold(ring: int, state: int, targets: list[int]) -> int:
         target = targets[0] if targets else passing[state == passing[0]]
@@ -106,7 +109,9 @@ def plan_states(
             row, position = row + count, position + count
         if end - base == GRID and (r, end) in wanted:
             fold(ring, state, wanted[r, end])
-    return StatePlan(np.array(operations, np.int64).reshape(-1, OPERATION_SIZE), rows[-1], spec)
+        request_starts.append(len(operations))
+    table = np.array(operations, np.int64).reshape(-1, OPERATION_SIZE)
+    return StatePlan(table, np.array(request_starts), rows[-1], spec)
 
 
 class StateBackend(ABC):

@@ -158,19 +158,19 @@ class LayerStates:
 
 
 class PagedStates:
-    """States of one model on a CPU. Memory is not cleared: unwritten slots and rings may hold anything.
+    """States of one model on a device. Memory is not cleared: unwritten slots and rings may hold anything.
 
     Attributes:
         spec: the sizes it was made with.
     """
 
-    def __init__(self, spec: StateSpec) -> None:
+    def __init__(self, spec: StateSpec, device: torch.device | None = None) -> None:
         self.spec = spec
         self._layers: dict[tuple[int, str], LayerStates] = {}
         for shape in spec.shapes:
-            slots = torch.empty(spec.num_slots + HIDDEN_SLOTS, *shape.slot_shape)
+            slots = torch.empty(spec.num_slots + HIDDEN_SLOTS, *shape.slot_shape, device=device)
             slots[spec.num_slots] = 0
-            rings = tuple(torch.empty(spec.num_rings, *part) for part in shape.ring_shapes)
+            rings = tuple(torch.empty(spec.num_rings, *part, device=device) for part in shape.ring_shapes)
             lengths = torch.full((spec.num_rings,), -1, dtype=torch.int64)
             self._layers[shape.layer, shape.kind] = LayerStates(shape, slots, rings, lengths)
 
@@ -189,10 +189,10 @@ class PagedStates:
 
     def read(self, slot: int, row: np.ndarray) -> None:
         """Copy a slot, layer after layer, into uint8 [spec.bytes_per_slot]; on any thread while it is not
-        written."""
+        written. A GPU's memory is waited for."""
         end = 0
         for part in self._layers.values():
-            source = part.slots[slot].numpy().reshape(-1).view(np.uint8)
+            source = part.slots[slot].cpu().numpy().reshape(-1).view(np.uint8)
             start, end = end, end + len(source)
             np.copyto(row[start:end], source)
 
@@ -212,6 +212,10 @@ class PagedStates:
         for slot, row in zip(slots, rows, strict=True):
             end = 0
             for part in self._layers.values():
-                target = part.slots[slot].numpy().reshape(-1).view(np.uint8)
-                start, end = end, end + len(target)
-                np.copyto(target, row[start:end])
+                target = part.slots[slot]
+                start, end = end, end + part.shape.bytes_per_slot
+                if target.device.type == "cpu":
+                    np.copyto(target.numpy().reshape(-1).view(np.uint8), row[start:end])
+                else:
+                    source = torch.from_numpy(row[start:end].copy())
+                    target.copy_(source.view(torch.float32).view(target.shape))

@@ -117,11 +117,12 @@ class ModelRunner(WithoutStates):
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
-        self._states = None if states is None else RunnerStates(states)
+        self._states = None if states is None else RunnerStates(states, backend, self.device)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
-        if self.device.type == "cuda" and records_graphs and not deterministic:
+        # The launches of states depend on the requests, not on the number of rows alone.
+        if self.device.type == "cuda" and records_graphs and not deterministic and states is None:
             max_rows = max_padded_rows(max_num_tokens, max_num_seqs)
             self.graphs = StepGraphs(self.model, self.kv, self.backend, max_rows=max_rows)
 

@@ -6,29 +6,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.state_layers.steps import PagedStep
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchStates
 from radixkv_kernels import Bytes
+from radixkv_kernels.registry import make_state_backend
 from radixkv_kernels.state_interface import plan_states
 from radixkv_kernels.states import PagedStates, StateSpec
 
 
 class RunnerStates:
-    """Memory and kernels of a model's state layers, on a CPU. Not thread-safe.
+    """Memory and kernels of a model's state layers. Not thread-safe.
 
     Args:
         spec: sizes of the memory.
+        backend: of the attention beside them, `cpu` or `triton`.
+        device: of the memory.
     """
 
-    def __init__(self, spec: StateSpec) -> None:
-        from radixkv_kernels.cpu.state.backend import CpuStates
-
+    def __init__(self, spec: StateSpec, backend: str, device: torch.device) -> None:
         self.spec = spec
-        self._memory = PagedStates(spec)
-        self._backend = CpuStates()
+        self._memory = PagedStates(spec, device)
+        self._backend = make_state_backend(backend)
 
     def step(self, batch: Batch) -> PagedStep:
         """Return the step that the layers call for a batch; O(tokens / grid + requests).

@@ -22,15 +22,11 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
     """Refuse a model with state layers where it can't be computed.
 
     Raises:
-        ConfigError: on a GPU, in several ranks, with adapters, without numba, or with blocks larger than the
+        ConfigError: in several ranks, with adapters, on a CPU without numba, or with blocks larger than the
             grid.
     """
     if not attention.states:
         return
-    if device.type != "cpu":
-        raise ConfigError(
-            "this model has layers that keep a state, which radixkv computes on a CPU only; use --device cpu"
-        )
     if config.tensor_parallel > 1:
         raise ConfigError(
             "this model has layers that keep a state, which can't be shared among ranks; leave "
@@ -46,7 +42,7 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
             f"--block-size {config.block_size} is too large for a model with states, which are kept every "
             f"{GRID} tokens; use at most {GRID}"
         )
-    if not numba_available():
+    if device.type == "cpu" and not numba_available():
         raise ConfigError(
             "this model has layers that keep a state, whose kernels need numba; install radixkv[cpu]"
         )

@@ -24,10 +24,15 @@ _GRAPH_BYTES_PER_LAYER = 2**18
 
 
 class _WithoutAttention:
-    """A step whose attention costs its queries, its output and nothing else."""
+    """A step whose attention costs its queries, its output and nothing else; state layers likewise."""
 
     def __init__(self, attention: AttentionShape) -> None:
         self._groups = {layer: group for group in attention.groups for layer in group.layers}
+        self.states = self
+
+    def mix(self, layer: int, kind: str, inputs: tuple[torch.Tensor, ...], constants: Any) -> torch.Tensor:
+        shape = inputs[2 if kind in ("delta", "kda", "ssd") else 0].shape
+        return inputs[0].new_empty(shape, dtype=torch.float32)
 
     def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
         group = self._groups[layer]

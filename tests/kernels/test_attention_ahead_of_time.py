@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
 
 from benchmarks import ahead_of_time as aot  # noqa: E402
+from benchmarks import state_compilation as states  # noqa: E402
 from radixkv_kernels.triton.head_shape import heads_per_program  # noqa: E402
 from radixkv_kernels.triton.tiles import choose_tile, launch_tile  # noqa: E402
 
@@ -176,6 +177,22 @@ def test_kernels_between_products(target: str) -> None:
         assert report.registers <= 128, name
         assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", kernel.asm["ptx"]), name
         assert "fma.rn.f32" not in kernel.asm["ptx"], name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in states.BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
+        for name in states.STATE_KERNELS
+    ],
+)
+def test_kernels_of_states(name: str) -> None:
+    """No spills, and no product contracted into a sum: a ring's rows enter a state with the same bits."""
+    kernel = states.STATE_KERNELS[name]("sm_90")
+    report = aot.inspect_kernel(kernel, "sm_90")
+    assert report.spill_bytes <= SPILL_LIMIT
+    assert report.programs_per_sm >= 12
+    assert "fma.rn.f32" not in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize(

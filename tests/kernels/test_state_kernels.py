@@ -3,121 +3,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from state_cases import LENGTH, Cursor, Inputs, Layer, layer_inputs
 
 pytest.importorskip("numba")
 
 from radixkv_kernels.cpu.state.backend import CpuStates
-from radixkv_kernels.state_interface import plan_states
 from radixkv_kernels.state_reference import reference_mix, shape_of
-from radixkv_kernels.states import GRID, KINDS, PagedStates, StateShape, StateSpec
-
-LENGTH = 3 * GRID + 11
-Inputs = tuple[torch.Tensor, ...]
-
-
-def layer_inputs(kind: str, length: int = LENGTH, seed: int = 0) -> tuple[Inputs, tuple[Any, ...]]:
-    """Inputs and constants of a small layer; head sizes are no multiples of 8."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    t = length
-    if kind == "conv":
-        return (normal(t, 150),), (normal(4, 150), normal(150), "silu")
-    if kind == "scan":
-        return (normal(t, 70), uniform(t, 70), normal(t, 2, 5), normal(t, 2, 5)), (-uniform(70, 5),)
-    if kind == "lru":
-        return (uniform(t, 70), normal(t, 70)), ()
-    if kind == "kda":
-        return (
-            normal(t, 3, 10),
-            normal(t, 3, 10),
-            normal(t, 3, 75),
-            -uniform(t, 3, 10),
-            uniform(t, 3),
-        ), ()
-    heads = (normal(t, 2, 10), normal(t, 2, 10), normal(t, 4, 75), -0.2 * uniform(t, 4))
-    return (*heads, uniform(t, 4)) if kind == "delta" else heads, ()
-
-
-class Cursor:
-    """One sequence's cursor over its inputs, with the slots that a scheduler would give it."""
-
-    def __init__(
-        self, inputs: Inputs, ring: int, slots: tuple[int, int], base: int = 0, slot: int = -1
-    ) -> None:
-        self.inputs, self.ring, self.slots = inputs, ring, slots
-        self.base, self.slot, self.start = base, slot, base
-
-    def plan_values(self, count: int) -> tuple[int, ...]:
-        """Start, base slot, base, ring, target slot and position of the next `count` rows."""
-        end = self.start + count
-        position = max(self.base, (end - 1) // GRID * GRID)
-        target = -1 if position == self.base else self.slots[self.slots[0] == self.slot]
-        return self.start, self.slot, self.base, self.ring, target, position
-
-    def done(self, values: tuple[int, ...], accepted: int) -> None:
-        if values[4] >= 0:
-            self.slot, self.base = values[4], values[5]
-        self.start += accepted
-
-
-class Layer:
-    """One layer's states, all of their memory NaN at first, and steps over them."""
-
-    def __init__(self, kind: str, shape: StateShape, constants: tuple[Any, ...]) -> None:
-        self.kind, self.constants = kind, constants
-        self.states = PagedStates(StateSpec((shape,), num_slots=8, num_rings=4))
-        self.backend = CpuStates()
-        memory = self.states.of(0, kind)
-        memory.slots[:8] = memory.slots[9:] = float("nan")
-        for ring in memory.rings:
-            ring[:] = float("nan")
-
-    def slot(self, index: int) -> torch.Tensor:
-        return self.states.of(0, self.kind).slots[index]
-
-    def step(
-        self, rows: Sequence[tuple[Cursor, Inputs]], saves: Sequence[tuple[int, int, int]] = ()
-    ) -> list[torch.Tensor]:
-        """Rows of several sequences in one call; the caller moves their cursors."""
-        starts = np.cumsum([0, *(len(inputs[0]) for _, inputs in rows)])
-        values = [one.plan_values(len(inputs[0])) for one, inputs in rows]
-        columns = [np.array(column) for column in zip(*values, strict=True)]
-        start, slot, base, ring, target, position = columns
-        plan = plan_states(self.states.spec, starts, start, slot, base, ring, target, position, saves)
-        joined = tuple(torch.cat(parts) for parts in zip(*(inputs for _, inputs in rows), strict=True))
-        out = self.backend.mix(self.states, 0, self.kind, plan, joined, self.constants)
-        return [out[a:b] for a, b in itertools.pairwise(starts)]
-
-    def run(
-        self, one: Cursor, cuts: Sequence[int], saves: Sequence[tuple[int, int, int]] = ()
-    ) -> torch.Tensor:
-        """One sequence from its cursor, in steps that end at `cuts`."""
-        outputs = []
-        for end in cuts:
-            values = one.plan_values(end - one.start)
-            inputs = tuple(each[one.start : end] for each in one.inputs)
-            here = [save for save in saves if one.base < save[1] <= end]
-            outputs.extend(self.step([(one, inputs)], here))
-            one.done(values, end - one.start)
-        return torch.cat(outputs)
+from radixkv_kernels.states import GRID, KINDS, StateShape
 
 
 def new_layer(kind: str) -> tuple[Layer, Inputs]:
     inputs, constants = layer_inputs(kind)
-    return Layer(kind, shape_of(0, kind, inputs, constants), constants), inputs
+    return Layer(kind, shape_of(0, kind, inputs, constants), constants, CpuStates()), inputs
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TritonStates: state layers on a GPU; a step's tables are uploaded once, and nothing waits for the device.
+
+Also runs on CPU tensors under Triton's interpreter, as the attention backend does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from radixkv_kernels.state_interface import StateBackend, StatePlan
+from radixkv_kernels.states import LayerStates, PagedStates
+from radixkv_kernels.triton.state.conv import conv_rows
+from radixkv_kernels.triton.state.heads import head_rows, norm_rows
+from radixkv_kernels.triton.state.keep import keep_rows
+from radixkv_kernels.triton.state.scan import lru_rows, scan_rows
+from radixkv_kernels.triton.state.tables import StepTables
+
+
+class TritonStates(StateBackend):
+    """See `StateBackend`. Inputs of any dtype are computed in float32."""
+
+    def __init__(self) -> None:
+        self._tables: StepTables | None = None
+
+    def mix(
+        self,
+        states: PagedStates,
+        layer: int,
+        kind: str,
+        plan: StatePlan,
+        inputs: tuple[torch.Tensor, ...],
+        constants: tuple[Any, ...] = (),
+    ) -> torch.Tensor:
+        memory, tables = states.of(layer, kind), self._staged(plan, inputs[0].device)
+        inputs = tuple(each if _has_whole_rows(each) else each.contiguous() for each in inputs)
+        shape = inputs[0 if kind in ("conv", "scan", "lru") else 2].shape
+        out = torch.empty(shape, dtype=torch.float32, device=inputs[0].device)
+        out[plan.num_rows :] = 0
+        if tables.num_requests:
+            _compute(memory, tables, kind, inputs, constants, out)
+        return out
+
+    def _staged(self, plan: StatePlan, device: torch.device) -> StepTables:
+        """The tables of a plan, which a step's layers share."""
+        if self._tables is None or self._tables.plan is not plan:
+            self._tables = StepTables(plan, device)
+        return self._tables
+
+
+def _compute(
+    memory: LayerStates,
+    tables: StepTables,
+    kind: str,
+    inputs: tuple[torch.Tensor, ...],
+    constants: tuple[Any, ...],
+    out: torch.Tensor,
+) -> None:
+    rings = memory.rings
+    if kind == "conv":
+        weight, bias, activation = constants
+        conv_rows(memory, tables, inputs[0], weight.contiguous(), bias, activation, out)
+        kept = [(inputs[0], rings[0])]
+    elif kind == "scan":
+        scan_rows(memory, tables, inputs, constants[0].contiguous(), out)
+        kept = list(zip(inputs[:3], rings[:3], strict=True))
+    elif kind == "lru":
+        lru_rows(memory, tables, inputs, out)
+        kept = list(zip(inputs, rings[:2], strict=True))
+    else:
+        if kind != "ssd":
+            inputs = (*norm_rows(*inputs[:2]), *inputs[2:])
+        head_rows(memory, tables, inputs, out)
+        kept = [(inputs[1], rings[0]), (inputs[3], rings[2])]
+    keep_rows(tables, kept)
+
+
+def _has_whole_rows(tensor: torch.Tensor) -> bool:
+    """Return True if the numbers of a row follow one another; rows may lie anywhere."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
