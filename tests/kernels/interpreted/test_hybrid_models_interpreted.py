@@ -19,8 +19,8 @@ from radixkv.model.runner import ModelRunner
 from radixkv_kernels.states import GRID, StateSpec
 
 LENGTH = GRID + 4
-#: One for each kind of state; the other families run by night.
-BY_DAY = {"lfm2", "qwen3_5_text", "nemotron_h", "kimi_linear", "mamba", "recurrent_gemma"}
+#: The other families run by night.
+BY_DAY = {"qwen3_5_text", "nemotron_h"}
 FAMILIES = [
     family if family in BY_DAY else pytest.param(family, marks=pytest.mark.nightly)
     for family in HYBRID_FAMILIES
