@@ -37,6 +37,7 @@ STAGES: tuple[tuple[Part, ...], ...] = (
         Part("numbers float32", "gpu_numbers:numbers", 130, ("float32",)),
         Part("edges", "gpu_edges:edges", 130),
         Part("bit identity", "gpu_numbers:identity", 130),
+        Part("states", "gpu_states:states", 130),
     ),
     (Part("kernels", "gpu_kernels:table", 95),),
     (Part("steps", "gpu_steps:steps", 110),),

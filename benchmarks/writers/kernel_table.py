@@ -43,8 +43,11 @@ def table() -> str:
                 f"| {report.registers} | {report.spill_bytes} | {report.shared_bytes / 1024:.1f} KiB "
                 f"| {report.matrix_instruction or 'none'} | {report.programs_per_sm or '-'} |"
             )
-    lines += [
-        "",
+    return "\n".join(lines)
+
+
+def state_table() -> str:
+    lines = [
         "Kernels of [layers with a state](../kernels.md#13-states-on-a-gpu), for sm_90; inputs are bfloat16, "
         "or float32 where they always are.",
         "",
@@ -71,7 +74,7 @@ def main() -> None:
     page = PAGE.read_text()
     before, rest = page.split(START)
     after = rest.split(END)[1]
-    new = f"{before}{START}\n{table()}\n{END}{after}"
+    new = f"{before}{START}\n{table()}\n\n{state_table()}\n{END}{after}"
     if args.check:
         sys.exit(f"{PAGE.name} is out of date" if new != page else 0)
     PAGE.write_text(new)
