@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backend for layers of several shapes, which passes each layer to the backend of its group.
 
-Every group has a plan of its own, since tiles depend on heads and sizes. A layer that reads another layer's
-keys and values writes none.
+Every group has a plan of its own, since tiles depend on heads and sizes, and tables on the pool. A layer
+that reads another layer's keys and values writes none.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from radixkv_kernels.kv_groups import KVLayout
 
 
 class GroupedPlan(AttentionPlan):
-    """A step, and the plans of all groups for it."""
+    """A step, and the plans of all groups for it; `tables` are each group's."""
 
     def __init__(
         self,
         backends: Sequence[AttentionBackend],
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
-        tables: BlockTables,
+        tables: Sequence[BlockTables],
     ) -> None:
-        super().__init__(backends[0].config, query_starts, context_lengths, tables)
-        self.plans = [backend.plan(query_starts, context_lengths, tables) for backend in backends]
+        super().__init__(backends[0].config, query_starts, context_lengths, tables[0])
+        self.plans = [
+            backend.plan(query_starts, context_lengths, own)
+            for backend, own in zip(backends, tables, strict=True)
+        ]
 
 
 class GroupedBackend(AttentionBackend):
@@ -43,6 +46,7 @@ class GroupedBackend(AttentionBackend):
         super().__init__(backends[0].config)
         self.backends = backends
         self._places, self._aliases = layout.places, frozenset(layout.aliases)
+        self._has_window = [group.window is not None for group in layout.groups]
         # Windows that the layers of a group have asked for: buffers are staged for these alone, and for all
         # before the first step.
         self._windows: list[set[int | None]] = [set() for _ in backends]
@@ -50,7 +54,18 @@ class GroupedBackend(AttentionBackend):
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
     ) -> GroupedPlan:
-        return GroupedPlan(self.backends, query_starts, context_lengths, block_tables)
+        return self.plan_with_windows(query_starts, context_lengths, block_tables, block_tables)
+
+    def plan_with_windows(
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        window_tables: BlockTables,
+    ) -> GroupedPlan:
+        """`plan`, with tables for groups with a window. Entries before a window are any of its blocks."""
+        tables = [window_tables if each else block_tables for each in self._has_window]
+        return GroupedPlan(self.backends, query_starts, context_lengths, tables)
 
     def write(
         self,
@@ -119,5 +134,6 @@ class GroupedBackend(AttentionBackend):
         ]
 
     def copy_blocks(self, kv: Any, copies: Sequence[tuple[int, int, int]]) -> None:
-        for backend, group in zip(self.backends, kv.groups, strict=True):
-            backend.copy_blocks(group, copies)
+        for backend, group, has_window in zip(self.backends, kv.groups, self._has_window, strict=True):
+            if not has_window:
+                backend.copy_blocks(group, copies)

@@ -6,6 +6,8 @@ A block id means the same slots in every group, so that block tables, sharing an
     layer 0 (local)  -> group 0, index 0        layer 2 (local)        -> group 0, index 1
     layer 1 (global) -> group 1, index 0        layer 3 (reads 1's)    -> group 1, index 0
 
+Layers with a sliding window may have blocks of a pool of their own, whose tables are given beside the others.
+
 Layers without attention are in no group. A layer that reads another layer's keys and values is stored as
 that one.
 """
@@ -33,6 +35,8 @@ class KVGroup:
         key_size, value_size: elements of a head.
         value_in_key: values are the first elements of the keys.
         chunk: a token sees the positions from the last multiple of this on; None: all before it.
+        window: most positions that a token sees, where the blocks are of the pool of windows; None: they are
+            those of all layers.
     """
 
     layers: tuple[int, ...]
@@ -42,6 +46,7 @@ class KVGroup:
     value_size: int
     value_in_key: bool = False
     chunk: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class KVLayout:
     Args:
         num_blocks, block_size, dtype, device, quantization: as in `KVSpec`, alike for all groups.
         aliases: layer -> layer whose keys and values it reads, which is in a group.
+        num_window_blocks: blocks of the pool of windows, for groups with a `window`.
 
     Raises:
         ValueError: no group, a layer in two groups, or an alias of a layer that is in none.
@@ -63,6 +69,7 @@ class KVLayout:
     device: torch.device
     quantization: str | None = None
     aliases: Mapping[int, int] = field(default_factory=dict)
+    num_window_blocks: int = 1
 
     def __post_init__(self) -> None:
         layers = [layer for group in self.groups for layer in group.layers]
@@ -84,7 +91,7 @@ class KVLayout:
         return tuple(
             KVSpec(
                 num_layers=len(group.layers),
-                num_blocks=self.num_blocks,
+                num_blocks=self.num_blocks if group.window is None else self.num_window_blocks,
                 block_size=self.block_size,
                 num_kv_heads=group.num_kv_heads,
                 head_size=group.key_size,
@@ -112,7 +119,7 @@ class KVLayout:
         """Return True if one `PagedKV` with the model's own layer numbers holds it all."""
         return (
             len(self.groups) == 1
-            and self.groups[0].chunk is None
+            and self.groups[0].chunk is self.groups[0].window is None
             and all(place == (0, layer) and layer not in self.aliases for layer, place in self.places.items())
         )
 
@@ -122,18 +129,42 @@ class KVLayout:
         return self.specs[0].storage_dtype
 
     @property
+    def window(self) -> int | None:
+        """The largest window of layers with blocks of their own; None: there are none."""
+        return max((group.window for group in self.groups if group.window is not None), default=None)
+
+    @property
+    def window_layers(self) -> frozenset[int]:
+        """Layers whose blocks are of the pool of windows."""
+        return frozenset(
+            layer for layer, (group, _) in self.places.items() if self.groups[group].window is not None
+        )
+
+    @property
     def bytes_per_slot(self) -> int:
-        """Bytes one token takes in all layers."""
-        return sum(spec.bytes_per_slot for spec in self.specs)
+        """Bytes one token takes in all layers but those with blocks of windows."""
+        return sum(spec.bytes_per_slot for spec in self._specs_of(windows=False))
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes one block takes in all layers."""
-        return sum(spec.bytes_per_block for spec in self.specs)
+        """Bytes one block takes, in all layers that have it."""
+        return sum(spec.bytes_per_block for spec in self._specs_of(windows=False))
 
-    def with_blocks(self, num_blocks: int) -> KVLayout:
-        """The same with another number of blocks."""
-        return replace(self, num_blocks=num_blocks)
+    @property
+    def bytes_per_window_block(self) -> int:
+        """Bytes one block of a window takes, in all layers that have it."""
+        return sum(spec.bytes_per_block for spec in self._specs_of(windows=True))
+
+    def _specs_of(self, *, windows: bool) -> list[KVSpec]:
+        return [
+            spec
+            for group, spec in zip(self.groups, self.specs, strict=True)
+            if (group.window is not None) is windows
+        ]
+
+    def with_blocks(self, num_blocks: int, num_window_blocks: int = 1) -> KVLayout:
+        """The same with other numbers of blocks."""
+        return replace(self, num_blocks=num_blocks, num_window_blocks=num_window_blocks)
 
 
 class GroupedKV:
@@ -147,13 +178,15 @@ class GroupedKV:
     def __init__(self, spec: KVLayout) -> None:
         self.spec = spec
         self.groups = [PagedKV(each) for each in spec.specs]
+        # Blocks are saved and loaded without what is in the pool of windows.
+        self._whole = [kv for group, kv in zip(spec.groups, self.groups, strict=True) if group.window is None]
 
     def __repr__(self) -> str:
         return f"GroupedKV({', '.join(map(repr, self.groups))})"
 
     def clear(self, num_blocks: int) -> None:
         """See `PagedKV.clear`."""
-        for kv in self.groups:
+        for kv in self.groups:  # a slice ends where the blocks do
             kv.clear(num_blocks)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -169,11 +202,11 @@ class GroupedKV:
 
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """See `PagedKV.save_blocks`: of each block, one group after the other."""
-        return np.concatenate([kv.save_blocks(blocks) for kv in self.groups], axis=1)
+        return np.concatenate([kv.save_blocks(blocks) for kv in self._whole], axis=1)
 
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """See `PagedKV.block_reader`."""
-        readers = list(zip((kv.block_reader() for kv in self.groups), self._columns(), strict=True))
+        readers = list(zip((kv.block_reader() for kv in self._whole), self._columns(), strict=True))
 
         def read(block: int, row: np.ndarray) -> None:
             for read_group, columns in readers:
@@ -190,12 +223,12 @@ class GroupedKV:
                 f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
                 f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
             )
-        for kv, columns in zip(self.groups, self._columns(), strict=True):
+        for kv, columns in zip(self._whole, self._columns(), strict=True):
             kv.load_blocks(blocks, [row[columns] for row in rows])
 
     def _columns(self) -> list[slice]:
         """Slices of the groups' bytes in a block."""
-        ends = np.cumsum([0, *(spec.bytes_per_block for spec in self.spec.specs)]).tolist()
+        ends = np.cumsum([0, *(kv.spec.bytes_per_block for kv in self._whole)]).tolist()
         return [slice(start, end) for start, end in pairwise(ends)]
 
 

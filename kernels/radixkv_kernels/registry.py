@@ -93,6 +93,9 @@ def make_state_backend(name: str) -> StateBackend:
 
 def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]) -> AttentionBackend:
     heads = group.num_query_heads
+    if group.window is not None:
+        # A block before one request's window may be another's by now: equal tables mean nothing there.
+        limits = limits | {"share_prefixes": False}
     if group.chunk is None:
         return _build(name, BackendConfig(num_query_heads=heads, spec=spec, **limits))
     from radixkv_kernels.chunked_backend import ChunkedBackend

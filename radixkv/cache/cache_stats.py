@@ -34,6 +34,9 @@ class CacheStats:
     # Of a model with states: slots in all, of them free, and in the tree as checkpoints; else 0.
     state_slots: int = 0
     free_state_slots: int = 0
+    # Of one that frees its windows: blocks for them; else 0. Both kinds have checkpoints.
+    window_blocks: int = 0
+    free_window_blocks: int = 0
     checkpoints: int = 0
     superseded_checkpoints: int = 0  # of these, those whose only hit went on below
     evicted_checkpoints: int = 0  # that made room for others since the start
@@ -62,9 +65,5 @@ def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStat
         resets=num_resets,
         pins_given_way=pins.given_way,
         ghost_blocks=len(capacity.ghosts),
-        state_slots=0 if states is None else states.pool.num_slots,
-        free_state_slots=0 if states is None else states.pool.num_free,
-        checkpoints=0 if states is None else len(states),
-        superseded_checkpoints=0 if states is None else sum(one.is_superseded for one in states),
-        evicted_checkpoints=0 if states is None else states.num_evicted,
+        **({} if states is None else states.figures()),
     )

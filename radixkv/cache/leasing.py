@@ -113,13 +113,9 @@ class Leasing:
         These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
         beyond the state: where prompts have parted for the second time. O(path).
         """
-        from radixkv.cache.states.lease_states import HeldState, LeaseStates
-
-        lease.states = states = LeaseStates(keeper)
         checkpoint = keeper.deepest(lease.node, lease.num_cached_tokens)
+        lease.states = states = keeper.begin(checkpoint)
         if checkpoint is not None:
-            keeper.pool.share(checkpoint.slot)
-            states.base = HeldState(checkpoint.end, checkpoint.slot)
             keeper.hit(checkpoint, bytes(lease.tokens))
         lease.resume_at = states.base.position
         states.want((lease.num_tokens, lease.public_tokens, min(depth, lease.num_cached_tokens)))

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from radixkv.cache.reporting.events import ChangeLog, Listener
     from radixkv.cache.reporting.tree_view import TreeView
     from radixkv.cache.states.checkpoints import Checkpoints
+    from radixkv.cache.states.window_pool import WindowSpec
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
 
@@ -92,6 +93,8 @@ class PrefixCache:
         observer: receives every acquired prompt that parts from cached text.
         num_state_slots: states that there is memory for, of a model with layers that keep one; 0: it has
             none. With states, whole blocks are shared only, and requests resume at checkpoints.
+        windows: sizes of the memory for layers with a sliding window, where it is apart; then, too, requests
+            resume at checkpoints. None: their K/V is in the same blocks as that of other layers.
 
     Raises:
         ConfigError: an option is out of range.
@@ -112,6 +115,7 @@ class PrefixCache:
         explain: bool = True,
         observer: DivergenceObserver | None = None,
         num_state_slots: int = 0,
+        windows: WindowSpec | None = None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if type(value) is not int or not 1 <= value < 2**31:
@@ -130,8 +134,9 @@ class PrefixCache:
             "explain": explain,
             "observer": observer,
             "num_state_slots": num_state_slots,
+            "windows": windows,
         }
-        partial_reuse = partial_reuse and not num_state_slots
+        partial_reuse = partial_reuse and not num_state_slots and windows is None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
@@ -142,8 +147,13 @@ class PrefixCache:
         self._groups = groups = self._accounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
-        #: The checkpoints of a model with states; None: it has none.
-        self.states = tree.states = _checkpoints(num_state_slots, block_size, num_blocks)
+        #: The checkpoints of a model with states or with windows that are freed; None: it has neither.
+        self.states: Checkpoints | None = None
+        if num_state_slots or windows is not None:
+            from radixkv.cache.states.window_checkpoints import make_checkpoints
+
+            self.states = make_checkpoints(num_state_slots, windows, block_size, num_blocks)
+        tree.states = self.states
         self._namespaces = names = self._namespaces_in(groups, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
@@ -468,12 +478,3 @@ class PrefixCache:
 
         self._pins.expire()
         check(self._capacity)
-
-
-def _checkpoints(num_slots: int, block_size: int, num_blocks: int) -> Checkpoints | None:
-    """Make the collection of checkpoints of a model with states; None: it has none."""
-    if not num_slots:
-        return None
-    from radixkv.cache.states.checkpoints import Checkpoints
-
-    return Checkpoints(num_slots, block_size, num_blocks)

@@ -16,7 +16,7 @@ PANELS: dict[str, tuple[str, str]] = {
         "attention_backend generation_config allow_download trust_remote_code seed warm_up",
     ),
     "Cache": (
-        "kv_cache_memory state_memory kv_cache_dtype gpu_memory_utilization kv_tier",
+        "kv_cache_memory state_memory window_memory kv_cache_dtype gpu_memory_utilization kv_tier",
         "enable_prefix_caching block_size num_blocks kv_events eviction_policy ghost_blocks pin_budget",
     ),
     "Adapters": (

@@ -105,7 +105,7 @@ def _names_in_registry(found: re.Match[str]) -> str:
     return f"{names}."
 
 
-_SIZES = ("kv_cache_memory", "state_memory")
+_SIZES = ("kv_cache_memory", "state_memory", "window_memory")
 #: Settings that are written in another form than they have.
 _WRITTEN_AS = {**dict.fromkeys(_SIZES, str | None), "namespace_weights": list[str] | None}
 

@@ -52,6 +52,8 @@ class EngineConfig:
         kv_cache_memory: bytes for KV; None: sized from free memory.
         state_memory: bytes for the states of layers that keep some, apart from `kv_cache_memory`; None: a
             part of the memory for KV. See the page on hybrid models.
+        window_memory: bytes for K/V of layers with a sliding window, whose past is freed then; 0: it is kept;
+            None: freed where contexts are long. See the page on windows.
         gpu_memory_utilization: share of the GPU's memory the engine may use, in (0, 1].
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).
         max_num_batched_tokens: token budget of a step; None: 512 on CPU, 8192 on GPU.
@@ -121,6 +123,7 @@ class EngineConfig:
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
     state_memory: int | None = None
+    window_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
@@ -198,6 +201,7 @@ class EngineConfig:
         )
         for name in ("num_blocks", "kv_cache_memory", "state_memory", "max_model_len"):
             at_least(name, 1)
+        at_least("window_memory", 0)
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_tokens_per_request"):
             at_least(name, 1)
         for name in ("max_queue", "threads", "max_draft_tokens"):

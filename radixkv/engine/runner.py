@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixkv.cache.pending_copies import Copy
+    from radixkv.cache.states.window_pool import WindowSpec
     from radixkv.errors import EngineStoppedError
     from radixkv.model.block_copy import BlockCopy
     from radixkv.scheduling.batch import Batch
@@ -27,6 +28,7 @@ class Runner(Protocol):
         num_blocks, block_size: its K/V memory: number of blocks, and tokens of each.
         bytes_per_block: of all layers together.
         num_state_slots: states that it can keep for layers with states; 0: the model has none.
+        windows: sizes of the memory for layers with a sliding window; None: it is not apart.
         bytes_per_state: of one slot, all state layers together.
         state_bytes: of all slots, and of the latest inputs of running requests.
         backend_name, dtype_name, device_name: for people to read.
@@ -44,6 +46,9 @@ class Runner(Protocol):
 
     @property
     def num_state_slots(self) -> int: ...
+
+    @property
+    def windows(self) -> WindowSpec | None: ...
 
     @property
     def bytes_per_state(self) -> int: ...

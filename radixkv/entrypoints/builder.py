@@ -225,6 +225,7 @@ def engine_on_runner(
         model=model_fingerprint,
         observer=Advisor(runner.block_size),
         num_state_slots=runner.num_state_slots,
+        windows=runner.windows,
     )
     drafts = None
     if config.speculation != "off":

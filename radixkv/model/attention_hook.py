@@ -76,9 +76,10 @@ class AttentionStep:
 
         `scale` to `sinks` are the arguments of `AttentionBackend.attend`.
         """
-        if self.rows is None and len(self.slots) < len(key):
-            key, value = key[: len(self.slots)], value[: len(self.slots)]
-        self.backend.write(self.kv, layer, key, value, self.slots, self.rows)
+        slots, rows = self._target(layer)
+        if rows is None and len(slots) < len(key):
+            key, value = key[: len(slots)], value[: len(slots)]
+        self.backend.write(self.kv, layer, key, value, slots, rows)
         return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def attend_merged(
@@ -93,8 +94,12 @@ class AttentionStep:
     ) -> Tensor:
         """`attend` for queries, keys and values as one product gives them, [T, (Hq + 2 Hkv) D], neither
         normed nor rotated yet -> [T, Hq, D]."""
-        query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, self.slots, self.rows)
+        query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, *self._target(layer))
         return self._attend(layer, query, scale=scale, window=window, softcap=softcap)
+
+    def _target(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """Slots and rows of the keys and values of a layer."""
+        return self.slots, self.rows
 
     def _attend(self, layer: int, query: Tensor, *, window: int | None, **scoring: Any) -> Tensor:
         self.windows.add(window)

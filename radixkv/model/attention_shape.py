@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -38,11 +38,13 @@ class AttentionShape:
         groups: groups of layers with keys and values of their own, in the order of their first layers.
         aliases: layer -> the layer whose keys and values it reads.
         states: states that layers keep instead of, or besides, keys and values.
+        windows: layer -> most positions that a token sees in it; layers that see all are absent.
     """
 
     groups: tuple[KVGroup, ...]
     aliases: Mapping[int, int]
     states: tuple[StateShape, ...] = ()
+    windows: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
@@ -70,7 +72,20 @@ class AttentionShape:
             )
             for group, count in zip(self.groups, counts, strict=True)
         )
-        return AttentionShape(groups, self.aliases, self.states)
+        return replace(self, groups=groups)
+
+    def freeing_windows(self) -> AttentionShape:
+        """The same with layers that have a window in groups of their own, for the pool of windows."""
+        groups = []
+        for group in self.groups:
+            inside = tuple(layer for layer in group.layers if layer in self.windows)
+            outside = tuple(layer for layer in group.layers if layer not in self.windows)
+            if outside:
+                groups.append(replace(group, layers=outside))
+            if inside:
+                window = max(self.windows[layer] for layer in inside)
+                groups.append(replace(group, layers=inside, window=window))
+        return replace(self, groups=tuple(groups))
 
 
 def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_size: int) -> AttentionShape:
@@ -87,12 +102,14 @@ def shape_of_calls(
     calls: Sequence[AttentionCall],
     chunks: Mapping[int, int | None] | None = None,
     states: Sequence[StateShape] = (),
+    windows: Mapping[int, int | None] | None = None,
 ) -> AttentionShape:
     """Group the layers of a dry run, one call each.
 
     Args:
         chunks: layer -> positions of its attention's chunks; None, or absent: all.
         states: of the layers that keep some.
+        windows: layer -> most positions that a token sees; None, or absent: all.
     """
     chunks = chunks or {}
     layers: dict[tuple[int, int, int, int, bool, int | None], list[int]] = {}
@@ -102,4 +119,5 @@ def shape_of_calls(
             shape = (*call.heads, *call.sizes[1:], call.value_in_key, chunks.get(call.layer))
             layers.setdefault(shape, []).append(call.layer)
     groups = tuple(KVGroup(tuple(own), *shape) for shape, own in layers.items())
-    return AttentionShape(groups or (_PLACEHOLDER,), aliases, tuple(states))
+    seen = {layer: window for layer, window in (windows or {}).items() if window is not None}
+    return AttentionShape(groups or (_PLACEHOLDER,), aliases, tuple(states), seen)

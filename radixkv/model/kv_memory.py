@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -13,6 +13,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.attention_shape import AttentionShape
 from radixkv.model.state_memory import size_states
+from radixkv.model.window_memory import shape_with_windows, size_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import StateSpec
 
@@ -69,12 +70,13 @@ def _memory_for_kv(config: EngineConfig, device: torch.device, step_memory: int)
 
 
 def size_kv_cache(
-    config: EngineConfig, shape: ModelShape, step_memory: int = 0
+    config: EngineConfig, shape: ModelShape, step_memory: int = 0, step_tokens: int = 0
 ) -> tuple[KVLayout, int, StateSpec | None]:
     """Decide the number of KV blocks and of states, and the longest request.
 
     Args:
         step_memory: bytes that the largest step takes besides weights and K/V, where `is_sized_by_gpu`.
+        step_tokens: most tokens of a step.
 
     Returns:
         The layout of the paged storage, `max_model_len` in tokens, and the size of the states' memory.
@@ -84,12 +86,21 @@ def size_kv_cache(
     """
 
     quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    attention = shape_with_windows(config, shape.attention, shape.device, shape.max_model_len)
     try:
-        layout = shape.attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
+        layout = attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
     except ValueError as error:
         raise ConfigError(f"{error}; change --block-size") from error
-    block_bytes = layout.bytes_per_block
     memory, source = _memory_for_kv(config, shape.device, step_memory)
+    num_windows = 0
+    if layout.window is not None:
+        num_windows = size_windows(config, layout, memory, step_tokens)
+        if not num_windows:
+            layout = replace(layout, groups=shape.attention.groups)
+        elif config.window_memory is None:
+            memory -= num_windows * layout.bytes_per_window_block
+            source += " less windows"
+    block_bytes = layout.bytes_per_block
     states = size_states(config, shape.attention, memory, block_bytes)
     if states is not None and config.state_memory is None:
         memory -= states.num_bytes
@@ -117,7 +128,11 @@ def size_kv_cache(
         )
     if config.num_blocks is not None:
         _check_explicit_size(num_blocks * block_bytes, num_blocks, shape.device)
-    return layout.with_blocks(num_blocks), min(wanted or shape.max_model_len, tokens), states
+    return (
+        layout.with_blocks(num_blocks, max(1, num_windows)),
+        min(wanted or shape.max_model_len, tokens),
+        states,
+    )
 
 
 def _check_explicit_size(num_bytes: int, num_blocks: int, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner
 from radixkv.model.state_memory import check_states_supported
 from radixkv.model.step_memory import measure_step_memory
+from radixkv.model.window_memory import describe_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import GRID, StateSpec
 
@@ -95,6 +96,8 @@ def make_runner(
         takes_adapters=config.takes_adapters,
         states=states,
     )
+    if runner.windows is not None:
+        logger.info("%s", describe_windows(spec, runner.windows, max_model_len))
     if communicator is not None:
         # Tensors that are added up have one shape; what holds for a multiple holds for a larger one.
         runner.row_multiple = communicator.largest(runner.row_multiple)
@@ -133,9 +136,8 @@ def _size(
     if communicator is not None and device.type == "cpu":  # the ranks share the machine's memory
         total = [communicator.total(group.num_kv_heads) for group in loaded.attention.groups]
         shape = replace(shape, attention=loaded.attention.with_kv_heads(total))
-    step_memory = 0
+    step_memory, budget = 0, token_budget(config, device)
     if is_sized_by_gpu(config, device):
-        budget = token_budget(config, device)
         step_memory = measure_step_memory(
             loaded,
             max_num_tokens=budget,
@@ -145,7 +147,7 @@ def _size(
         )
         # The step's memory in torch's allocator counts once, as the memory of a step.
         torch.cuda.empty_cache()
-    spec, max_model_len, states = size_kv_cache(config, shape, step_memory)
+    spec, max_model_len, states = size_kv_cache(config, shape, step_memory, budget)
     if communicator is None:
         return spec, max_model_len, states
     num_blocks = communicator.smallest(spec.num_blocks)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.adapters.adapter_memory import AdapterMemory
 from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
@@ -24,6 +25,7 @@ from radixkv.model.latent_attention import fix_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.runner_states import RunnerStates
+from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
 from radixkv.model.without_states import WithoutStates
@@ -118,6 +120,9 @@ class ModelRunner(WithoutStates):
             max_model_len=max_model_len,
         )
         self._states = None if states is None else RunnerStates(states, backend, self.device)
+        self._windows: RunnerWindows | None = None
+        if isinstance(spec, KVLayout) and spec.window is not None:
+            self._windows = RunnerWindows(spec, max_num_tokens)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
@@ -147,6 +152,10 @@ class ModelRunner(WithoutStates):
         scaled = "" if spec.quantization is None else " scaled"
         groups = spec.specs if isinstance(spec, KVLayout) else (spec,)
         return f"{dtype}{scaled} {' + '.join(map(_block_shape, groups))}"
+
+    @property
+    def windows(self) -> WindowSpec | None:
+        return None if self._windows is None else self._windows.spec
 
     @property
     def num_state_slots(self) -> int:
@@ -245,13 +254,11 @@ class ModelRunner(WithoutStates):
         batch = arranged.batch
         for group in batch.copy_groups:
             self.copy_blocks(group)
-        plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+        step = self._step(batch)
         if self.graphs is not None:
-            replayed = self.graphs.run(batch, plan)
+            replayed = self.graphs.run(batch, step.plan)
             if replayed is not None:
                 return replayed
-        rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
-        step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
         step.adapters = arranged.adapters
         if self._states is not None:
             step.states = self._states.step(batch)
@@ -263,6 +270,15 @@ class ModelRunner(WithoutStates):
             token_ids[: batch.num_tokens] = batch.fed_tokens
         logits = call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
         return logits if arranged.logit_order is None else logits[arranged.logit_order]
+
+    def _step(self, batch: Batch) -> AttentionStep:
+        """Plan attention for a batch."""
+        rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
+        slots = to_device(batch.write_slots, self.device)
+        if self._windows is not None:
+            return self._windows.step(self.backend, self.kv, batch, slots, rows)  # type: ignore[arg-type]
+        plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+        return AttentionStep(self.backend, self.kv, plan, slots, rows)
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""

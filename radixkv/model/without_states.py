@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from radixkv.cache.states.window_pool import WindowSpec
     from radixkv.model.block_copy import BlockCopy
     from radixkv_kernels import Bytes
 
 
 class WithoutStates:
     """Mixin of runners without states: there are no slots to save or load."""
+
+    @property
+    def windows(self) -> WindowSpec | None:
+        return None
 
     @property
     def num_state_slots(self) -> int:

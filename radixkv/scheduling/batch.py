@@ -28,6 +28,7 @@ from radixkv.scheduling.sequence_state import SequenceState
 
 if TYPE_CHECKING:
     from radixkv.scheduling.batch_states import BatchStates
+    from radixkv.scheduling.window_steps import BatchWindows
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Batch:
             host does not know these yet; None: it does.
         num_rows: entries at the beginning that are decodes of one token, and copy nothing.
         states: states that the step reads and writes; None: the model has no state layers.
+        windows: tables and slots of layers with windows; None: they are those of all layers.
     """
 
     entries: list[Entry]
@@ -100,6 +102,7 @@ class Batch:
     fed_tokens: Any = None
     num_rows: int = 0
     states: BatchStates | None = None
+    windows: BatchWindows | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,8 @@ A step copies, then writes all its rows, then attends. So that every row reads i
  3. every slot that an entry asked to be copied is given to it once: by a copy that runs before the step, or
     by a row of this step that computes the very same tokens, which no guess does;
  4. nothing that a copy reads or writes is written by a row, and no copy overwrites what another one reads;
- 5. a block into which a guess is written is in no other block table.
+ 5. a block into which a guess is written is in no other block table;
+ 6. every row is written to a slot of its own of the windows, where they have a pool of their own.
 
 Nothing here is used while serving, unless it is asked for.
 """
@@ -21,7 +22,7 @@ from radixkv.scheduling.batch import Batch
 
 
 def check_batch(batch: Batch, block_size: int) -> None:
-    """Assert the five points above. O(tokens + copied slots * tokens of their requests + blocks)."""
+    """Assert the six points above. O(tokens + copied slots * tokens of their requests + blocks)."""
     rows = np.arange(batch.num_tokens) if batch.write_rows is None else batch.write_rows
     assert len(rows) == len(batch.write_slots), (
         f"{batch!r}: {len(rows)} rows for {len(batch.write_slots)} slots"
@@ -33,6 +34,11 @@ def check_batch(batch: Batch, block_size: int) -> None:
     given = _check_copies(batch, block_size, row_of_slot)
     assert second <= given, f"{batch!r}: rows are written where nobody asked for them"
     _check_guesses(batch, block_size)
+    if batch.windows is not None:
+        slots = batch.windows.write_slots
+        assert len(slots) == batch.num_tokens == len(np.unique(slots)), (
+            f"{batch!r}: a window is written twice"
+        )
 
 
 def _own_slots(batch: Batch, block_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

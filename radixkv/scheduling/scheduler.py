@@ -112,7 +112,11 @@ class Scheduler:
         self._tier_waits = tier_waits = tier_waits or TierWaits()
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
-        self._states = None if cache.states is None else _state_steps(self._running, max_num_seqs)
+        self._states: StateSteps | None = None
+        if cache.states is not None:
+            from radixkv.scheduling.window_steps import make_state_steps
+
+            self._states = make_state_steps(cache.states, self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._long_prompts = LongPrompts(
@@ -484,10 +488,3 @@ class Scheduler:
             f"Scheduler({self.policy.name}, {self.num_running} running, {self.num_waiting} waiting, "
             f"budget {self.max_num_batched_tokens})"
         )
-
-
-def _state_steps(running: RunningRequests, max_num_seqs: int) -> StateSteps:
-    """Plan the states of steps, of a model with such layers alone."""
-    from radixkv.scheduling.state_steps import StateSteps
-
-    return StateSteps(running, max_num_seqs)

@@ -152,9 +152,10 @@ class ServerContext:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the model has layers that keep a state."""
+        """Whether requests resume at checkpoints only: the model has layers with states, or frees windows."""
         if self._keeps_states is None:
-            self._keeps_states = bool(self.engine.stats().cache.state_slots)
+            cache = self.engine.stats().cache
+            self._keeps_states = bool(cache.state_slots or cache.window_blocks)
         return self._keeps_states
 
     @property

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv import PrefixCache
-from radixkv.cache.keys import encode_tokens
+from radixkv.cache.keys import decode_tokens, encode_tokens
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.errors import ConfigError, OutOfBlocks
 
 TEXT = [[seed * 7 + i * (seed + 3) % 5 for i in range(512)] for seed in range(2)]
@@ -198,7 +200,7 @@ def test_explain_says_no_state() -> None:
     model.run([8] * 450)  # both slots are these prompts' now
     report = model.cache.explain(TEXT[0][:300])
     assert (report.reason, report.num_hit_tokens, report.num_kv_tokens) == ("no_state", 0, 288)
-    assert "K/V of 288 tokens is here, the nearest state is at 0" in report.detail
+    assert "K/V of 288 tokens is here, the nearest checkpoint is at 0" in report.detail
     lease = model.begin(TEXT[0][:300])
     assert lease.report.reason == "no_state"
     assert lease.num_cached_tokens == 288
@@ -306,6 +308,104 @@ class CheckpointsMachine(RuleBasedStateMachine):
 
 
 TestCheckpointsMachine = CheckpointsMachine.TestCase
+
+
+class WindowModel(Model):
+    """A cache that frees its windows, and what a runner has in each slot: a hash of the tokens so far."""
+
+    def __init__(self, num_requests: int, window: int, step: int = 700, **options: Any) -> None:
+        sizes = {"num_blocks": 64, "block_size": 16, **options}
+        spec, size = WindowSpec(window, 0, step), sizes["block_size"]
+        count = num_requests * spec.blocks_per_request(size) + -(-step // size)
+        self.cache = PrefixCache(**sizes, windows=WindowSpec(window, count, step))
+        self.window, self.size = window, size
+        self.seen: dict[int, int] = {}
+        self.done: dict[int, int] = {}  # by lease
+
+    def begin(self, tokens: list[int], namespace: str = "") -> Any:
+        lease: Any = self.cache.acquire(tokens, namespace)
+        assert lease.states.base.position == lease.resume_at <= lease.num_cached_tokens
+        self.look(lease)
+        return lease
+
+    def computed(self, lease: Any) -> int:
+        return self.done.get(lease.id, lease.states.base.position)
+
+    def compute(self, lease: Any, end: int | None = None) -> None:
+        end, start = lease.num_tokens if end is None else end, self.computed(lease)
+        lease.commit(end)
+        assert lease.states.plan(end), "the blocks of running requests are not enough"
+        for at, value in enumerate(hashes(lease.token_ids())[start:end], start):
+            self.seen[self.slot(lease.states.table, at)] = value
+        self.done[lease.id] = max(start, end)
+        self.look(lease)
+        lease.states.step_done(lease, end)
+
+    def slot(self, table: Any, at: int) -> int:
+        return int(table[at // self.size]) * self.size + at % self.size
+
+    def look(self, lease: Any) -> None:
+        """What the lease's next row sees through its window is there."""
+        end, values = self.computed(lease), hashes(lease.token_ids())
+        for at in range(max(0, end - self.window + 1), end):
+            assert self.seen[self.slot(lease.states.table, at)] == values[at], f"position {at} of {lease!r}"
+
+    def check(self) -> None:
+        self.cache.check()
+        keeper: Any = self.cache.states
+        for one in keeper:
+            path = b"".join(node.key for node in self.cache.parts.tree.path(one.node))
+            values, blocks = hashes(decode_tokens(path[: 4 * one.end])), keeper.pool.kept(one.slot)
+            assert len(blocks) * self.size >= min(self.window - 1, one.end)
+            table = [0] * (one.end // self.size - len(blocks)) + list(blocks)
+            for at in range(max(0, one.end - self.window + 1), one.end):
+                assert self.seen[self.slot(table, at)] == values[at], f"{one!r} has another window"
+
+
+def hashes(tokens: list[int]) -> list[int]:
+    """A hash of the tokens up to each one."""
+    found = [0]
+    for token in tokens:
+        found.append(hash((found[-1], token)))
+    return found[1:]
+
+
+class WindowsMachine(CheckpointsMachine):
+    """The same over a pool of window blocks that is just enough for the leases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = WindowModel(4, 100, num_blocks=80, hash_function=lambda data: 5)
+
+    @invariant()
+    def nothing_is_lost_or_mixed_up(self) -> None:
+        self.model.check()
+        for lease in self.leases:
+            self.model.look(lease)
+
+
+TestWindowsMachine = WindowsMachine.TestCase
+TestWindowsMachine.settings = settings(max_examples=20, stateful_step_count=25)
+
+
+def test_windows_past_the_last_grid_point_are_freed() -> None:
+    model = WindowModel(1, 40, step=100)
+    lease = model.begin(TEXT[0][:500])
+    for end in range(100, 501, 100):
+        model.compute(lease, end)
+        assert len(lease.states.held_slots()) * 16 <= 40 + 64 + 2 * 16
+    lease.release()
+    model.check()
+    assert model.at() == {448}  # the end of the prompt, once
+    assert model.cache.stats.window_blocks - model.cache.stats.free_window_blocks == 3
+    assert model.run(TEXT[0][:500] + [9] * 30) == 448
+    model.cache.reset()
+    assert model.cache.stats.free_window_blocks == model.cache.stats.window_blocks
+
+
+def test_too_few_window_blocks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="there is memory for 5; raise --window-memory"):
+        PrefixCache(8, 16, windows=WindowSpec(40, 5, 100))
 
 
 def test_swapped_slots_are_noticed() -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz of models with states: `/path/to/python tests/engine/fuzz_states.py SECONDS [SEED]` runs it by itself.
+"""Fuzz of models with states, and of those that free their windows: `/path/to/python
+tests/engine/fuzz_states.py SECONDS [SEED [windows]]` runs it by itself.
 
 Requests of several tenants over a scripted model whose answers depend on its slots and rings: pools of two
 slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead, a tier that fails and
@@ -25,7 +26,9 @@ if __name__ == "__main__":
 from paged_language_model import greedy_reference, make_engine
 from scripted_tier import WildTier
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
+from windowed_hash_model import WindowedHashModel
 
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch_states import GRID
@@ -43,7 +46,12 @@ RESTART = 1_000_000
 
 
 def fuzz(
-    seed: int, num_requests: int = 30, with_tier: bool | None = None, folder: Path | None = None
+    seed: int,
+    num_requests: int = 30,
+    with_tier: bool | None = None,
+    folder: Path | None = None,
+    *,
+    windows: bool = False,
 ) -> dict[str, int]:
     """Run one engine to its end; what happened, by name. Raises where something is wrong.
 
@@ -51,6 +59,7 @@ def fuzz(
         with_tier: None: every other seed has one.
         folder: of a disk tier below a host tier, as another run left it; runs whose seeds are `RESTART` apart
             ask the same texts.
+        windows: of a model that frees its windows, without a tier.
     """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
@@ -58,7 +67,19 @@ def fuzz(
     block_size = r.choice([8, 16, 32, 64]) if folder is None else BLOCK_SIZE
     num_blocks = r.choice([500, 900, 4000] if folder is None else [500, 900]) // block_size
     failing = r.choice([0.0, 0.0, 0.08])
-    model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=lambda batch: r.random() < failing)
+    budget = r.choice([24, 96, 300])
+
+    def fails(batch: Any) -> bool:
+        return r.random() < failing
+
+    model: Any
+    if windows:
+        with_tier = False
+        model = WindowedHashModel(
+            num_blocks, block_size, _window_spec(r, most, budget, block_size), fail_if=fails
+        )
+    else:
+        model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=fails)
     now = iter(range(10**9))
     act: Any = lambda: None  # noqa: E731
     tiers: dict[str, Any] = {}
@@ -72,7 +93,7 @@ def fuzz(
         **tiers,
         num_blocks=num_blocks,
         block_size=block_size,
-        budget=r.choice([24, 96, 300]),
+        budget=budget,
         max_model_len=450,
         model=model,
         max_num_seqs=most,
@@ -154,6 +175,13 @@ def fuzz(
     return counts
 
 
+def _window_spec(r: random.Random, most: int, budget: int, block_size: int) -> WindowSpec:
+    """A pool that is just enough for some of the requests, or has room for checkpoints, too."""
+    spec = WindowSpec(r.choice([1, 5, 17, 64, 100, 129, 300]), 0, budget)
+    needed = spec.blocks_per_request(block_size) * r.choice([1, most]) - (-budget // block_size)
+    return replace(spec, num_blocks=needed + r.choice([0, 3, 200]))
+
+
 def _real_tiers(r: random.Random, folder: Path) -> TierStack:
     """A host tier over a disk tier, both with room for a few texts or for all."""
     kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
@@ -163,14 +191,13 @@ def _real_tiers(r: random.Random, folder: Path) -> TierStack:
     return TierStack([host, DiskTier(folder, room, kind, states=states, selection=Selection(0))])
 
 
-def _step(
-    engine: Engine, model: StatefulHashModel, sent: dict[str, tuple[list[int], int]], counts: dict[str, int]
-) -> None:
+def _step(engine: Engine, model: Any, sent: dict[str, tuple[list[int], int]], counts: dict[str, int]) -> None:
     result = engine.step()
     counts["steps"] = counts.get("steps", 0) + 1
     if counts["steps"] % 5 == 0:
         engine.check()
-        _check_contents(engine, model)
+        if isinstance(model, StatefulHashModel):
+            _check_contents(engine, model)
     assert not model.violations, model.violations
     assert not engine.stats().num_rebuilds, "an invariant broke"
     for output in result.finished:
@@ -203,8 +230,10 @@ if __name__ == "__main__":
     while time.monotonic() < until:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                for part in range(3 if seed % 3 == 0 else 1):
-                    options = {"folder": Path(folder)} if seed % 3 == 0 else {}
+                on_disk = seed % 3 == 0 and not sys.argv[3:]
+                for part in range(3 if on_disk else 1):
+                    options: dict[str, Any] = {"folder": Path(folder)} if on_disk else {}
+                    options["windows"] = bool(sys.argv[3:])
                     for what, count in fuzz(seed + part * RESTART, **options).items():
                         total[what] = total.get(what, 0) + count
         except BaseException:

@@ -79,6 +79,8 @@ class TorchBackend(AttentionBackend):
             if starts[r] < starts[r + 1]:
                 own = slice(starts[r], starts[r + 1])
                 key, value = kv.read(layer, tables[r], length, torch.float32)
+                if scoring.window is not None:  # blocks before it may be any, and zero times NaN is NaN
+                    value[: max(0, length - (starts[r + 1] - starts[r]) - scoring.window + 1)] = 0
                 out[own] = _attend_request(query[own], key, value, scoring)
 
     def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:

@@ -7,7 +7,7 @@ The reasons, in the order in which they are tried for the first token that was n
                    the tokens after the last grid point)
     skipped        the caller, or the cache's settings, asked not to look
     partial_block  the tokens are cached, but sharing a part of a block was not possible
-    no_state       of a model with states: the tokens' K/V is here, and no state near its end
+    no_state       of a model with states or freed windows: the K/V is here, and no checkpoint near its end
     evicted        the block was here and was evicted to make room
     expired        the same, after a pin on it had run out
     reset          the same, by `reset`
@@ -104,7 +104,7 @@ class MissReport:
         there = f" The tier {self.tier} has {self.num_tier_tokens} of them." if self.tier else ""
         if self.reason == "no_state":
             return (
-                f"{found}: the K/V of {self.num_kv_tokens} tokens is here, the nearest state is at "
+                f"{found}: the K/V of {self.num_kv_tokens} tokens is here, the nearest checkpoint is at "
                 f"{self.num_hit_tokens}; the tokens between were computed again.{there}"
             )
         if self.reason in ("evicted", "expired", "reset"):

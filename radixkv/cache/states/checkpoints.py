@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.states.checkpoint import GRID, Checkpoint
+from radixkv.cache.states.lease_states import HeldState, LeaseStates
 from radixkv.cache.states.state_pool import StatePool
 from radixkv.errors import ConfigError
 
@@ -46,15 +47,18 @@ class Checkpoints:
         pool: the slots.
         version: changes with every checkpoint that comes or goes.
         num_evicted: checkpoints that made room for others, since the start.
+        frees_windows: whether they are windows of K/V, not states: `WindowCheckpoints`.
 
     Raises:
         ConfigError: a grid point does not end a whole block, or there are too few slots for one request.
     """
 
+    frees_windows = False
+
     def __init__(self, num_slots: int, block_size: int, num_blocks: int) -> None:
         if GRID % block_size:
             raise ConfigError(
-                f"a model with states needs a block_size that divides {GRID}, not {block_size} "
+                f"a model with checkpoints needs a block_size that divides {GRID}, not {block_size} "
                 "(flag --block-size)"
             )
         if num_slots < 2:
@@ -82,6 +86,18 @@ class Checkpoints:
     def max_requests(self) -> int:
         """Most requests that may run: two slots each, so that a step never lacks one."""
         return self.pool.num_slots // 2
+
+    def figures(self) -> dict[str, int]:
+        """Return its fields of `radixkv.cache.cache_stats.CacheStats`. O(checkpoints)."""
+        return {
+            **self._memory(),
+            "checkpoints": len(self._all),
+            "superseded_checkpoints": sum(one.is_superseded for one in self._all),
+            "evicted_checkpoints": self.num_evicted,
+        }
+
+    def _memory(self) -> dict[str, int]:
+        return {"state_slots": self.pool.num_slots, "free_state_slots": self.pool.num_free}
 
     # ------------------------------------------------------------------ lookup
 
@@ -112,6 +128,13 @@ class Checkpoints:
             elif checkpoint.heir != heir:
                 checkpoint.is_superseded = False
         self._touch(checkpoint)
+
+    def begin(self, checkpoint: Checkpoint | None) -> LeaseStates:
+        """Return the states of a request that resumes at a checkpoint; None: at its first token. O(1)."""
+        if checkpoint is None:
+            return LeaseStates(self)
+        self.pool.share(checkpoint.slot)
+        return LeaseStates(self, HeldState(checkpoint.end, checkpoint.slot))
 
     # ------------------------------------------------------------------ keeping
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of conservation for states: every slot is free, in the tree, or held by leases, and at its place."""
+"""Proof of conservation for states and kept windows: what is not free is in the tree or held by leases."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ def check_states(capacity: Capacity, nodes: list[Node]) -> None:
         assert not found, "a model without states has checkpoints"
         return
     assert len(found) == len(keeper), f"{len(keeper)} checkpoints are counted, the tree has {len(found)}"
-    holders = [0] * keeper.pool.num_slots
     for node in nodes:
         for offset, checkpoint in (node.states or {}).items():
-            holders[checkpoint.slot] += 1
             assert checkpoint.node is node, f"{checkpoint!r} does not point back to {node!r}"
             assert 0 < offset <= len(node.key) // tree.block_bytes, f"{checkpoint!r} ends no whole block"
             at = node.start + offset * tree.block_size
@@ -31,9 +29,7 @@ def check_states(capacity: Capacity, nodes: list[Node]) -> None:
             assert not at % GRID, f"{checkpoint!r} lies at no grid point"
             assert checkpoint.identity == node.identity(offset), f"{checkpoint!r} sums up another prefix"
             assert 0 <= checkpoint.base < at, f"{checkpoint!r} has its base at {checkpoint.base}"
-    for lease in capacity.leases.values():
-        if lease.states is not None:
-            assert not lease.states.base.position % GRID
-            for slot in lease.states.held_slots():
-                holders[slot] += 1
-    keeper.pool.check(holders)
+    leases = [lease.states for lease in capacity.leases.values() if lease.states is not None]
+    assert not any(states.base.position % GRID for states in leases), "a request goes on from no grid point"
+    held = [slot for states in leases for slot in states.held_slots()]
+    keeper.pool.check([checkpoint.slot for checkpoint in found], held)

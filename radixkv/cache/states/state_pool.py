@@ -7,6 +7,8 @@ is written once, by that step, and free once its last holder has released it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class StatePool:
     """Counts the holders of `num_slots` slots."""
@@ -50,8 +52,11 @@ class StatePool:
         """Return how many hold a slot. O(1)."""
         return self._holders[slot]
 
-    def check(self, holders: list[int]) -> None:
-        """Assert that these are the holders of each slot, and that the others are free."""
+    def check(self, kept: Iterable[int], held: Iterable[int]) -> None:
+        """Assert that slots have these holders, in the tree and by leases, and that the others are free."""
+        holders = [0] * self.num_slots
+        for slot in (*kept, *held):
+            holders[slot] += 1
         assert holders == self._holders, f"slots have holders {holders}, counted are {self._holders}"
         free = [slot for slot, count in enumerate(holders) if not count]
         assert sorted(self._free) == free, "slots are lost"

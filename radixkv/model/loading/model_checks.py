@@ -217,7 +217,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             reason = f"its logits differ from transformers' own by {deviation:.1%} of their spread"
     if reason is not None:
         raise unsupported(name, architecture, reason)
-    return shape_of_calls(step.calls, _chunks(config, max_model_len), step.states.shapes)
+    return shape_of_calls(step.calls, _chunks(config, max_model_len), step.states.shapes, step.windows)
 
 
 def _chunks(config: Any, max_model_len: int) -> dict[int, int | None]:

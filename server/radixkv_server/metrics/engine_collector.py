@@ -104,8 +104,21 @@ class EngineCollector(Collector):
 
 
 def _states(cache: CacheStats) -> Iterator[Metric]:
-    """States of a model with state layers; empty for others."""
-    if not cache.state_slots:
+    """States of a model with state layers, blocks of windows of one that frees them; empty for others."""
+    if not cache.state_slots and not cache.window_blocks:
+        return
+    if cache.window_blocks:
+        blocks = GaugeMetricFamily(
+            "radixkv_window_blocks",
+            "Blocks of layers with a sliding window; their sum is the memory for them.",
+            labels=["state"],
+        )
+        blocks.add_metric(["free"], cache.free_window_blocks)
+        blocks.add_metric(["used"], cache.window_blocks - cache.free_window_blocks)
+        yield blocks
+        kept = "Windows kept in the tree, with which requests can go on."
+        yield GaugeMetricFamily("radixkv_checkpoints", kept, value=cache.checkpoints)
+        yield from _checkpoints(cache)
         return
     slots = GaugeMetricFamily(
         "radixkv_state_slots",
@@ -116,16 +129,15 @@ def _states(cache: CacheStats) -> Iterator[Metric]:
     slots.add_metric(["cached"], cache.checkpoints)
     slots.add_metric(["held"], cache.state_slots - cache.free_state_slots - cache.checkpoints)
     yield slots
-    for name, text, value in (
-        ("state_slots_capacity", "States that there is memory for.", cache.state_slots),
-        (
-            "superseded_checkpoints",
-            "Of the cached states, those that deeper ones have taken the place of.",
-            cache.superseded_checkpoints,
-        ),
-    ):
-        yield GaugeMetricFamily(f"radixkv_{name}", text, value=value)
-    evicted = "Cached states that made room for others."
+    capacity = "States that there is memory for."
+    yield GaugeMetricFamily("radixkv_state_slots_capacity", capacity, value=cache.state_slots)
+    yield from _checkpoints(cache)
+
+
+def _checkpoints(cache: CacheStats) -> Iterator[Metric]:
+    superseded = "Of the cached states or windows, those that deeper ones have taken the place of."
+    yield GaugeMetricFamily("radixkv_superseded_checkpoints", superseded, value=cache.superseded_checkpoints)
+    evicted = "Cached states or windows that made room for others."
     yield CounterMetricFamily("radixkv_evicted_checkpoints", evicted, value=cache.evicted_checkpoints)
 
 

@@ -102,14 +102,17 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
             for tenant in sorted({*activity.tenants, *(quota.namespace[0] for quota in quotas)})
         ],
     }
+    checkpoints = {
+        "checkpoints": cache.checkpoints,
+        "superseded_checkpoints": cache.superseded_checkpoints,
+        "evicted_checkpoints": cache.evicted_checkpoints,
+    }
     if cache.state_slots:
-        shown["states"] = {
-            "total_slots": cache.state_slots,
-            "free_slots": cache.free_state_slots,
-            "checkpoints": cache.checkpoints,
-            "superseded_checkpoints": cache.superseded_checkpoints,
-            "evicted_checkpoints": cache.evicted_checkpoints,
-        }
+        slots = {"total_slots": cache.state_slots, "free_slots": cache.free_state_slots}
+        shown["states"] = slots | checkpoints
+    if cache.window_blocks:
+        blocks = {"total_blocks": cache.window_blocks, "free_blocks": cache.free_window_blocks}
+        shown["freed_windows"] = blocks | checkpoints
     if stats.replicas:
         shown["replicas"] = [
             {

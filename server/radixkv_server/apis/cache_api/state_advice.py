@@ -11,21 +11,22 @@ WORTH_TELLING = 0.05
 
 
 def state_advice(context: ServerContext) -> Json | None:
-    """Return what to do where many tokens had K/V and no state near; None: few, or no states at all."""
+    """Return what to do where many tokens had K/V and no checkpoint near; None: few, or no checkpoints."""
     stats = context.engine.stats()
     cache = stats.cache
     missed = context.activity.missed(None).get("no_state", 0)
-    if not cache.state_slots or missed <= WORTH_TELLING * max(1, stats.prompt_tokens):
+    kind, flag = ("window", "--window-memory") if cache.window_blocks else ("state", "--state-memory")
+    if not context.keeps_states or missed <= WORTH_TELLING * max(1, stats.prompt_tokens):
         return None
     share = missed / max(1, stats.prompt_tokens)
     found = (
-        f"{missed:,} prompt tokens ({share:.0%}) were computed again since no state was kept near the end of "
-        f"their K/V; {cache.evicted_checkpoints:,} states made room for others"
+        f"{missed:,} prompt tokens ({share:.0%}) were computed again since no {kind} was kept near the end "
+        f"of their K/V; {cache.evicted_checkpoints:,} {kind}s made room for others"
     )
     if cache.evicted_checkpoints:
-        remedy = "give states more memory (--state-memory) or the server fewer conversations at once"
+        remedy = f"give {kind}s more memory ({flag}) or the server fewer conversations at once"
     else:
-        remedy = "mark the end of what prompts share (cache_control), so that a state is kept there"
+        remedy = f"mark the end of what prompts share (cache_control), so that a {kind} is kept there"
     return {
         "kind": "states_too_few",
         "missed_tokens": missed,

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WindowPool: blocks for the K/V of layers with a sliding window, and the kept windows that are made of them.
+
+Such a layer sees the last W tokens only, so its blocks come from a pool of their own. A request has those of
+its latest tokens; a *kept window* is the list of blocks before a grid point, with which a later request can
+go on there. Full blocks are never written again, so requests and kept windows share them:
+
+    request      . . . . [b4] [b5] [b6] [b7] ->        holders: b4 2, b5 2, b6 1, b7 1
+    kept window          [b4  b5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from radixkv.cache.states.checkpoint import GRID
+from radixkv.cache.states.state_pool import StatePool
+
+#: Most guessed tokens of a request in a step: blocks for them stay when the guesses were wrong.
+MOST_GUESSES = GRID
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """Sizes of the memory for layers with windows.
+
+    Attributes:
+        tokens: positions that such a layer sees, the query's own included; the most of all layers.
+        num_blocks: blocks of the pool.
+        step_tokens: most tokens of a step.
+        block_bytes: of one block, all layers with a window together.
+    """
+
+    tokens: int
+    num_blocks: int
+    step_tokens: int
+    block_bytes: int = 0
+
+    def blocks_per_window(self, block_size: int) -> int:
+        """Most blocks of a kept window, and at least one."""
+        return max(1, (self.tokens + block_size - 2) // block_size)
+
+    def blocks_per_request(self, block_size: int) -> int:
+        """Most blocks of a running request besides those that its share of a step's tokens fills.
+
+        The window before the last grid point, the tokens since, guesses, and a partial block at either end;
+        one more where a step is planned ahead.
+        """
+        return (self.tokens + GRID + MOST_GUESSES) // block_size + 3
+
+    def max_requests(self, block_size: int) -> int:
+        """Most requests that may run, so that a step never lacks a block."""
+        rest = self.num_blocks - -(-self.step_tokens // block_size)
+        return rest // self.blocks_per_request(block_size)
+
+
+class WindowPool:
+    """Counts the holders of blocks. A kept window is named by a number, its *slot*, as a state is.
+
+    Attributes:
+        blocks: counts the holders of each block: requests and kept windows.
+    """
+
+    def __init__(self, spec: WindowSpec, block_size: int) -> None:
+        self.blocks = StatePool(spec.num_blocks)
+        self._per_window = spec.blocks_per_window(block_size)
+        self._kept: dict[int, Sequence[int]] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        return f"WindowPool({self.blocks.num_slots} blocks, {self.blocks.num_free} free)"
+
+    @property
+    def num_slots(self) -> int:
+        """Whole windows that the blocks are enough for, if they share none."""
+        return self.blocks.num_slots // self._per_window
+
+    @property
+    def num_free(self) -> int:
+        """Whole windows that the free blocks are enough for."""
+        return self.blocks.num_free // self._per_window
+
+    def keep(self, blocks: Sequence[int]) -> int:
+        """Return the slot of a new kept window, which holds `blocks` until it is dropped. O(blocks)."""
+        for block in blocks:
+            self.blocks.share(block)
+        slot = self._next
+        self._next += 1
+        self._kept[slot] = blocks
+        return slot
+
+    def kept(self, slot: int) -> Sequence[int]:
+        """Return the blocks of a kept window. O(1)."""
+        return self._kept[slot]
+
+    def drop(self, slot: int) -> None:
+        """Drop a kept window: blocks that nobody else holds are free. O(blocks)."""
+        for block in self._kept.pop(slot):
+            self.blocks.drop(block)
+
+    def holders(self, slot: int) -> int:
+        """Return how many hold the least held block of a window; 1: to drop it frees some. O(blocks)."""
+        return min((self.blocks.holders(block) for block in self._kept[slot]), default=1)
+
+    def check(self, kept: Iterable[int], held: Iterable[int]) -> None:
+        """Assert that the tree has these kept windows, that leases hold these blocks, and the others are
+        free."""
+        assert sorted(kept) == sorted(self._kept), "kept windows are in no checkpoint"
+        self.blocks.check((block for blocks in self._kept.values() for block in blocks), held)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RunnerWindows: a step's tables and slots for layers whose blocks are of the pool of windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from radixkv.cache.states.window_pool import WindowSpec
+from radixkv.model.attention_hook import AttentionStep
+from radixkv.sampling.device_arrays import to_device
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.window_steps import BatchWindows
+from radixkv_kernels import KVLayout
+from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
+
+
+@dataclass(slots=True, kw_only=True)
+class WindowedStep(AttentionStep):
+    """A step whose layers in `window_layers` write to slots of their own, each row to one."""
+
+    window_layers: frozenset[int]
+    window_slots: Tensor
+
+    def _target(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        if layer in self.window_layers:
+            return self.window_slots, None
+        return self.slots, self.rows
+
+
+class RunnerWindows:
+    """Steps of one runner.
+
+    Args:
+        layout: with groups that have a window.
+        step_tokens: most tokens of a step.
+    """
+
+    def __init__(self, layout: KVLayout, step_tokens: int) -> None:
+        assert layout.window is not None
+        self.spec = WindowSpec(
+            layout.window, layout.num_window_blocks, step_tokens, layout.bytes_per_window_block
+        )
+        self._layers = layout.window_layers
+
+    def step(
+        self, backend: GroupedBackend, kv: object, batch: Batch, slots: Tensor, rows: Tensor | None
+    ) -> WindowedStep:
+        """Return the step that the layers call for a batch, planned. `slots`, `rows`: of other layers."""
+        windows = batch.windows or self._idle(batch)
+        plan: GroupedPlan = backend.plan_with_windows(
+            batch.query_starts, batch.context_lengths, batch.block_tables, windows.block_tables
+        )
+        return WindowedStep(
+            backend,
+            kv,
+            plan,
+            slots,
+            rows,
+            window_layers=self._layers,
+            window_slots=to_device(windows.write_slots, slots.device),
+        )
+
+    def _idle(self, batch: Batch) -> BatchWindows:
+        """Tables for a batch without requests, as run before the first one. It writes nothing."""
+        assert not batch.entries, f"{batch!r} says nothing of the windows of a model that frees them"
+        tables = [table % self.spec.num_blocks for table in batch.block_tables]
+        return BatchWindows(tables, np.full(batch.num_tokens, -1, np.int64))

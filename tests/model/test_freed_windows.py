@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that free the K/V of windows: greedy tokens are those of transformers' eager attention, whatever was
+resumed, replayed, evicted or preempted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention_shapes import save_shape
+from tiny_models import VOCAB_SIZE, save_tiny_model
+from transformers import AutoModelForCausalLM
+
+from radixkv import LLM, SamplingParams
+from radixkv.cache.states.window_pool import WindowSpec
+from radixkv.engine.config import EngineConfig
+from radixkv.errors import ConfigError
+from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.kv_memory import ModelShape, size_kv_cache
+from radixkv.model.runner import ModelRunner
+from radixkv.model.window_memory import bytes_of_request
+from radixkv_kernels import KVGroup
+
+ANSWER = 4
+WINDOW = 20
+
+
+def make_llm(folder: Path, **options: Any) -> LLM:
+    limits: dict[str, Any] = {
+        "num_blocks": 96,
+        "block_size": 8,
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 4,
+    }
+    limits |= {"max_model_len": 256, "window_memory": 1 << 22, "speculation": "off", "warm_up": "off"}
+    return LLM(model=str(folder), device="cpu", **limits | options)
+
+
+def ask(llm: LLM, *prompts: Sequence[int]) -> tuple[list[list[int]], int]:
+    """The answers, and how many prompt tokens were cached."""
+    greedy = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
+    outs = llm.generate(list(prompts), greedy, progress=False)
+    llm.engine.check()
+    return [list(out.outputs[0].token_ids) for out in outs], sum(out.num_cached_tokens for out in outs)
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB_SIZE, (count,), generator=generator).tolist()
+
+
+class Reference:
+    """transformers' own answers, without a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    @torch.inference_mode()
+    def __call__(self, prompt: Sequence[int]) -> list[int]:
+        if tuple(prompt) not in self._known:
+            ids = torch.tensor([list(prompt)])
+            for _ in range(ANSWER):
+                logits = self._model(input_ids=ids, use_cache=False).logits[:, -1:]
+                ids = torch.cat([ids, logits.argmax(-1)], 1)
+            self._known[tuple(prompt)] = ids[0, len(prompt) :].tolist()
+        return self._known[tuple(prompt)]
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gpt-oss", "gemma4-shared"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    save: Any = save_shape if "gemma4" in request.param else save_tiny_model
+    folder = save(tmp_path_factory.mktemp("model") / request.param, request.param, sliding_window=WINDOW)
+    return folder, Reference(folder)
+
+
+def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> None:
+    folder, wanted = model
+    first, other = some_tokens(150, 1), some_tokens(70, 2)
+    llm = make_llm(folder)
+    runner = llm.engine.runner
+    assert isinstance(runner, ModelRunner)
+    assert runner.windows is not None
+    assert runner.windows.tokens == WINDOW
+    turn = first + wanted(first) + some_tokens(40, 3)
+    branch = first[:140] + other[:20]
+    assert ask(llm, first) == ([wanted(first)], 0)
+    assert ask(llm, other) == ([wanted(other)], 0)
+    assert ask(llm, first) == ([wanted(first)], 128)
+    assert ask(llm, turn) == ([wanted(turn)], 128)
+    assert ask(llm, branch) == ([wanted(branch)], 128)
+    texts = [first, other, branch, turn]
+    assert ask(llm, *texts)[0] == [wanted(text) for text in texts]
+    for seed in range(4, 9):  # more than the pools hold
+        ask(llm, some_tokens(200, seed))
+    assert ask(llm, *texts)[0] == [wanted(text) for text in texts]
+    stats = llm.engine.cache.stats
+    assert stats.evicted_blocks > 0
+    llm.engine.cache.reset()
+    assert llm.engine.cache.stats.free_window_blocks == stats.window_blocks > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 46, "max_num_seqs": 3},  # less than the requests need together
+        {"window_memory": 0, "num_blocks": 40},
+        {"kv_cache_dtype": "int8"},
+        {"speculation": "auto"},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_settings_go_together(model: tuple[Path, Reference], options: dict[str, Any]) -> None:
+    folder, wanted = model
+    llm = make_llm(folder, **options)
+    texts = [some_tokens(150, 1), some_tokens(150, 1)[:100] + [5, 6] * 20, some_tokens(70, 2)]
+    for _ in range(2):
+        answers, _ = ask(llm, *texts)
+        if "kv_cache_dtype" not in options:
+            assert answers == [wanted(text) for text in texts]
+
+
+#: Layers with a window and without: (number, KV heads, head size); the window; most share of the bytes.
+LARGE = {
+    "Gemma 3 27B": ((52, 16, 128), (10, 16, 128), 1024, 0.30),
+    "GPT-OSS 20B": ((12, 8, 64), (12, 8, 64), 128, 0.55),
+    "Gemma 4 26B-A4B": ((25, 8, 256), (5, 2, 512), 1024, 0.25),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_long_requests_take_a_part_of_the_memory(name: str) -> None:
+    local, full, window, most = LARGE[name]
+    groups, first = [], 0
+    for count, heads, size in (local, full):
+        groups.append(KVGroup(tuple(range(first, first + count)), 2 * heads, heads, size, size))
+        first += count
+    attention = AttentionShape(tuple(groups), {}, windows=dict.fromkeys(range(local[0]), window))
+    shape = ModelShape(attention, torch.bfloat16, torch.device("cpu"), 131_072)
+    config = EngineConfig("any", kv_cache_memory=64 << 30, max_model_len=32_768)
+    layout, _, _ = size_kv_cache(config, shape, step_tokens=512)
+    assert layout.window == window
+    spec = WindowSpec(window, layout.num_window_blocks, 512, layout.bytes_per_window_block)
+    taken, whole = bytes_of_request(layout, spec, 32_768)
+    assert whole == 32_768 * 4 * (local[0] * local[1] * local[2] + full[0] * full[1] * full[2])
+    assert taken <= most * whole
+    assert spec.max_requests(16) >= 16
+    stored = layout.num_blocks * layout.bytes_per_block
+    assert stored + layout.num_window_blocks * spec.block_bytes <= 64 << 30
+    assert stored >= 2 / 3 * (64 << 30) - layout.bytes_per_block
+    assert size_kv_cache(replace(config, window_memory=0), shape)[0].window is None
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_tier": ("host:1GiB",)}, "--kv-tier"),
+        ({"tensor_parallel": 2}, "--tensor-parallel"),
+        ({"block_size": 128}, "--block-size that divides 64"),
+        ({"window_memory": 1000}, "one request needs"),
+    ],
+)
+def test_what_frees_no_windows(options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    groups = (KVGroup((0, 1), 4, 2, 16, 16),)
+    attention = AttentionShape(groups, {}, windows={0: 512})
+    shape = ModelShape(attention, torch.float32, torch.device("cpu"), 131_072)
+    config = EngineConfig("any", **{"kv_cache_memory": 1 << 30, "window_memory": 1 << 28} | options)
+    with pytest.raises(ConfigError, match=why):
+        size_kv_cache(config, shape, step_tokens=512)
+    if "window_memory" not in options:
+        caplog.set_level(logging.INFO, logger="radixkv")
+        layout, _, _ = size_kv_cache(replace(config, window_memory=None), shape, step_tokens=512)
+        assert layout.window is None
+        assert why in caplog.text
