@@ -102,6 +102,11 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
 
 
 def _states_line(summary: Any) -> list[str]:
+    if summary.num_window_blocks:
+        gib = summary.window_bytes / 1024**3
+        return [
+            f"  windows    {summary.num_window_blocks:,} blocks of {summary.block_size} tokens, {gib:.2f} GiB"
+        ]
     if not summary.num_states:
         return []
     gib = summary.state_bytes / 1024**3

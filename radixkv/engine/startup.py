@@ -55,7 +55,8 @@ class EngineSummary:
     """Figures of the start-up banner; `kv_tokens` is the capacity of all blocks together.
 
     `phases` has the seconds of each phase of the start; the server adds its own. `num_states` and
-    `state_bytes` (running requests' part included) are 0 for a model without states.
+    `state_bytes` (running requests' part included) are 0 for a model without states, `num_window_blocks` and
+    `window_bytes` where no windows are freed.
     """
 
     model: str
@@ -70,6 +71,8 @@ class EngineSummary:
     phases: StartupPhases
     num_states: int = 0
     state_bytes: int = 0
+    num_window_blocks: int = 0
+    window_bytes: int = 0
 
 
 def resident_memory() -> int:

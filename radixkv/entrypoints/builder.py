@@ -258,7 +258,7 @@ def _vocabulary(tokenizer: Tokenizer | None, end_token_ids: Sequence[int]) -> Vo
 
 def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
     """The figures of the banner."""
-    runner = engine.runner
+    runner, windows = engine.runner, engine.runner.windows
     return EngineSummary(
         model=engine.model_name,
         backend=runner.backend_name,
@@ -272,4 +272,6 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         phases=phases,
         num_states=runner.num_state_slots,
         state_bytes=runner.state_bytes,
+        num_window_blocks=0 if windows is None else windows.num_blocks,
+        window_bytes=0 if windows is None else windows.num_blocks * windows.block_bytes,
     )

@@ -59,6 +59,8 @@ class TierUse(BlockTiers):
                 raise TypeError(
                     f"tier: {one!r:.80} is not a Tier; make its class a subclass of {Tier.__module__}.Tier"
                 )
+            if runner.windows is not None:
+                raise ConfigError(f"the tier {one.name} keeps no windows; use --window-memory 0 with tiers")
             if runner.num_state_slots and not one.keeps_states:
                 raise ConfigError(
                     f"the tier {one.name} keeps no states, and a hit of this model (it has recurrent or "

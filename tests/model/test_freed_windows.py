@@ -110,22 +110,38 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_blocks": 46, "max_num_seqs": 3},  # less than the requests need together
+        {"num_blocks": 39, "max_num_seqs": 3},  # less than two requests need to the end
         {"window_memory": 0, "num_blocks": 40},
         {"kv_cache_dtype": "int8"},
         {"speculation": "auto"},
-        {"enable_prefix_caching": False},
+        {"enable_prefix_caching": False, "warm_up": "quick"},
     ],
     ids=str,
 )
 def test_settings_go_together(model: tuple[Path, Reference], options: dict[str, Any]) -> None:
     folder, wanted = model
     llm = make_llm(folder, **options)
-    texts = [some_tokens(150, 1), some_tokens(150, 1)[:100] + [5, 6] * 20, some_tokens(70, 2)]
+    texts = [some_tokens(150, 1), some_tokens(150, 1)[:100] + [5, 6] * 20, some_tokens(150, 6)]
     for _ in range(2):
         answers, _ = ask(llm, *texts)
         if "kv_cache_dtype" not in options:
             assert answers == [wanted(text) for text in texts]
+    if options.get("num_blocks") == 39:
+        assert llm.engine.stats().num_preemptions
+
+
+def test_deterministic_mode_gives_the_same_bits(tmp_path: Path) -> None:
+    llm = make_llm(save_tiny_model(tmp_path / "model", "gemma3", sliding_window=WINDOW), deterministic=True)
+    prompt = some_tokens(150, 1)
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=5, ignore_eos=True)
+
+    def bits(*prompts: list[int]) -> tuple[str, int]:
+        out = llm.generate(list(prompts), params, progress=False)[0]
+        return repr(out.outputs[0].logprobs), out.num_cached_tokens
+
+    cold, found = bits(prompt)
+    assert not found
+    assert bits(prompt, some_tokens(90, 2)) == (cold, 128)
 
 
 #: Layers with a window and without: (number, KV heads, head size); the window; most share of the bytes.
