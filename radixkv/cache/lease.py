@@ -28,6 +28,7 @@ from radixkv.errors import LeaseError
 
 if TYPE_CHECKING:
     from radixkv.cache.states.lease_states import LeaseStates
+    from radixkv.cache.states.lease_windows import LeaseWindows
 
 
 class Lease(LeasePath):
@@ -72,7 +73,7 @@ class Lease(LeasePath):
         self.shares, self.most_shared = shares, sys.maxsize
         self.used_at = 0
         self.pending = self.forks = None
-        self.states: LeaseStates | None = None
+        self.states: LeaseStates | LeaseWindows | None = None
         self.due: DueReport | None = None
         self._report: MissReport | None = None
         self._is_released = False

@@ -113,8 +113,10 @@ class Leasing:
         These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
         beyond the state: where prompts have parted for the second time. O(path).
         """
+        from radixkv.cache.states.lease_windows import begin
+
         checkpoint = keeper.deepest(lease.node, lease.num_cached_tokens)
-        lease.states = states = keeper.begin(checkpoint)
+        lease.states = states = begin(keeper, checkpoint)
         if checkpoint is not None:
             keeper.hit(checkpoint, bytes(lease.tokens))
         lease.resume_at = states.base.position

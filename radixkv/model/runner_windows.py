@@ -12,7 +12,7 @@ from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.window_steps import BatchWindows
+from radixkv.scheduling.batch_states import BatchWindows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
 

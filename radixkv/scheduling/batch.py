@@ -27,8 +27,7 @@ from radixkv.cache.pending_copies import Copy
 from radixkv.scheduling.sequence_state import SequenceState
 
 if TYPE_CHECKING:
-    from radixkv.scheduling.batch_states import BatchStates
-    from radixkv.scheduling.window_steps import BatchWindows
+    from radixkv.scheduling.batch_states import BatchStates, BatchWindows
 
 
 @dataclass(slots=True)

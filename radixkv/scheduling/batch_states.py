@@ -25,7 +25,7 @@ import numpy.typing as npt
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.lease_states import NO_SLOT
 
-__all__ = ["GRID", "NO_SLOT", "BatchStates", "StateSave", "fold_position"]
+__all__ = ["GRID", "NO_SLOT", "BatchStates", "BatchWindows", "StateSave", "fold_position"]
 
 
 class StateSave(NamedTuple):
@@ -75,6 +75,20 @@ class BatchStates:
             target_slots=np.full(num_entries, NO_SLOT, np.int32),
             target_positions=np.zeros(num_entries, np.int64),
         )
+
+
+@dataclass(slots=True)
+class BatchWindows:
+    """Tables and slots of a step in the pool of windows.
+
+    Attributes:
+        block_tables: R int32 arrays, as `Batch.block_tables`. Ids of blocks before a request's window mean
+            nothing, and may be other requests' by now.
+        write_slots: int64 [T], the slot of each row.
+    """
+
+    block_tables: list[npt.NDArray[np.int32]]
+    write_slots: npt.NDArray[np.int64]
 
 
 def fold_position(base: int, end: int) -> int:

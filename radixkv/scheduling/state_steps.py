@@ -45,7 +45,7 @@ class StateSteps:
         for r, entry in enumerate(batch.entries):
             lease = entry.request.lease
             assert lease is not None
-            assert lease.states is not None
+            assert isinstance(lease.states, LeaseStates)
             step = lease.states.plan(entry.end, ahead=ahead)
             if step is None:
                 assert ahead, f"no slot for the state of {entry.request!r}"

@@ -8,30 +8,14 @@ all else is as for states: `StateSteps`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.lease_windows import LeaseWindows
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import BatchWindows
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.state_steps import StateSteps
-
-
-@dataclass(slots=True)
-class BatchWindows:
-    """Tables and slots of a step in the pool of windows.
-
-    Attributes:
-        block_tables: R int32 arrays, as `Batch.block_tables`. Ids of blocks before a request's window mean
-            nothing, and may be other requests' by now.
-        write_slots: int64 [T], the slot of each row.
-    """
-
-    block_tables: list[npt.NDArray[np.int32]]
-    write_slots: npt.NDArray[np.int64]
 
 
 class WindowSteps(StateSteps):

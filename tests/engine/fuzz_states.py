@@ -167,6 +167,7 @@ def fuzz(
     cache.evict(num_blocks)
     engine.check()
     counts["slots evicted"] = cache.states.num_evicted
+    counts["preemptions"] = engine.stats().num_preemptions
     for figures in engine.stats().tiers:
         for name in ("saved_states", "loaded_states", "loaded_blocks"):
             counts[name] = counts.get(name, 0) + getattr(figures, name)

@@ -44,6 +44,12 @@ def test_answers_are_the_same_whatever_happens(seed: int, caplog: pytest.LogCapt
     assert counts["compared"] >= 4
 
 
+@pytest.mark.parametrize("seed", [5, 7])
+def test_answers_are_the_same_where_windows_are_freed(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="radixkv")
+    assert fuzz(seed, num_requests=12, windows=True)["compared"] >= 4
+
+
 def test_answers_are_the_same_over_what_another_engine_left_in_tiers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

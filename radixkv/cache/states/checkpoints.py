@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.states.checkpoint import GRID, Checkpoint
-from radixkv.cache.states.lease_states import HeldState, LeaseStates
 from radixkv.cache.states.state_pool import StatePool
 from radixkv.errors import ConfigError
 
@@ -128,13 +127,6 @@ class Checkpoints:
             elif checkpoint.heir != heir:
                 checkpoint.is_superseded = False
         self._touch(checkpoint)
-
-    def begin(self, checkpoint: Checkpoint | None) -> LeaseStates:
-        """Return the states of a request that resumes at a checkpoint; None: at its first token. O(1)."""
-        if checkpoint is None:
-            return LeaseStates(self)
-        self.pool.share(checkpoint.slot)
-        return LeaseStates(self, HeldState(checkpoint.end, checkpoint.slot))
 
     # ------------------------------------------------------------------ keeping
 

@@ -17,11 +17,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.cache.states.checkpoint import GRID
-from radixkv.cache.states.lease_states import NO_SLOT, HeldState
+from radixkv.cache.states.lease_states import NO_SLOT, HeldState, LeaseStates
 from radixkv.cache.states.window_pool import MOST_GUESSES
 
 if TYPE_CHECKING:
     from radixkv.cache.lease_path import LeasePath
+    from radixkv.cache.states.checkpoint import Checkpoint
+    from radixkv.cache.states.checkpoints import Checkpoints
     from radixkv.cache.states.window_checkpoints import WindowCheckpoints
 
 
@@ -39,9 +41,8 @@ class LeaseWindows:
         first: index of the first block that is held.
     """
 
-    def __init__(
-        self, keeper: WindowCheckpoints, block_size: int, end: int = 0, blocks: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, keeper: WindowCheckpoints, end: int = 0, blocks: Sequence[int] = ()) -> None:
+        block_size = keeper.block_size
         self.keeper = keeper
         self.base = HeldState(end, NO_SLOT)
         self.wanted: set[int] = set()
@@ -94,7 +95,7 @@ class LeaseWindows:
         at = self.base.position
         first = max(self.first, self._first_block(at))
         blocks = self.table[first : at // self._block_size]
-        return LeaseWindows(self.keeper, self._block_size, at, blocks)
+        return LeaseWindows(self.keeper, at, blocks)
 
     def close(self, lease: LeasePath | None) -> None:
         """The request ends: the window before its base goes to the tree, unless `lease` is None."""
@@ -124,3 +125,19 @@ class LeaseWindows:
             assert self.first <= first, f"the window before {position} begins before block {self.first}"
             blocks = self.table[first : position // self._block_size]
             self.keeper.add(lease.node, position, self.keeper.pool.keep(blocks))
+
+
+def begin(keeper: Checkpoints, checkpoint: Checkpoint | None) -> LeaseStates | LeaseWindows:
+    """Return the states or windows of a request that resumes at a checkpoint; None: at its first token.
+
+    O(1), with windows O(blocks of one).
+    """
+    if keeper.frees_windows:
+        windows: WindowCheckpoints = keeper  # type: ignore[assignment]
+        if checkpoint is None:
+            return LeaseWindows(windows)
+        return LeaseWindows(windows, checkpoint.end, windows.pool.kept(checkpoint.slot))
+    if checkpoint is None:
+        return LeaseStates(keeper)
+    keeper.pool.share(checkpoint.slot)
+    return LeaseStates(keeper, HeldState(checkpoint.end, checkpoint.slot))

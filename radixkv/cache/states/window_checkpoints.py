@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from radixkv.cache.states.checkpoint import Checkpoint
 from radixkv.cache.states.checkpoints import Checkpoints
-from radixkv.cache.states.lease_windows import LeaseWindows
 from radixkv.cache.states.window_pool import WindowPool, WindowSpec
 from radixkv.errors import ConfigError
 
@@ -20,6 +19,7 @@ class WindowCheckpoints(Checkpoints):
 
     Attributes:
         spec: sizes of the pool.
+        block_size: tokens per block.
 
     Raises:
         ConfigError: a grid point does not end a whole block, or there are too few blocks for one request.
@@ -31,7 +31,7 @@ class WindowCheckpoints(Checkpoints):
     def __init__(self, spec: WindowSpec, block_size: int, num_blocks: int) -> None:
         pool = WindowPool(spec, block_size)
         super().__init__(max(2, pool.num_slots), block_size, num_blocks)
-        self.spec, self.pool = spec, pool
+        self.spec, self.pool, self.block_size = spec, pool, block_size
         if self.max_requests < 1:
             raise ConfigError(
                 f"a running request needs up to {spec.blocks_per_request(block_size)} blocks for windows of "
@@ -47,12 +47,6 @@ class WindowCheckpoints(Checkpoints):
     def _memory(self) -> dict[str, int]:
         blocks = self.pool.blocks
         return {"window_blocks": blocks.num_slots, "free_window_blocks": blocks.num_free}
-
-    def begin(self, checkpoint: Checkpoint | None) -> LeaseWindows:  # type: ignore[override]
-        """See `Checkpoints.begin`. O(blocks of a window)."""
-        if checkpoint is None:
-            return LeaseWindows(self, self._block_size)
-        return LeaseWindows(self, self._block_size, checkpoint.end, self.pool.kept(checkpoint.slot))
 
     def take_block(self) -> int | None:
         """Return a block to write to, evicting checkpoints of least worth; None: requests hold all."""
