@@ -19,6 +19,7 @@ from radixkv_kernels import (
     make_backend,
     make_kv,
     reference_attention,
+    registry,
 )
 
 CPU = torch.device("cpu")
@@ -108,3 +109,36 @@ def test_each_layer_attends_to_its_own_keys(quantization: str | None) -> None:
     backend.copy_blocks(kv, [(3, 1, 8)])
     rows = kv.save_blocks([3, 1])
     assert (rows[0] == rows[1]).all()
+
+
+def test_blocks_before_a_window_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of four window blocks serves 19 tokens of context that see eight each; what is past is NaN."""
+    groups = (KVGroup((0,), 4, 2, 16, 16, window=8), KVGroup((1,), 4, 2, 16, 16))
+    spec = KVLayout(6, 8, groups, torch.float32, CPU, num_window_blocks=4)
+    assert spec.bytes_per_block == spec.bytes_per_window_block == 8 * 4 * 2 * (16 + 16)
+    assert (spec.window, spec.window_layers) == (8, {0})
+    assert GroupedKV(spec).save_blocks([5]).shape == (1, spec.bytes_per_block)
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(19, heads, 16, generator=generator) for heads in (4, 2, 2))
+    starts, wanted = np.array([0, 19]), {}
+    for window in (8, None):
+        wanted[window] = reference_attention(query, [key], [value], starts, scale=0.3, window=window)
+    for has_numba in (True, False):
+        monkeypatch.setattr(registry, "numba_available", lambda has=has_numba: has)
+        kv: Any = make_kv(spec)
+        for tensor in kv.tensors():
+            tensor.fill_(float("nan"))
+        limits: dict[str, Any] = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
+        backend: Any = make_backend("cpu", spec=spec, compute_dtype=torch.float32, **limits)
+        table, windows = np.array([3, 0, 5], np.int32), np.array([0, 3, 1], np.int32)
+        for layer, own, first in ((0, windows, 8), (1, table, 0)):
+            at = torch.arange(first, 19)
+            slots = torch.from_numpy(own.astype(np.int64))[at // 8] * 8 + at % 8
+            backend.write(kv, layer, key[first:], value[first:], slots)
+        plan = backend.plan_with_windows(np.array([0, 4]), np.array([19]), [table], [windows])
+        for layer, window in ((0, 8), (1, None)):
+            out = backend.attend(kv, layer, query[15:], plan, scale=0.3, window=window)
+            assert_close(out, wanted[window][15:])
+        backend.copy_blocks(
+            kv, [(3, 4, 8)]
+        )  # of tables for layers that see all: there is no such window block

@@ -111,13 +111,13 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     "options",
     [
         {"num_blocks": 50, "max_num_seqs": 3},
-        {"window_memory": 0, "num_blocks": 40},
         {"kv_cache_dtype": "int8"},
         {"speculation": "auto"},
         {"enable_prefix_caching": False, "warm_up": "quick"},
     ],
     ids=str,
 )
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
 def test_settings_go_together(model: tuple[Path, Reference], options: dict[str, Any]) -> None:
     folder, wanted = model
     llm = make_llm(folder, **options)
