@@ -67,14 +67,14 @@ def fuzz(
     block_size = r.choice([8, 16, 32, 64]) if folder is None else BLOCK_SIZE
     num_blocks = r.choice([500, 900, 4000] if folder is None else [500, 900]) // block_size
     failing = r.choice([0.0, 0.0, 0.08])
-    budget = r.choice([24, 96, 300])
+    budget = 0
 
     def fails(batch: Any) -> bool:
         return r.random() < failing
 
     model: Any
     if windows:
-        with_tier = False
+        with_tier, budget = False, r.choice([24, 96, 300])
         model = WindowedHashModel(
             num_blocks, block_size, _window_spec(r, most, budget, block_size), fail_if=fails
         )
@@ -93,7 +93,7 @@ def fuzz(
         **tiers,
         num_blocks=num_blocks,
         block_size=block_size,
-        budget=budget,
+        budget=budget or r.choice([24, 96, 300]),
         max_model_len=450,
         model=model,
         max_num_seqs=most,
