@@ -32,7 +32,7 @@ from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv_kernels import Bytes, KVLayout, KVSpec, make_backend, make_kv
+from radixkv_kernels import AttentionPlan, Bytes, KVLayout, KVSpec, make_backend, make_kv
 from radixkv_kernels.states import StateSpec
 
 if TYPE_CHECKING:
@@ -254,11 +254,15 @@ class ModelRunner(WithoutStates):
         batch = arranged.batch
         for group in batch.copy_groups:
             self.copy_blocks(group)
-        step = self._step(batch)
+        plan = self._plan(batch)
         if self.graphs is not None:
-            replayed = self.graphs.run(batch, step.plan)
+            replayed = self.graphs.run(batch, plan)
             if replayed is not None:
                 return replayed
+        rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
+        step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
+        if self._windows is not None:
+            step = self._windows.step(step, batch)
         step.adapters = arranged.adapters
         if self._states is not None:
             step.states = self._states.step(batch)
@@ -271,14 +275,10 @@ class ModelRunner(WithoutStates):
         logits = call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
         return logits if arranged.logit_order is None else logits[arranged.logit_order]
 
-    def _step(self, batch: Batch) -> AttentionStep:
-        """Plan attention for a batch."""
-        rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
-        slots = to_device(batch.write_slots, self.device)
+    def _plan(self, batch: Batch) -> AttentionPlan:
         if self._windows is not None:
-            return self._windows.step(self.backend, self.kv, batch, slots, rows)  # type: ignore[arg-type]
-        plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
-        return AttentionStep(self.backend, self.kv, plan, slots, rows)
+            return self._windows.plan(self.backend, batch)
+        return self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""

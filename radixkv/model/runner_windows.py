@@ -13,7 +13,7 @@ from radixkv.model.attention_hook import AttentionStep
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchWindows
-from radixkv_kernels import KVLayout
+from radixkv_kernels import AttentionBackend, KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
 
 
@@ -45,26 +45,31 @@ class RunnerWindows:
         )
         self._layers = layout.window_layers
 
-    def step(
-        self, backend: GroupedBackend, kv: object, batch: Batch, slots: Tensor, rows: Tensor | None
-    ) -> WindowedStep:
-        """Return the step that the layers call for a batch, planned. `slots`, `rows`: of other layers."""
-        windows = batch.windows or self._idle(batch)
-        plan: GroupedPlan = backend.plan_with_windows(
-            batch.query_starts, batch.context_lengths, batch.block_tables, windows.block_tables
+    def plan(self, backend: AttentionBackend, batch: Batch) -> GroupedPlan:
+        """Plan the attention of a batch. One without requests gets any tables, and writes nothing."""
+        assert isinstance(backend, GroupedBackend)
+        if batch.windows is None:
+            batch.windows = self._idle(batch)
+        return backend.plan_with_windows(
+            batch.query_starts, batch.context_lengths, batch.block_tables, batch.windows.block_tables
         )
+
+    def step(self, step: AttentionStep, batch: Batch) -> WindowedStep:
+        """Return the step that the layers call for a planned batch; `step` is that of other layers."""
+        assert batch.windows is not None
+        slots = to_device(batch.windows.write_slots, step.slots.device)
         return WindowedStep(
-            backend,
-            kv,
-            plan,
-            slots,
-            rows,
+            step.backend,
+            step.kv,
+            step.plan,
+            step.slots,
+            step.rows,
             window_layers=self._layers,
-            window_slots=to_device(windows.write_slots, slots.device),
+            window_slots=slots,
         )
 
     def _idle(self, batch: Batch) -> BatchWindows:
-        """Tables for a batch without requests, as run before the first one. It writes nothing."""
+        """Tables for a batch as run before the first request."""
         assert not batch.entries, f"{batch!r} says nothing of the windows of a model that frees them"
         tables = [table % self.spec.num_blocks for table in batch.block_tables]
         return BatchWindows(tables, np.full(batch.num_tokens, -1, np.int64))
