@@ -10,7 +10,7 @@ import torch
 from gguf_files import random_blocks
 
 pytest.importorskip("numba")
-from radixkv_kernels.cpu.linear.block_formats import FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from radixkv_kernels.cpu.linear.block_formats import FORMATS, MXFP4, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, methods
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
@@ -63,7 +63,7 @@ def test_product_is_that_of_the_dequantised_weights(number: int) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (Q8_0, Q5_K)), Q6_K],
+    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (Q8_0, Q5_K, MXFP4)), Q6_K],
     ids=lambda number: FORMATS[number].name,
 )
 def test_dot_products_give_the_same_bits(number: int) -> None:

@@ -33,6 +33,9 @@ def random_blocks(number: int, rows: int, width: int, seed: int) -> Array:
     if form.name == "Q6_K":
         blocks[:, :, 208:] = halves(0.5, 1.5)
         return blocks.reshape(rows, -1)
+    if form.name == "MXFP4":
+        blocks[:, :, 0] = random.integers(125, 129, (rows, units)) + round(math.log2(unit))
+        return blocks.reshape(rows, -1)
     blocks[:, :, :2] = halves(0.5, 1.5)
     if form.has_least:
         # Weights around zero.

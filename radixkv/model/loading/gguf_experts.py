@@ -109,9 +109,10 @@ def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) ->
     )
     if any(kind.name not in ("F32", "F16") for kind in kinds):
         weight = weight.to(torch.bfloat16)
-    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
-    plain.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+    if biases:
+        plain.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
     return PackedLinear(plain)
 
 

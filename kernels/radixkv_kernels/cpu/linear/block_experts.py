@@ -84,7 +84,7 @@ class ExpertProduct:
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [launch.format_kernel(each.format.number, method) for each in sections]
-        self._biases = []
+        self._biases: list[torch.Tensor] = []
         self._table = np.zeros((self.experts, len(sections), launch.SECTION_SIZE), dtype=np.int64)
         column = 0
         for index, (each, own) in enumerate(zip(sections, biases, strict=True)):
@@ -107,7 +107,7 @@ class ExpertProduct:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (*self._sections, *self._biases))
+        return sum(each.nbytes for each in self._sections) + sum(each.nbytes for each in self._biases)
 
     def multiply(
         self, rows: torch.Tensor, experts: _Array, counts: _Array, out: torch.Tensor

@@ -6,18 +6,20 @@ give them their size. A weight is
 
     scale * (quant - offset)            Q4_0, Q5_0, Q8_0, Q6_K
     scale * quant + least               Q4_1, Q5_1; Q4_K and Q5_K, whose least value is negative
+    2^exponent * TABLE[quant]           MXFP4
 
 A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
 each in the order that the loop reads it; [x] is an element per column, words have 32 bits:
 
     Q4_0   low[4] d                   Q5_0   high low[4] d              Q8_0   bytes[8] d
-    Q4_1   low[4] d m                 Q5_1   high low[4] d m
+    Q4_1   low[4] d m                 Q5_1   high low[4] d m            MXFP4  low[4] e
     Q4_K   d dmin, then 8 times       scale least low[4]
     Q5_K   d dmin, then 8 times       scale least high low[4]
     Q6_K   d, then 8 times            scale scale, then twice  high low[2]
 
     d, dmin, m    float16, as in the file
     scale, least  one byte each, unpacked from 6 bits (Q6_K: signed, for 16 inputs each)
+    e             a byte: the exponent, with 128 added
     low           words of 8 quants of 4 bits. Word p of four: inputs 4p to 4p + 3 in the low halves of its
                   bytes, inputs 16 + 4p to 19 + 4p in the high ones. Word p of two (Q6_K, 16 inputs): inputs
                   8p to 8p + 3, and 8p + 4 to 8p + 7.
@@ -30,7 +32,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: ggml's numbers of the formats.
-Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 12, 13, 14
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39
+#: Twice the values of MXFP4's quants (E2M1), by OCP's Microscaling Formats.
+MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 #: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
 GROUP = 32
 
@@ -44,7 +48,8 @@ class BlockFormat:
         inputs: weights of a block, neighbours of one output.
         file_bytes: bytes of a block in the file.
         bits: of a quant.
-        offset: subtracted from an unsigned quant; 0 for Q8_0, whose quants are signed.
+        offset: subtracted from an unsigned quant; 0 for Q8_0, whose quants are signed. MXFP4: added to the
+            table to make it unsigned.
         has_least: the formula adds a least value instead.
         column_bytes: bytes of a block in a panel.
     """
@@ -80,5 +85,6 @@ FORMATS = {
         BlockFormat(Q4_K, "Q4_K", 256, 144, 4, 0, True, 4 + 8 * 18),
         BlockFormat(Q5_K, "Q5_K", 256, 176, 5, 0, True, 4 + 8 * 22),
         BlockFormat(Q6_K, "Q6_K", 256, 210, 6, 32, False, 2 + 8 * 26),
+        BlockFormat(MXFP4, "MXFP4", 32, 17, 4, 12, False, 17),
     )
 }

@@ -19,7 +19,7 @@ from numba import carray, njit
 
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.large_pages import ask_for_large_pages
-from radixkv_kernels.cpu.linear.block_formats import FORMATS, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
+from radixkv_kernels.cpu.linear.block_formats import FORMATS, MXFP4, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import pointer, take
@@ -83,8 +83,10 @@ def _spread(bits: Any) -> Any:
 
 @njit
 def _simple_block(number: int, source: int, target: int, column: int, columns: int) -> None:
-    """A block of 32 inputs: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
+    """A block of 32 inputs: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4."""
     scales = 4 if number in (Q4_1, Q5_1) else 2
+    if number == MXFP4:
+        scales = 1
     quants = source + scales
     place = target
     if number in (Q5_0, Q5_1):
@@ -97,6 +99,8 @@ def _simple_block(number: int, source: int, target: int, column: int, columns: i
     for p in range(words):
         _put_word(place + (p * columns + column) * 4, _word(quants + 4 * p))
     place += words * columns * 4
+    if number == MXFP4:
+        _put_byte(place + column, _byte(source))
     for s in range(scales // 2):
         _put_half(place + (s * columns + column) * 2, _half(source + 2 * s))
 

@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from radixkv_kernels.cpu.linear.block_formats import FORMATS, GROUP, BlockFormat
+from radixkv_kernels.cpu.linear.block_formats import FORMATS, GROUP, MXFP4, MXFP4_TABLE, BlockFormat
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_rows import GROUP_BYTES, HALVES_AT, LEAST_AT, SCALE_AT, SUM_AT
 from radixkv_kernels.cpu.memory import emit_prefetch
@@ -31,7 +31,8 @@ _F16, _F32 = ir.HalfType(), ir.FloatType()
 _VECTORS = 2
 #: How far ahead of its use a panel is asked for, and up to how many rows: more keep memory waiting anyway.
 _AHEAD, _AHEAD_ROWS = 4096, 4
-#: By the bits of a quant, how many steps of four inputs 16-bit sums of two products hold without overflow.
+#: By the bits of a quant, how many steps of four inputs 16-bit sums of two products hold without overflow;
+#: quants of MXFP4 have five, by its table.
 _STEPS_OF_16_BITS = {4: 8, 5: 4, 6: 2, 8: 1}
 
 #: Operands of a step of four inputs, one for each vector, and the offset of the inputs in a row's group.
@@ -104,6 +105,18 @@ class TileCode:
             for v in range(_VECTORS)
         ]
 
+    def powers_at(self, address: Any) -> list[Any]:
+        """A power of two of every column, stored as its exponent + 128 in a byte, as float32."""
+        b, kind, found = self.b, ir.VectorType(_I8, self.lanes), []
+        two = self.same(self.words, 2)
+        for v in range(_VECTORS):
+            stored = b.zext(self.load(self.at(address, self.lanes * v), kind), self.words)
+            normal = self.shifted(b.sub(stored, self.same(self.words, 1)), 23)
+            least = b.shl(self.same(self.words, 1 << 21), stored)  # 2^-128 and 2^-127 are denormal
+            bits = b.select(b.icmp_unsigned("<", stored, two), least, normal)
+            found.append(b.bitcast(bits, self.floats))
+        return found
+
     def bytes_at(self, address: Any, signed: bool) -> list[Any]:
         """A byte of every column as float32."""
         kind, widen = ir.VectorType(_I8, self.lanes), self.b.sext if signed else self.b.zext
@@ -141,6 +154,14 @@ class TileCode:
                 step = p + 4 * half
                 own = words if fifth is None else self.with_high(words, fifth, 4 - step, 0x10101010)
                 yield self.as_octets(own), 4 * p + 16 * half
+
+    def steps_of_table(self, low: Any) -> Iterable[Step]:
+        """Steps of 32 quants of MXFP4, looked up."""
+        values = [each + self.form.offset for each in MXFP4_TABLE] * (self.lanes // 4)
+        table = ir.Constant(self.octets, values)
+        name = "llvm.x86.avx2.pshuf.b" if self.lanes == 8 else "llvm.x86.avx512.pshuf.b.512"
+        for operands, at in self.steps_of_4(low, None):
+            yield [self.call(name, self.octets, table, each) for each in operands], at
 
     def steps_of_6(self, address: Any, half: int) -> Iterable[Step]:
         """Steps of 16 quants of 6 bits."""
@@ -183,7 +204,7 @@ class TileCode:
                     for v in range(_VECTORS):
                         totals[r][v] = self._dot(totals[r][v], operands[v], x)
             return totals
-        most = _STEPS_OF_16_BITS[self.form.bits]
+        most = _STEPS_OF_16_BITS[5 if self.form.number == MXFP4 else self.form.bits]
         short: list[list[Any]] = []
         count = 0
         for operands, at in steps:
@@ -288,13 +309,16 @@ class TileCode:
             steps = self.steps_of_8(quants)
             offset = 128 if self.method.dots else 0
         else:
-            steps = self.steps_of_4(quants, unit if form.bits == 5 else None)
+            table = form.number == MXFP4
+            high = unit if form.bits == 5 else None
+            steps = self.steps_of_table(quants) if table else self.steps_of_4(quants, high)
         sums = self.sums(steps, group, offset, SUM_AT)
         leasts = None
         if form.has_least:
             found = self.halves_at(self.at(scales, 2 * columns))
             leasts = [self.b.fneg(each) for each in found]
-        self.add(sums, group, self.halves_at(scales), leasts)
+        wide = self.powers_at(scales) if form.number == MXFP4 else self.halves_at(scales)
+        self.add(sums, group, wide, leasts)
 
     def _scaled(self, unit: Any, place: Any, group: Any) -> None:
         columns, five = self.columns, self.form.bits == 5
