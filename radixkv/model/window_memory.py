@@ -123,11 +123,13 @@ def describe_windows(layout: KVLayout, spec: WindowSpec, max_model_len: int) -> 
     """Return the figures of the memory for windows, for the log of the start."""
     size = layout.block_size
     longest, whole = bytes_of_request(layout, spec, max_model_len)
+    most = longest - -(-max_model_len // size) * layout.bytes_per_block
     gib, kib = 2**30, 1024 * size
     return (
         f"{layout.num_blocks * layout.bytes_per_block / gib:.2f} GiB for K/V of {layout.num_blocks * size} "
         f"tokens ({layout.bytes_per_block / kib:.1f} KiB each), "
         f"{spec.num_blocks * spec.block_bytes / gib:.2f} GiB for windows ({spec.block_bytes / kib:.1f} KiB a "
-        f"token) of up to {spec.max_requests(size)} running requests; a request of {max_model_len} tokens "
-        f"takes {longest / 2**20:.0f} MiB at most, {longest / whole:.2f} of what it would with whole windows"
+        f"token) of up to {spec.max_requests(size)} running requests, {most / 2**20:.1f} MiB each at most; "
+        f"a request of {max_model_len} tokens takes {longest / 2**20:.0f} MiB, "
+        f"{longest / whole:.2f} of what it would with whole windows"
     )

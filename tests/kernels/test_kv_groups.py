@@ -142,3 +142,27 @@ def test_blocks_before_a_window_may_be_any(monkeypatch: pytest.MonkeyPatch) -> N
         backend.copy_blocks(
             kv, [(3, 4, 8)]
         )  # of tables for layers that see all: there is no such window block
+
+
+def test_requests_that_share_a_window_block_read_their_own_ones_before_it() -> None:
+    """Equal ids at the end of a segment say nothing of the blocks before, of which one request needs more."""
+    groups = (KVGroup((0,), 4, 2, 16, 16, window=200), KVGroup((1,), 4, 2, 16, 16))
+    spec = KVLayout(1, 64, groups, torch.float32, CPU, num_window_blocks=20)
+    kv: Any = make_kv(spec)
+    limits: dict[str, Any] = {"max_num_tokens": 8, "max_num_seqs": 4, "max_model_len": 1024}
+    backend: Any = make_backend("cpu", spec=spec, compute_dtype=torch.float32, **limits)
+    generator = torch.Generator().manual_seed(3)
+    key, value = (torch.randn(704, 2, 16, generator=generator) for _ in range(2))
+    query = torch.randn(2, 4, 16, generator=generator)
+    first, second = np.array([0] * 7 + [7, 8, 9, 10], np.int32), np.array([0] * 5 + [5, 6, 7, 11], np.int32)
+    kv.groups[0].key.fill_(9.0)
+    kv.groups[0].value.fill_(9.0)
+    for table, held in ((first, range(7, 11)), (second, range(5, 9))):
+        for block in held:
+            at = torch.arange(block * 64, block * 64 + 64)
+            backend.write(kv, 0, key[at], value[at], int(table[block]) * 64 + at % 64)
+    starts, lengths = np.array([0, 1, 2]), np.array([700, 560])
+    plan = backend.plan_with_windows(starts, lengths, [first * 0, second * 0], [first, second])
+    out = backend.attend(kv, 0, query, plan, scale=0.3, window=200)
+    keys, values = ([each[:700], each[:560]] for each in (key, value))
+    assert_close(out, reference_attention(query, keys, values, starts, scale=0.3, window=200))
