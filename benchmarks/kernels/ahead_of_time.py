@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.triton.copy import copy_kernel
 from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
+from radixkv_kernels.triton.low_rank import (
+    low_rank_add_kernel,
+    low_rank_constants,
+    low_rank_inner_kernel,
+)
 from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
@@ -366,6 +372,22 @@ def compile_rotate_write(
     }
     warps = rotation_warps(heads[1], turned)
     return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
+
+
+def compile_low_rank(
+    inputs: int, widths: Sequence[int], max_rank: int, target: str, dtype: str = "bf16"
+) -> list[Any]:
+    """The two compiled kernels of adapters, for a product of linear layers of these widths."""
+    inner, add = low_rank_constants(inputs, widths, max_rank, is_wide=dtype == "fp32")
+    types = {"rows_ptr": f"*{dtype}", "inner_ptr": "*fp32", "out_ptr": f"*{dtype}", "tiles_ptr": "*i32"}
+    types |= {"places_ptr": "*i64", "columns_ptr": "*i32"}
+    aligned = [*types, "rows_stride", "out_stride"]
+    types |= dict.fromkeys(("rows_stride", "out_stride", "slot_stride", "first_part"), "i32")
+    kernels = []
+    for function, constants in ((low_rank_inner_kernel, inner), (low_rank_add_kernel, add)):
+        own = [name for name in aligned if name in function.arg_names]
+        kernels.append(compile_kernel(function, types, constants, own, target))
+    return kernels
 
 
 def _tool(name: str) -> str | None:

@@ -6,7 +6,7 @@
 The registry holds the matrices of `max_loras` adapters, a request the matrices of its own: a replaced,
 unloaded or evicted adapter stays in memory until its last request has ended. Files are read on the
 caller's thread, never on the engine's between two steps, and are compared with the registered identity, so
-that a name never changes its weights unnoticed.
+that a name never changes its weights unnoticed. Files that nobody touched since need no new digest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import AdapterLoadError, ConfigError, InvalidRequestError
 from radixkv.model.adapters.adapter_memory import AdapterMemory
+from radixkv.model.adapters.lora_weights import KnownFiles
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
@@ -94,6 +95,7 @@ class _Registered:
     nbytes: int
     created: int
     invocation: tuple[int, ...]
+    files: KnownFiles | None
     num_reads: int = 1
     reading: threading.Lock = field(default_factory=threading.Lock)  # one reads, others wait for it
 
@@ -169,7 +171,7 @@ class AdapterRegistry(Adapters):
 
     def _read_again(self, entry: _Registered) -> PackedAdapter:
         try:
-            adapter = self._memory.read(entry.folder, self._max_rank)
+            adapter, entry.files = self._memory.read(entry.folder, self._max_rank, entry.files)
         except AdapterLoadError as error:
             raise InvalidRequestError(
                 f"the adapter {entry.name!r} can't be read any more; load it again "
@@ -192,7 +194,7 @@ class AdapterRegistry(Adapters):
         if name in self._reserved:
             raise ConfigError(f"{name!r} is the base model's name; give the adapter another")
         try:
-            adapter = self._memory.read(Path(folder), self._max_rank)
+            adapter, files = self._memory.read(Path(folder), self._max_rank)
         except AdapterLoadError as error:
             raise AdapterLoadError(f"The adapter {name!r} can't be loaded: {error}") from None
         entry = _Registered(
@@ -203,6 +205,7 @@ class AdapterRegistry(Adapters):
             adapter.nbytes,
             int(self._clock()),
             adapter.invocation,
+            files,
         )
         with self._lock:
             before = self._entries.get(name)

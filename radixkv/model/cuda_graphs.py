@@ -5,10 +5,11 @@ Decodes, decodes with drafts and steps with chunks of prompts alike: up to `PADD
 padded to a number of rows from a short list (`row_sizes`), and is the same sequence of kernel launches as any
 other step of the same *key*::
 
-    key = (padded number of rows, the grids of the backend's launches)
+    key = (padded number of rows, tiles of adapters, the grids of the backend's launches)
 
 The backend makes the grids of a padded step as large as any step of that size needs, so that there are two
-keys for each number of rows: with its kernel for long chunks and shared prefixes, and without.
+keys for each number of rows: with its kernel for long chunks and shared prefixes, and without. Where rows may
+have adapters, each of them is recorded with a few adapters, too.
 
 All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
 which the backend stages before each replay. `capture` records the steps that serving will have, at the start;
@@ -24,6 +25,7 @@ graphs off for good and keeps running eagerly.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -56,7 +58,8 @@ class StepGraphs:
         model: called as `radixkv.model.attention_hook` says.
         max_rows: most rows of a step that is recorded, from `max_padded_rows`.
         record: how a step is recorded; tests replace it.
-        max_graphs: graphs kept, least recently used ones make room.
+        max_graphs: graphs kept, least recently used ones make room; twice as many with adapters.
+        adapters: a `GpuAdapterMemory`; None: rows have none.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class StepGraphs:
         max_rows: int,
         record: Recorder | None = None,
         max_graphs: int = 64,
+        adapters: Any = None,
     ) -> None:
         self.model, self.backend, self._kv = model, backend, kv
         self.captured = self.replayed = 0
         self.enabled = True
         self._recorder = record or CudaRecorder()
-        self._max_graphs = max_graphs
+        self._adapters = adapters
+        self._max_graphs = max_graphs if adapters is None else 2 * max_graphs
         self._sizes = row_sizes(max_rows)
         device = kv.spec.device
         self._step: AttentionStep  # the one that runs or is recorded
@@ -109,25 +114,32 @@ class StepGraphs:
             lengths = [1] * min(size, self.backend.config.max_num_seqs)
             lengths[-1] += size - len(lengths)
             batch = idle_batch(lengths, lengths, spec.num_blocks, spec.block_size)
-            for every_kernel in (True, False):
+            for every_kernel, adapted in itertools.product(
+                (True, False), (False,) if self._adapters is None else (True, False)
+            ):
+                adapters = self._adapters.stage_none(size) if adapted else None
                 # A first run compiles the kernels, and finds the windows of the layers.
-                self._prepare(batch, size, every_kernel=every_kernel)
+                self._prepare(batch, size, adapters, every_kernel=every_kernel)
                 self._forward()
-                key = self._prepare(batch, size, every_kernel=every_kernel)
+                key = self._prepare(batch, size, adapters, every_kernel=every_kernel)
                 if self.enabled and key not in self._graphs:
                     self._record(key)
             yield done / len(sizes)
 
-    def run(self, batch: Batch, plan: Any) -> torch.Tensor | None:
+    def run(self, batch: Batch, plan: Any, adapters: Any = None) -> torch.Tensor | None:
         """Logits [S, V] of a step's `logit_rows`, valid until the next one; None if it does not qualify.
 
         The batch's copies have been made, and `plan` is the backend's of this batch.
+
+        Args:
+            adapters: `StepAdapters` of its rows; None: they have none.
         """
         count = batch.num_tokens
         if not self.enabled or not qualifies(batch) or count > self._sizes[-1]:
             return None
         size = next(size for size in self._sizes if size >= count)
-        key = self._prepare(batch, size, plan)
+        staged = None if adapters is None else self._adapters.stage(adapters, size)
+        key = self._prepare(batch, size, staged, plan)
         graph = self._graphs.get(key)
         # Only running the model tells which windows its layers have.
         if graph is None and self._windows and not self._first_time(key):
@@ -139,16 +151,20 @@ class StepGraphs:
         self.replayed += 1
         return self._wanted(graph[1], batch)
 
-    def _prepare(self, batch: Batch, size: int, plan: Any = None, *, every_kernel: bool = False) -> Hashable:
+    def _prepare(
+        self, batch: Batch, size: int, adapters: Any, plan: Any = None, *, every_kernel: bool = False
+    ) -> Hashable:
         """Bring a step to where recorded launches read it; returns its key."""
         if plan is None:
             plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
         self._fill(batch, size)
         slots = self._inputs[2, :size]
         self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
+        self._step.adapters = adapters
         self.backend.pad(plan, self._windows, size, every_kernel=every_kernel)
         self.backend.stage(plan, self._windows)
-        return size, self.backend.launch_key(plan, self._windows)
+        num_tiles = 0 if adapters is None else len(adapters.tiles)
+        return size, num_tiles, self.backend.launch_key(plan, self._windows)
 
     @staticmethod
     def _wanted(logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.adapters.attachment import adds_by_row
+from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
@@ -61,7 +62,7 @@ def make_runner(
             "keeps in its keys for linear biases (ALiBi); use --kv-cache-dtype auto"
         )
     if config.takes_adapters:
-        _check_adapters(config, device)
+        _check_adapters(config, device, backend)
     # A number of threads that the user chose is kept, and so is the one that fixes deterministic mode's sums.
     # The ranks of a group would take each other for other programs.
     adapts = (
@@ -93,7 +94,7 @@ def make_runner(
         quantization=config.quantization,
         before_step=make_thread_control() if adapts else None,
         records_graphs=communicator is None,
-        takes_adapters=config.takes_adapters,
+        max_lora_rank=config.max_lora_rank if config.takes_adapters else 0,
         states=states,
     )
     if runner.windows is not None:
@@ -104,18 +105,17 @@ def make_runner(
     return runner, max_model_len
 
 
-def _check_adapters(config: EngineConfig, device: torch.device) -> None:
+def _check_adapters(config: EngineConfig, device: torch.device, backend: str) -> None:
     """Refuse adapters where they can't be computed as everything else.
 
     Raises:
         ConfigError: names the option to change.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" and backend != "triton":
         raise ConfigError(
-            f"adapters (--lora, --lora-dir) are computed on a CPU only, not on {device}; use --device cpu, "
-            "or merge the adapter into its base (merge_and_unload of PEFT) and serve that"
+            f"adapters (--lora, --lora-dir) on {device} need Triton's kernels; use --attention-backend triton"
         )
-    if config.deterministic and not adds_by_row():
+    if config.deterministic and device.type == "cpu" and not adds_by_row():
         raise ConfigError(
             "--deterministic with adapters needs numba (the extra `cpu` installs it): without it, an "
             "adapter's sums depend on the batch"
@@ -145,6 +145,11 @@ def _size(
             max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
+        if config.takes_adapters:
+            from radixkv.model.adapters.gpu_adapters import bytes_of_adapters
+
+            base = BaseModules.of_loaded(loaded)
+            step_memory += bytes_of_adapters(base, config.max_loras, config.max_lora_rank, loaded.dtype)
         # The step's memory in torch's allocator counts once, as the memory of a step.
         torch.cuda.empty_cache()
     spec, max_model_len, states = size_kv_cache(config, shape, step_memory, budget)

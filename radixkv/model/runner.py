@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 
 from radixkv.cache.pending_copies import Copy
 from radixkv.cache.states.window_pool import WindowSpec
-from radixkv.model.adapters.adapter_memory import AdapterMemory
 from radixkv.model.adapters.base_modules import BaseModules
+from radixkv.model.adapters.make_memory import make_adapter_memory
 from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
@@ -59,7 +58,7 @@ class ModelRunner(WithoutStates):
         quantization: None, or `int8` weights.
         before_step: called before each step; it may change the number of threads.
         records_graphs: whether a GPU's steps may be recorded as CUDA graphs.
-        takes_adapters: rows may have LoRA adapters; needs a CPU.
+        max_lora_rank: most ranks of LoRA adapters that rows may have; 0: they have none.
         states: size of the memory of states; None: the model keeps none.
 
     Attributes:
@@ -80,7 +79,7 @@ class ModelRunner(WithoutStates):
         quantization: str | None = None,
         before_step: Callable[[], None] | None = None,
         records_graphs: bool = True,
-        takes_adapters: bool = False,
+        max_lora_rank: int = 0,
         states: StateSpec | None = None,
     ) -> None:
         self._before_step = before_step
@@ -90,13 +89,12 @@ class ModelRunner(WithoutStates):
         self.spec = spec
         weights = address_ranges(loaded.model.parameters())
         release_file_pages(weights)  # the checks at load have read all
-        base = None
-        if takes_adapters:
-            config = loaded.model.config
-            names = (loaded.name, str(getattr(config, "_name_or_path", "") or loaded.name))
-            base = BaseModules.of(loaded.model, names, Path(names[1]))
+        base = BaseModules.of_loaded(loaded) if max_lora_rank else None
         rewrite_layers(loaded.model, quantization, backend)
-        self.adapters = None if base is None else AdapterMemory.attached(loaded.model, base)
+        self.adapters = None
+        if base is not None:
+            limits = max_num_tokens, max_num_seqs, max_lora_rank
+            self.adapters = make_adapter_memory(loaded, base, backend == "triton", *limits)
         self.row_multiple = 1
         if deterministic:
             check_supported(loaded.hf_config, loaded.model)
@@ -129,7 +127,9 @@ class ModelRunner(WithoutStates):
         # The launches of states depend on the requests, not on the number of rows alone.
         if self.device.type == "cuda" and records_graphs and not deterministic and states is None:
             max_rows = max_padded_rows(max_num_tokens, max_num_seqs)
-            self.graphs = StepGraphs(self.model, self.kv, self.backend, max_rows=max_rows)
+            self.graphs = StepGraphs(
+                self.model, self.kv, self.backend, max_rows=max_rows, adapters=self.adapters
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -256,14 +256,15 @@ class ModelRunner(WithoutStates):
             self.copy_blocks(group)
         plan = self._plan(batch)
         if self.graphs is not None:
-            replayed = self.graphs.run(batch, plan)
+            replayed = self.graphs.run(batch, plan, arranged.adapters)
             if replayed is not None:
-                return replayed
+                return arranged.in_order(replayed)
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
         step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
         if self._windows is not None:
             step = self._windows.step(step, batch)
-        step.adapters = arranged.adapters
+        if arranged.adapters is not None:
+            step.adapters = self.adapters.stage(arranged.adapters)
         if self._states is not None:
             step.states = self._states.step(batch)
         token_ids, positions, logit_rows = (
@@ -273,7 +274,7 @@ class ModelRunner(WithoutStates):
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
         logits = call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
-        return logits if arranged.logit_order is None else logits[arranged.logit_order]
+        return arranged.in_order(logits)
 
     def _plan(self, batch: Batch) -> AttentionPlan:
         if self._windows is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import ARCHITECTURES, write_family_gguf, write_llama_gguf
+from tiny_adapters import peft_model, save_adapter
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
@@ -58,9 +59,9 @@ def logits_of(loaded: LoadedModel, step: type[PlainCausalStep] = PlainCausalStep
 
 
 @torch.inference_mode()
-def dequantised_logits(path: Path, *, rounded: bool = False) -> torch.Tensor:
+def dequantised_logits(path: Path, *, rounded: bool = False, model: Any = None) -> torch.Tensor:
     """Logits of transformers; with `rounded`, of products with inputs that int8 rows stand for."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = model or AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32
     )
     for module in model.modules():
@@ -138,6 +139,26 @@ def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(mixed: Path) -> 
     reference = LLM(str(mixed), device="cpu", num_blocks=64, gguf="float32", speculation="off")
     expected = [each.outputs[0].token_ids for each in reference.generate(prompts, params)]
     assert sum(ours[0] == theirs[0] for ours, theirs in zip(together, expected, strict=True)) >= 4
+
+
+def test_adapters_stay_float32_beside_blocks(mixed: Path, tmp_path: Path) -> None:
+    """As merged into the dequantised weights: of rows with the adapter, and of no others."""
+    base = AutoModelForCausalLM.from_pretrained(mixed.parent, gguf_file=mixed.name, dtype=torch.float32)
+    tuned = peft_model(base, 0, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+    folder = save_adapter(tuned, tmp_path / "a")
+    expected = {"": dequantised_logits(mixed, rounded=True)}
+    expected["a"] = dequantised_logits(mixed, rounded=True, model=tuned.merge_and_unload())
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    with LLM(str(mixed), device="cpu", num_blocks=16, lora=(f"a={folder}",), warm_up="off") as llm:
+        assert isinstance(llm.engine.runner.model.model.layers[0], BlockLayer)
+        ids = {llm.engine.add_request(TOKENS, params, lora=name): name for name in ("a", "", "a")}
+        found: dict[str, Any] = {}
+        while len(found) < len(ids):
+            found.update({output.request_id: output for output in llm.engine.step().finished})
+    for own, name in ids.items():
+        told = torch.tensor([place.top[0].logprob for place in found[own].prompt_logprobs[1:]])
+        wanted = torch.log_softmax(expected[name], -1)[torch.arange(len(TOKENS) - 1), TOKENS[1:]]
+        assert deviation(told, wanted) < 1e-2
 
 
 def test_options_choose(mixed: Path) -> None:

@@ -14,12 +14,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 
-def peft_model(base: Path, seed: int, **options: Any) -> Any:
-    """A base model with one random adapter on it, whose matrices are both far from zero."""
+def peft_model(base: Any, seed: int, **options: Any) -> Any:
+    """A base model, or that of a folder, with one random adapter whose matrices are both far from zero."""
     chosen = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = get_peft_model(plain_model(base), LoraConfig(**chosen))
+        model = get_peft_model(plain_model(base) if isinstance(base, Path) else base, LoraConfig(**chosen))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -4,26 +4,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import nn
 
-from radixkv.model.adapters.attachment import attach
+from radixkv.model.adapters.attachment import ProductSlot, attach, compiled_sums
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.lora_weights import read_adapter
-from radixkv.model.adapters.packed_adapter import PackedAdapter, ProductPlace
+from radixkv.model.adapters.lora_weights import KnownFiles, LoraWeights, read_adapter
+from radixkv.model.adapters.packed_adapter import PackedAdapter
+from radixkv.model.adapters.step_adapters import StepAdapters
 
 
 class AdapterMemory:
     """Reads adapters for one model. Keeps none: an adapter lives for as long as its users hold it.
 
     Thread-safe. Adapters of equal weights are one object.
+
+    Args:
+        pack: brings the matrices of an adapter into the form that the model's products read.
     """
 
-    def __init__(self, base: BaseModules, places: Sequence[ProductPlace]) -> None:
-        self._base, self._places = base, places
+    def __init__(self, base: BaseModules, pack: Callable[[LoraWeights], Any]) -> None:
+        self._base, self._make = base, pack
         self._lock = threading.Lock()
         self._adapters: WeakValueDictionary[str, PackedAdapter] = WeakValueDictionary()
 
@@ -34,14 +39,31 @@ class AdapterMemory:
 
     @classmethod
     def attached(cls, model: nn.Module, base: BaseModules) -> AdapterMemory:
-        """Prepare a rewritten model for adapters; once."""
-        return cls(base, attach(model, base))
+        """Prepare a rewritten model on a CPU for adapters; once."""
+        sums = compiled_sums()
+        places = attach(model, base, lambda index, _: ProductSlot(index, sums), in_panels=sums is not None)
+        return cls(base, lambda weights: PackedAdapter(weights, places))
 
-    def read(self, folder: Path, max_rank: int) -> PackedAdapter:
-        """Read a folder of PEFT's. Raises what `read_adapter` raises."""
-        packed = PackedAdapter(read_adapter(folder, self._base, max_rank), self._places)
+    def read(
+        self, folder: Path, max_rank: int, known: KnownFiles | None = None
+    ) -> tuple[PackedAdapter, KnownFiles | None]:
+        """Read a folder of PEFT's; see `read_adapter`, which raises what this raises.
+
+        Returns:
+            The adapter, and what to say of the folder the next time.
+        """
+        weights = read_adapter(folder, self._base, max_rank, known)
+        files = None if weights.files is None else KnownFiles(weights.identity, weights.files)
+        packed = self._pack(weights)
         with self._lock:
-            return self._adapters.setdefault(packed.identity, packed)
+            return self._adapters.setdefault(packed.identity, packed), files
+
+    def _pack(self, weights: LoraWeights) -> Any:
+        return self._make(weights)
+
+    def stage(self, adapters: StepAdapters) -> Any:
+        """Bring the adapters of a step to where its products read them."""
+        return adapters
 
     def get(self, identity: str) -> PackedAdapter | None:
         """Return an adapter that is still referenced, or None."""

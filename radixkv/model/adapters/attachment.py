@@ -8,7 +8,7 @@ afterwards without touching the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -111,17 +111,25 @@ class AdaptedLinear(nn.Module):
         return out
 
 
-def attach(model: nn.Module, base: BaseModules) -> list[ProductPlace]:
+def attach(
+    model: nn.Module,
+    base: BaseModules,
+    make: Callable[[int, ProductPlace], ProductSlot],
+    *,
+    in_panels: bool,
+) -> list[ProductPlace]:
     """Give each product of a rewritten model its slot; once.
 
     Args:
         base: the model's description from before its layers were rewritten.
+        make: the slot of a product, from its number and place.
+        in_panels: see `ProductPlace`.
 
     Returns:
         The places that adapters are packed for.
     """
     places: list[ProductPlace] = []
-    sums = _compiled_sums()
+    done: set[str] = set()
 
     def slot(paths: Sequence[str], panel: int = 1) -> ProductSlot:
         columns, widths, end = [], [], 0
@@ -130,14 +138,13 @@ def attach(model: nn.Module, base: BaseModules) -> list[ProductPlace]:
             widths.append(base.shapes[path][1])
             end = columns[-1] + widths[-1]
         inputs = base.shapes[paths[0]][0]
-        places.append(ProductPlace(tuple(paths), tuple(columns), tuple(widths), inputs, sums is not None))
-        return ProductSlot(len(places) - 1, sums)
+        done.update(paths)
+        places.append(ProductPlace(tuple(paths), tuple(columns), tuple(widths), inputs, in_panels))
+        return make(len(places) - 1, places[-1])
 
-    done: set[str] = set()
     for path, module in list(model.named_modules()):
         if hasattr(module, "adapt"):
             module.adapt(lambda names, panel=1, path=path: slot([f"{path}.{name}" for name in names], panel))
-            done.update(name for name in base.shapes if name.startswith(f"{path}."))
     for path in base.shapes:
         if path not in done:
             parent, _, name = path.rpartition(".")
@@ -148,10 +155,11 @@ def attach(model: nn.Module, base: BaseModules) -> list[ProductPlace]:
 
 def adds_by_row() -> bool:
     """Return True if a row's change does not depend on the other rows, bit for bit."""
-    return _compiled_sums() is not None
+    return compiled_sums() is not None
 
 
-def _compiled_sums() -> Any:
+def compiled_sums() -> Any:
+    """The compiled sums of a CPU, for all products of a model; None: torch computes."""
     try:
         from radixkv_kernels.cpu.linear.low_rank import LowRankSums
         from radixkv_kernels.cpu.vectors import has_multiply_add

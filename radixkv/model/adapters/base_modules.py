@@ -5,8 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+from radixkv.model.decoder_layers import StoredProduct
+
+if TYPE_CHECKING:
+    from radixkv.model.loading.loader import LoadedModel
 
 #: A path has one of these among its parts: attention and MLP of a decoder layer, whose rows are the step's.
 _PARENTS = frozenset({"self_attn", "attn", "attention", "mlp", "feed_forward", "shared_expert"})
@@ -34,9 +40,19 @@ class BaseModules:
         shapes = {
             path: (module.in_features, module.out_features)
             for path, module in model.named_modules()
-            if type(module) is nn.Linear and _may_change(path)
+            if _is_linear(module) and _may_change(path)
         }
         return cls(names, folder, shapes)
+
+    @classmethod
+    def of_loaded(cls, loaded: LoadedModel) -> BaseModules:
+        """Describe a loaded model whose layers have not been rewritten."""
+        name = str(getattr(loaded.model.config, "_name_or_path", "") or loaded.name)
+        return cls.of(loaded.model, (loaded.name, name), Path(name))
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module) is nn.Linear or isinstance(module, StoredProduct)
 
 
 def _may_change(path: str) -> bool:

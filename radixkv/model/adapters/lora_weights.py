@@ -10,6 +10,7 @@ second set of worker threads for it.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _HEADER_BYTES = 64 << 20  # beyond the numbers themselves
 _IDENTITY_DIGITS = 32
+_SETTLED_SECONDS = 2.0  # clocks of file systems tick coarsely
 _PARTS = {"lora_A": 0, "lora_B": 1}
 
 Matrix = npt.NDArray[np.float32]
@@ -47,6 +49,40 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesStamp:
+    """What the file system says of both files of an adapter, by which unchanged ones are known again.
+
+    Attributes:
+        stats: device, inode, size, and times of the last change of each, in nanoseconds.
+    """
+
+    stats: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> FilesStamp | None:
+        """Look at a folder's files; None: one is missing, or so new that a later change may look the same."""
+        try:
+            found = [(folder / name).stat() for name in (CONFIG_NAME, WEIGHTS_NAME)]
+        except (OSError, ValueError):
+            return None
+        if max(each.st_ctime for each in found) > time.time() - _SETTLED_SECONDS:
+            return None
+        return cls(
+            tuple(
+                (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFiles:
+    """Identity of the adapter that these files held."""
+
+    identity: str
+    files: FilesStamp
+
+
+@dataclass(frozen=True, slots=True)
 class LoraWeights:
     """An adapter in memory.
 
@@ -55,23 +91,31 @@ class LoraWeights:
         rank: the largest of its matrices.
         modules: path in the base model -> change.
         invocation: see `PeftConfig`.
+        files: the files that it was read from; None: they can't be known again.
     """
 
     identity: str
     rank: int
     modules: Mapping[str, LowRank]
     invocation: tuple[int, ...] = ()
+    files: FilesStamp | None = None
 
 
-def read_adapter(folder: Path, base: BaseModules, max_rank: int) -> LoraWeights:
+def read_adapter(
+    folder: Path, base: BaseModules, max_rank: int, known: KnownFiles | None = None
+) -> LoraWeights:
     """Read an adapter's folder; nothing is kept of one that is refused.
 
     Args:
         max_rank: largest rank taken.
+        known: what an earlier reading of this folder said; where its files are the same, their numbers are
+            not checked and digested again.
 
     Raises:
         AdapterLoadError: the folder is incomplete or damaged, or its adapter does not fit the base.
     """
+    files = FilesStamp.of(folder)
+    is_known = known is not None and files is not None and known.files == files
     try:
         check_links(folder, [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     except ModelLoadError as error:
@@ -100,11 +144,15 @@ def read_adapter(folder: Path, base: BaseModules, max_rank: int) -> LoraWeights:
             f"{folder / WEIGHTS_NAME} has matrices of {extra}, which {CONFIG_NAME} leaves out."
         )
     modules = {
-        path: _checked(path, pairs[path], base.shapes[path], ranks[path], config.scale_of(path))
+        path: _checked(path, pairs[path], base.shapes[path], ranks[path], config.scale_of(path), is_known)
         for path in sorted(paths)
     }
-    identity = _identity(modules, config.invocation)
-    return LoraWeights(identity, max(ranks.values()), modules, config.invocation)
+    if files != FilesStamp.of(folder):  # they changed meanwhile
+        if is_known:
+            return read_adapter(folder, base, max_rank)
+        files = None
+    identity = known.identity if is_known and known else _identity(modules, config.invocation)
+    return LoraWeights(identity, max(ranks.values()), modules, config.invocation, files)
 
 
 def _read_tensors(path: Path, most: int) -> list[tuple[str, dict[str, Any]]]:
@@ -145,14 +193,14 @@ def _matrix(name: str, tensor: Mapping[str, Any]) -> Matrix:
     if kind == "BF16":
         values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     elif kind in ("F32", "F16"):
-        values = np.frombuffer(data, "<f4" if kind == "F32" else "<f2").astype(np.float32)
+        values = np.frombuffer(data, "<f4" if kind == "F32" else "<f2").astype(np.float32, copy=False)
     else:
         raise AdapterLoadError(f"the adapter's {name:.200} is of type {kind}; F32, F16 and BF16 are read.")
     return values.reshape(tensor["shape"])
 
 
 def _checked(
-    path: str, pair: list[Matrix | None], shape: tuple[int, int], rank: int, scale: float
+    path: str, pair: list[Matrix | None], shape: tuple[int, int], rank: int, scale: float, is_known: bool
 ) -> LowRank:
     down, up = pair
     if down is None or up is None:
@@ -166,7 +214,7 @@ def _checked(
         )
     with np.errstate(over="ignore"):
         up = up * np.float32(scale)
-    if not (np.isfinite(down).all() and np.isfinite(up).all()):
+    if not is_known and not (np.isfinite(down).all() and np.isfinite(up).all()):
         raise AdapterLoadError(f"the adapter's matrices of {path} hold values that are no finite numbers.")
     return LowRank(np.ascontiguousarray(down), np.ascontiguousarray(up))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import torch
 
 from radixkv.model.adapters.lora_weights import LoraWeights, LowRank, Matrix
+
+_LINE = 16  # numbers of a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ class PackedAdapter:
 
     def __init__(self, weights: LoraWeights, places: Sequence[ProductPlace]) -> None:
         self.identity, self.rank, self.invocation = weights.identity, weights.rank, weights.invocation
-        self.products = [_change(place, place.changes(weights)) for place in places]
+        changes = [place.changes(weights) for place in places]
+        arena = _Arena(sum(map(_most_numbers, changes)) if any(place.is_packed for place in places) else 0)
+        self.products = [_change(place, own, arena) for place, own in zip(places, changes, strict=True)]
         kept = [product for product in self.products if product is not None]
         self.ranks = np.array([0 if product is None else product.rank for product in self.products])
         self.nbytes = sum(product.nbytes for product in kept)
@@ -126,43 +131,98 @@ class PanelChange:
         return self.down.nbytes + sum(up.nbytes for up in self.ups) + self.table.nbytes
 
 
-def _change(place: ProductPlace, changes: Sequence[tuple[LowRank, int]]) -> PlainChange | PanelChange | None:
+class _Arena:
+    """One piece of memory for all panels of an adapter: large pages are had sooner than many small ones."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = np.empty(size, np.float32)
+        self._used = 0
+
+    def take(self, *shape: int) -> Matrix:
+        """Float32 of a shape, with anything in it, on a cache line of its own."""
+        begin, end = self._used, self._used + math.prod(shape)
+        self._used = -(-end // _LINE) * _LINE
+        return self._memory[begin:end].reshape(shape)
+
+
+def _most_numbers(changes: Sequence[tuple[LowRank, int]]) -> int:
+    """Numbers that the panels of a product take from an arena, at most."""
+    from radixkv_kernels.cpu.linear.float_product import COLUMNS
+    from radixkv_kernels.cpu.linear.low_rank import DOWN_COLUMNS
+
+    if not changes:
+        return 0
+    rank, inputs = sum(len(change.down) for change, _ in changes), changes[0][0].down.shape[1]
+    # At both ends of a linear layer's columns there may be a panel that others change, too.
+    ups = sum(change.up.size + 2 * COLUMNS * rank + _LINE for change, _ in changes)
+    return (rank + DOWN_COLUMNS) * inputs + ups + (len(changes) + 2) * _LINE
+
+
+def _change(
+    place: ProductPlace, changes: Sequence[tuple[LowRank, int]], arena: _Arena
+) -> PlainChange | PanelChange | None:
     if not changes:
         return None
     if place.is_packed:
-        return _in_panels(changes, place.columns[-1] + place.widths[-1])
+        return _in_panels(changes, place.columns[-1] + place.widths[-1], arena)
     down = np.concatenate([change.down for change, _ in changes])
     return PlainChange(down, tuple((np.ascontiguousarray(change.up.T), column) for change, column in changes))
 
 
-def _in_panels(changes: Sequence[tuple[LowRank, int]], outputs: int) -> PanelChange:
+def _in_panels(changes: Sequence[tuple[LowRank, int]], outputs: int, arena: _Arena) -> PanelChange:
     from radixkv_kernels.cpu.linear.float_product import COLUMNS
     from radixkv_kernels.cpu.linear.low_rank import DOWN_COLUMNS, UP_SIZE
 
-    ranks = np.cumsum([0, *(len(change.down) for change, _ in changes)])
-    rank, num_panels = int(ranks[-1]), -(-outputs // COLUMNS)
-    down = np.zeros((-(-rank // DOWN_COLUMNS), DOWN_COLUMNS, changes[0][0].down.shape[1]), np.float32)
-    taken: list[tuple[int, int]] = [(rank, 0)] * num_panels  # ranks of each panel, from the first to the last
+    ranks = np.cumsum([0, *(len(change.down) for change, _ in changes)]).tolist()
+    rank, num_panels = ranks[-1], -(-outputs // COLUMNS)
+    inputs = changes[0][0].down.shape[1]
+    down = arena.take(-(-rank // DOWN_COLUMNS), inputs, DOWN_COLUMNS)
+    down[-1] = 0.0
+    for (change, _), first in zip(changes, ranks, strict=False):
+        end = first + len(change.down)
+        for begin in range(first // DOWN_COLUMNS * DOWN_COLUMNS, end, DOWN_COLUMNS):
+            low, high = max(begin, first), min(begin + DOWN_COLUMNS, end)
+            panel = down[begin // DOWN_COLUMNS, :, low - begin : high - begin]
+            panel[:] = change.down[low - first : high - first].T
+    # Ranks of each panel, from the first to the last.
+    lowest, highest = np.full(num_panels, rank), np.zeros(num_panels, np.int64)
     for (change, column), first in zip(changes, ranks, strict=False):
-        end = int(first) + len(change.down)
-        down.reshape(-1, down.shape[2])[first:end] = change.down
-        for panel in range(column // COLUMNS, (column + len(change.up) - 1) // COLUMNS + 1):
-            low, high = taken[panel]
-            taken[panel] = min(low, int(first)), max(high, end)
+        own = slice(column // COLUMNS, (column + len(change.up) - 1) // COLUMNS + 1)
+        lowest[own] = np.minimum(lowest[own], first)
+        highest[own] = first + len(change.down)
+    taken = list(zip(lowest.tolist(), highest.tolist(), strict=True))
     table, ups = np.zeros((num_panels, UP_SIZE), np.int64), []
     for (low, high), group in groupby(range(num_panels), key=taken.__getitem__):
         if low >= high:
             continue
         panels = list(group)
-        begin, stop = panels[0] * COLUMNS, (panels[-1] + 1) * COLUMNS
-        whole = np.zeros((high - low, stop - begin), np.float32)
-        for (change, column), first in zip(changes, ranks, strict=False):
-            left, right = max(begin, column), min(stop, column + len(change.up))
-            if left < right and low <= first < high:
-                own = whole[first - low : first - low + len(change.down), left - begin : right - begin]
-                own[:] = change.up[left - column : right - column].T
-        up = np.ascontiguousarray(whole.reshape(high - low, len(panels), COLUMNS).transpose(1, 0, 2))
+        up = arena.take(len(panels), high - low, COLUMNS)
+        _fill_up(up, changes, ranks, (low, high), panels[0] * COLUMNS)
         ups.append(up)
         table[panels, 0] = up.ctypes.data + np.arange(len(panels)) * up.strides[0]
         table[panels, 1:] = low, high - low
-    return PanelChange(rank, np.ascontiguousarray(down.transpose(0, 2, 1)), tuple(ups), table)
+    return PanelChange(rank, down, tuple(ups), table)
+
+
+def _fill_up(
+    up: Matrix,
+    changes: Sequence[tuple[LowRank, int]],
+    ranks: Sequence[int],
+    taken: tuple[int, int],
+    begin: int,
+) -> None:
+    """Write neighbouring panels of `up`, from column `begin` on: float32 [panels, ranks taken, COLUMNS]."""
+    num_panels, (low, high), width = len(up), taken, up.shape[2]
+    stop = begin + num_panels * width
+    for (change, column), first in zip(changes, ranks, strict=False):
+        is_whole = column == begin and len(change.up) == stop - begin
+        if is_whole and (first, first + len(change.down)) == (low, high):
+            up[:] = change.up.reshape(num_panels, width, -1).transpose(0, 2, 1)
+            return
+    whole = np.zeros((high - low, stop - begin), np.float32)
+    for (change, column), first in zip(changes, ranks, strict=False):
+        left, right = max(begin, column), min(stop, column + len(change.up))
+        if left < right and low <= first < high:
+            own = whole[first - low : first - low + len(change.down), left - begin : right - begin]
+            own[:] = change.up[left - column : right - column].T
+    up[:] = whole.reshape(high - low, num_panels, width).transpose(1, 0, 2)

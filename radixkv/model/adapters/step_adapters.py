@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from radixkv.model.adapters.packed_adapter import PackedAdapter
+from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, Entry
 
 
@@ -65,12 +66,16 @@ class ArrangedStep:
 
     Attributes:
         adapters: of its rows; None: no row has one.
-        logit_order: the place of each of the original step's logit rows in this one; None: the same.
+        logit_order: int64, the place of each of the original step's logit rows in this one; None: the same.
     """
 
     batch: Batch
     adapters: StepAdapters | None = None
-    logit_order: torch.Tensor | None = None
+    logit_order: npt.NDArray[np.int64] | None = None
+
+    def in_order(self, logits: torch.Tensor) -> torch.Tensor:
+        """Bring this step's logits [S, V] into the original step's order."""
+        return logits if self.logit_order is None else logits[to_device(self.logit_order, logits.device)]
 
 
 def adapter_of(entry: Entry, end: int) -> PackedAdapter | None:
@@ -117,7 +122,7 @@ def _segments(adapters: Sequence[PackedAdapter | None], batch: Batch) -> list[Ad
     return segments
 
 
-def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, torch.Tensor]:
+def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.int64]]:
     """The batch with its entries in another order, and the places of its logits."""
     starts = batch.query_starts
     counts = np.diff(starts)[order]
@@ -144,7 +149,7 @@ def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, torch.Tensor]:
         write_slots=write_slots,
         write_rows=write_rows,
         logit_rows=np.sort(logit_rows),
-        fed_tokens=None if fed is None else fed[torch.from_numpy(rows)],
+        fed_tokens=None if fed is None else fed[to_device(rows, fed.device)],
         num_rows=0,
     )
-    return moved, torch.from_numpy(np.argsort(np.argsort(logit_rows)))
+    return moved, np.argsort(np.argsort(logit_rows))

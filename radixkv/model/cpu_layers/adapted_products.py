@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 
 from radixkv.model.adapters.attachment import ProductSlot
+from radixkv_kernels.cpu.linear.block_product import BlockProduct
+from radixkv_kernels.cpu.linear.block_rows import widened
 from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate
 from radixkv_kernels.cpu.linear.int8_product import GROUP, PackedInt8
 
@@ -50,6 +52,22 @@ class AdaptedInt8:
         if adapters is not None:
             inputs = _widened(rows, row_scales)[:, : self.product.in_features]
             self.slot.add(adapters, inputs, out)
+        return out
+
+
+class AdaptedBlocks:
+    """A `BlockProduct` whose rows adapters change, in float32, from the very inputs that it multiplies."""
+
+    def __init__(self, product: BlockProduct, slot: ProductSlot) -> None:
+        self.product, self.slot = product, slot
+        self.out_features = product.out_features
+
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
+        """See `BlockProduct.multiply`."""
+        self.product.multiply(rows, out, add=add)
+        adapters = self.slot.active()
+        if adapters is not None:
+            self.slot.add(adapters, widened(rows, self.product.in_features), out)
         return out
 
 

@@ -8,13 +8,16 @@ are gates and ups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.cpu_layers.adapted_products import AdaptedBlocks
 from radixkv.model.cpu_layers.block_linear import BlockLinear
-from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
+from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts, is_llama_shape, replace_layers
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
 from radixkv_kernels.cpu.linear.block_rows import BlockRows
@@ -31,11 +34,23 @@ class BlockLayer(LlamaLayer):
     def __init__(self, parts: DecoderParts, kernels: RowKernels, rows: BlockRows, scratch: Scratch) -> None:
         super().__init__(parts, kernels)
         assert parts.gated is not None
-        self.merged = _merged(parts.attention.merged)
-        self.output = _merged((parts.attention.output,))
-        self.gate_up = _merged(parts.gated.gate_up)
-        self.down = _merged((parts.gated.down,))
+        self.merged: BlockProduct | AdaptedBlocks = _merged(parts.attention.merged)
+        self.output: BlockProduct | AdaptedBlocks = _merged((parts.attention.output,))
+        self.gate_up: BlockProduct | AdaptedBlocks = _merged(parts.gated.gate_up)
+        self.down: BlockProduct | AdaptedBlocks = _merged((parts.gated.down,))
         self.rows, self.scratch = rows, scratch
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+
+        def adapted(product: BlockProduct | AdaptedBlocks, names: Sequence[str]) -> AdaptedBlocks:
+            assert isinstance(product, BlockProduct)
+            return AdaptedBlocks(product, slot_of(names))
+
+        self.merged = adapted(self.merged, ATTENTION_INPUTS)
+        self.output = adapted(self.output, ["self_attn.o_proj"])
+        self.gate_up = adapted(self.gate_up, GATE_UP)
+        self.down = adapted(self.down, ["mlp.down_proj"])
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)
@@ -49,7 +64,9 @@ class BlockLayer(LlamaLayer):
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
         self.down.multiply(self.rows.gated(rows), states, add=True)
 
-    def _multiply_normed(self, which: int, product: BlockProduct, states: torch.Tensor) -> torch.Tensor:
+    def _multiply_normed(
+        self, which: int, product: BlockProduct | AdaptedBlocks, states: torch.Tensor
+    ) -> torch.Tensor:
         own = self.rows.norm(states, *self.norms[which])
         return product.multiply(own, self.scratch.take(len(states), product.out_features))
 

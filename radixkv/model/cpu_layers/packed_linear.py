@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from radixkv.model.decoder_layers import StoredProduct
 from radixkv_kernels.cpu.linear.float_product import PackedFloat
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(StoredProduct):
     """`y = x W^T + b`; [..., in] float32 -> [..., out] float32. The plain weight is not kept.
 
     The weight may be bfloat16 or float16: it stays so, and is widened when it is multiplied.
@@ -22,9 +23,7 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
+        super().__init__(linear.in_features, linear.out_features)
         self.product = PackedFloat(linear.weight, linear.bias)
 
     @property

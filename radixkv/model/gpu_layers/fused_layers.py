@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
@@ -36,16 +37,34 @@ class FusedGpuLayer(nn.Module):
     def __init__(self, parts: DecoderParts) -> None:
         super().__init__()
         self.attention = parts.attention
-        self.merged, self.output = merged_linear(parts.attention.merged), parts.attention.output
+        self.merged: nn.Module = merged_linear(parts.attention.merged)
+        self.output: nn.Module = parts.attention.output
         self.gated = parts.gated
         if parts.gated is None:
             self.mlp = parts.mlp
         else:
-            self.gate_up, self.down = merged_linear(parts.gated.gate_up), parts.gated.down
+            self.gate_up: nn.Module = merged_linear(parts.gated.gate_up)
+            self.down: nn.Module = parts.gated.down
         self.norms = (parts.before_attention, parts.before_mlp)
         self.norms_after = (parts.after_attention, parts.after_mlp)
         self.multiplier = parts.multiplier
         self.communicator = parts.communicator
+        self._is_merged = (
+            len(parts.attention.merged) == 1,
+            self.gated is not None and len(self.gated.gate_up) == 1,
+        )
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+        is_one = len(self.attention.merged) == 1
+        inputs = ["self_attn.qkv_proj"] if is_one else [f"self_attn.{name}_proj" for name in "qkv"]
+        self.merged = AdaptedLinear(self.merged, slot_of(inputs))
+        self.output = AdaptedLinear(self.output, slot_of(["self_attn.o_proj"]))
+        if self.gated is not None:
+            is_one = len(self.gated.gate_up) == 1
+            gates = ["mlp.gate_up_proj"] if is_one else ["mlp.gate_proj", "mlp.up_proj"]
+            self.gate_up = AdaptedLinear(self.gate_up, slot_of(gates))
+            self.down = AdaptedLinear(self.down, slot_of(["mlp.down_proj"]))
 
     def forward(
         self,

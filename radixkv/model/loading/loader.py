@@ -244,8 +244,6 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
         reason: str | None = "only a CPU has kernels for blocks"
     elif config.quantization is not None or config.dtype != "auto":
         reason = "--dtype and --quantization choose what the weights become instead"
-    elif config.lora or config.lora_dir is not None:
-        reason = "the adapters of --lora and --lora-dir need weights that are not blocks"
     else:
         from radixkv.model.loading.gguf_blocks import reason_against
 

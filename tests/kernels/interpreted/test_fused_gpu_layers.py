@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from attention_shapes import save_shape
 from kernel_count import counted_kernels
+from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -233,6 +235,41 @@ def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     assert graphs.replayed > 0
     for before, after in zip(stored, runner.kv.tensors(), strict=True):
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def entry(adapter: Any) -> Any:
+    """An entry of a batch as far as adapters go."""
+    return SimpleNamespace(request=SimpleNamespace(request=SimpleNamespace(adapter=adapter, adapter_from=0)))
+
+
+def test_adapters_answer_as_peft(tmp_path: Path) -> None:
+    """Rows of two adapters and of the base in one step, eagerly and recorded; slots are taken anew."""
+    base = save_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=1)
+    options: dict[str, dict[str, Any]] = {"a": {}, "b": {"r": 3, "target_modules": ["k_proj", "down_proj"]}}
+    models = {name: peft_model(base, seed, **each) for seed, (name, each) in enumerate(options.items())}
+    runner = make_runner(load(base), max_lora_rank=8)
+    assert runner.adapters is not None
+    adapters: dict[str, Any] = {"": None}
+    for name, model in models.items():
+        adapters[name], _ = runner.adapters.read(save_adapter(model, tmp_path / name), 8)
+    tokens = [some_tokens(3 + r, r) for r in range(3)]
+    graphs = StepGraphs(
+        runner.model, runner.kv, runner.backend, max_rows=12, record=recorded, adapters=runner.adapters
+    )
+    models[""] = plain_model(base)
+    for names in (("b", "", "a"), ("a", "b", "b")):
+        with torch.inference_mode():
+            wanted = torch.cat(
+                [
+                    models[n](torch.tensor([own]), use_cache=False).logits[0]
+                    for n, own in zip(names, tokens, strict=True)
+                ]
+            )
+        batch = batch_of(*((own, 0, len(own), [r]) for r, own in enumerate(tokens)))
+        batch.entries.extend(entry(adapters[name]) for name in names)
+        for runner.graphs in (None, graphs, graphs):
+            torch.testing.assert_close(runner.execute(batch), wanted, rtol=1e-4, atol=1e-4)
+    assert graphs.replayed >= 2
 
 
 #: Name -> what its tiny model changes.

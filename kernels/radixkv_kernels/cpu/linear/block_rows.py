@@ -94,6 +94,13 @@ def _kernel(before: int) -> Any:
     return compile_kernel(quantize, fast=True)
 
 
+def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """The numbers that rows of `BlockRows` stand for, as float32 [T, width]."""
+    groups = rows[:, : width // GROUP * GROUP_BYTES].reshape(len(rows), -1, GROUP_BYTES)
+    scales = groups[:, :, SCALE_AT : SCALE_AT + 4].contiguous().view(torch.float32)
+    return (groups[:, :, :GROUP].view(torch.int8) * scales).view(len(rows), width)
+
+
 class BlockRows:
     """The three functions with their memory; not thread-safe.
 
