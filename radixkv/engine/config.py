@@ -98,7 +98,7 @@ class EngineConfig:
         chat_template: Jinja text that replaces the model's own; None: the model's.
         generation_config: `auto`: the sampling in the model's generation_config.json (temperature, top_p,
             top_k, min_p, repetition_penalty) is the default of requests without; `none`: it is not read.
-        lora: LoRA adapters, as NAME=PATH each, of folders that PEFT has written (CPU).
+        lora: LoRA adapters, as NAME=PATH each, of folders that PEFT has written.
         lora_dir: folder below which adapters may be loaded while the server runs; None: none may.
         max_loras: most adapters kept in memory while no request uses them; others are read when asked for.
         max_lora_rank: largest rank of an adapter.

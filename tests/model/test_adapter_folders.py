@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from tiny_models import save_tiny_model
 
 from radixkv.errors import AdapterLoadError
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.lora_weights import read_adapter
+from radixkv.model.adapters.lora_weights import KnownFiles, read_adapter
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 
@@ -113,6 +115,25 @@ def test_equal_weights_have_one_identity(base: BaseModules, good: Path, tmp_path
     identity = read_adapter(good, base, 8).identity
     assert read_adapter(edited(good, tmp_path / "same", retell), base, 8).identity == identity
     assert read_adapter(edited(good, tmp_path / "other", change), base, 8).identity != identity
+
+
+def test_unchanged_files_are_known_again(
+    base: BaseModules, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now = shutil.copytree(good, tmp_path / "a"), time.time()
+    assert read_adapter(folder, base, 8).files is None  # too new: a change may not show in their times
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    first = read_adapter(folder, base, 8)
+    assert first.files is not None
+    known = KnownFiles("as before", first.files)
+    assert read_adapter(folder, base, 8, known).identity == "as before"
+    file = folder / "adapter_model.safetensors"
+    data, times = bytearray(file.read_bytes()), file.stat()
+    data[-1] ^= 1
+    time.sleep(0.02)
+    file.write_bytes(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert read_adapter(folder, base, 8, known).identity not in ("as before", first.identity)
 
 
 def setting(name: str, value: Any) -> Edit:

@@ -157,7 +157,7 @@ def test_adapters_stay_float32_beside_blocks(mixed: Path, tmp_path: Path) -> Non
             found.update({output.request_id: output for output in llm.engine.step().finished})
     for own, name in ids.items():
         told = torch.tensor([place.top[0].logprob for place in found[own].prompt_logprobs[1:]])
-        wanted = torch.log_softmax(expected[name], -1)[torch.arange(len(TOKENS) - 1), TOKENS[1:]]
+        wanted = torch.log_softmax(expected[name], -1).amax(-1)[:-1]
         assert deviation(told, wanted) < 1e-2
 
 

@@ -119,7 +119,7 @@ class LowRankProduct:
     """A product that adapters may change.
 
     Attributes:
-        first_part: its first linear layer among those of the model.
+        first_part: number of its first linear layer in the model.
         columns: int32 [parts, 2], on the device; each part begins where the last one ends.
         widths: columns of each part.
     """

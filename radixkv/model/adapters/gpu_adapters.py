@@ -175,7 +175,7 @@ class GpuAdapterMemory(AdapterMemory):
         return self._load(self._ones, tiles, self._tiles_of(padded, 0))
 
     def _tiles_of(self, padded: int, needed: int) -> int:
-        """Tiles of a recorded step of so many rows: one of two numbers."""
+        """Number of tiles of a recorded step of `padded` rows: one of two."""
         whole = -(-padded // low_rank.TILE_ROWS)
         few = min(padded, whole + FEW_ADAPTERS)
         return few if needed <= few else min(padded, whole + self._limits.num_seqs)

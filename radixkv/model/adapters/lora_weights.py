@@ -50,7 +50,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class FilesStamp:
-    """What the file system says of both files of an adapter, by which unchanged ones are known again.
+    """Inodes, sizes and times of an adapter's two files, by which unchanged ones are known again.
 
     Attributes:
         stats: device, inode, size, and times of the last change of each, in nanoseconds.
@@ -108,7 +108,7 @@ def read_adapter(
 
     Args:
         max_rank: largest rank taken.
-        known: what an earlier reading of this folder said; where its files are the same, their numbers are
+        known: result of an earlier reading of this folder; where its files are the same, their numbers are
             not checked and digested again.
 
     Raises:
