@@ -134,7 +134,9 @@ def time_steps(llm: LLM, rounds: int, clock: Callable[[], float]) -> dict[str, l
     return times
 
 
-def time_swaps(llm: LLM, names: Sequence[str], seconds: float) -> dict[str, list[float]]:
+def time_swaps(
+    llm: LLM, names: Sequence[str], seconds: float, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     """Seconds of reads of adapters, and of the engine's steps without and beside them."""
     found: dict[str, list[float]] = {"swaps": [], "steps without": [], "steps beside": []}
     done = threading.Event()
@@ -143,9 +145,9 @@ def time_swaps(llm: LLM, names: Sequence[str], seconds: float) -> dict[str, list
         while not done.is_set():
             for name in names:
                 assert not llm.adapters.in_memory(name)
-                began = time.perf_counter()
+                began = clock()
                 llm.adapters.acquire(name)
-                found["swaps"].append(time.perf_counter() - began)
+                found["swaps"].append(clock() - began)
                 if done.wait(0.02):
                     return
 
@@ -159,9 +161,9 @@ def time_swaps(llm: LLM, names: Sequence[str], seconds: float) -> dict[str, list
             swapper.start()
         stop = time.perf_counter() + seconds
         while time.perf_counter() < stop:
-            began = time.perf_counter()
+            began = clock()
             llm.engine.step()
-            found[where].append(time.perf_counter() - began)
+            found[where].append(clock() - began)
     done.set()
     swapper.join()
     for group in llm.engine.requests:
@@ -269,14 +271,16 @@ def main() -> None:
                 names = [f"swap-{number}" for number in range(options.adapters)]
                 for number, name in enumerate(names):
                     llm.adapters.load(name, str(folders.write(name, 100 + number)))
-                swaps = time_swaps(llm, names[:-IN_MEMORY], seconds=10)
+                swaps = time_swaps(llm, names[:-IN_MEMORY], 10, clock)
                 figures["swaps"] = {"adapters": options.adapters, "in_memory": IN_MEMORY}
                 for what, seconds in swaps.items():
                     median, worst = statistics.median(seconds), sorted(seconds)[int(0.99 * len(seconds))]
                     print(f"{what}: {len(seconds)}, median {median * 1e3:.1f} ms, p99 {worst * 1e3:.1f} ms")
                     figures["swaps"][what] = {"median_s": median, "p99_s": worst, "longest_s": max(seconds)}
     write_figures(
-        options.json, "adapters", {"threads": torch.get_num_threads(), "rank": options.rank} | figures
+        options.json,
+        "adapters",
+        {"threads": torch.get_num_threads(), "rank": options.rank, "cpu_time": options.cpu_time} | figures,
     )
 
 

@@ -22,8 +22,7 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
     """Refuse a model with state layers where it can't be computed.
 
     Raises:
-        ConfigError: in several ranks, with adapters, on a CPU without numba, or with blocks larger than the
-            grid.
+        ConfigError: in several ranks, on a CPU without numba, or with blocks larger than the grid.
     """
     if not attention.states:
         return
@@ -31,11 +30,6 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
         raise ConfigError(
             "this model has layers that keep a state, which can't be shared among ranks; leave "
             "--tensor-parallel out"
-        )
-    if config.takes_adapters:
-        raise ConfigError(
-            "this model has layers that keep a state, which can't be computed with adapters; leave --lora "
-            "and --lora-dir out, or merge the adapter into its base and serve that"
         )
     if config.block_size > GRID:
         raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hybrid_models import save_hybrid_model
 from tiny_adapters import greedy, last_logits, peft_model, plain_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -95,6 +96,30 @@ def test_families(family: str, tmp_path: Path) -> None:
     with trained.llm() as llm:
         found = [tokens for tokens, _ in answers(llm, asked)]
     assert found == [greedy(trained.models[name], prompt, COUNT) for name, prompt in asked]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("lfm2", marks=pytest.mark.nightly)])
+def test_hybrid_models(family: str, tmp_path: Path) -> None:
+    """States of each adapter apart, cold and from kept ones; rows of all in one batch."""
+    base = tmp_path / "tiny-hybrid"
+    save_hybrid_model(base, family)
+    targets = ["q_proj", "k_proj", *(["w1", "w2"] if family == "lfm2" else ["up_proj", "down_proj"])]
+    models = {"": plain_model(base)}
+    models |= {name: peft_model(base, seed, target_modules=targets) for seed, name in enumerate("ab")}
+    folders = {name: save_adapter(models[name], tmp_path / name) for name in "ab"}
+    text = torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    asked = [(name, text[:length]) for length in (150, 100) for name in ("b", "", "a")]
+    expected = [greedy(models[name], prompt, COUNT) for name, prompt in asked]
+    specs = tuple(f"{name}={folder}" for name, folder in folders.items())
+    with LLM(str(base), lora=specs, num_blocks=128, warm_up="off", speculation="off") as llm:
+        cold, hot = answers(llm, asked), answers(llm, asked)
+        activated = save_adapter(
+            peft_model(base, 3, target_modules=targets, alora_invocation_tokens=[5]), tmp_path / "c"
+        )
+        with pytest.raises(AdapterLoadError, match="activated"):
+            llm.adapters.load("c", str(activated))
+    assert [tokens for tokens, _ in cold] == [tokens for tokens, _ in hot] == expected
+    assert all(cached >= 64 for _, cached in hot)
 
 
 @pytest.mark.parametrize(

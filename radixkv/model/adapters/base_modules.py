@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
 #: A path has one of these among its parts: attention and MLP of a decoder layer, whose rows are the step's.
-_PARENTS = frozenset({"self_attn", "attn", "attention", "mlp", "feed_forward", "shared_expert"})
+_PARENTS = frozenset({"self_attn", "attn", "attention", "mlp", "shared_mlp", "feed_forward", "shared_expert"})
 #: Rows of these are chosen by a router, or their result chooses.
 _NOT_UNDER = frozenset({"experts", "gate", "router", "shared_expert_gate"})
 
@@ -28,11 +28,13 @@ class BaseModules:
         names: names by which the model is known; adapters tell the one they were trained on.
         folder: where it was loaded from; None: not from a folder.
         shapes: path of each linear layer that may be changed -> (inputs, outputs).
+        takes_activated: whether adapters may begin within a prompt.
     """
 
     names: tuple[str, ...]
     folder: Path | None
     shapes: dict[str, tuple[int, int]]
+    takes_activated: bool = True
 
     @classmethod
     def of(cls, model: nn.Module, names: tuple[str, ...], folder: Path | None = None) -> BaseModules:
@@ -48,7 +50,9 @@ class BaseModules:
     def of_loaded(cls, loaded: LoadedModel) -> BaseModules:
         """Describe a loaded model whose layers have not been rewritten."""
         name = str(getattr(loaded.model.config, "_name_or_path", "") or loaded.name)
-        return cls.of(loaded.model, (loaded.name, name), Path(name))
+        base = cls.of(loaded.model, (loaded.name, name), Path(name))
+        # A state is the base's or the adapter's: kept ones would have to end where an adapter begins.
+        return replace(base, takes_activated=not loaded.attention.states)
 
 
 def _is_linear(module: Any) -> bool:

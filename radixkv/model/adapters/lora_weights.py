@@ -122,6 +122,11 @@ def read_adapter(
         raise AdapterLoadError(str(error)) from None
     config = PeftConfig.read(folder)
     config.check_base(base)
+    if config.invocation and not base.takes_activated:
+        raise AdapterLoadError(
+            "it is an activated adapter (alora_invocation_tokens), which models with state layers can't "
+            "compute; train it without them, on whole prompts."
+        )
     paths = config.check_targets(base)
     ranks = {path: config.rank_of(path) for path in paths}
     path = max(ranks, key=ranks.__getitem__)

@@ -20,6 +20,7 @@ import torch
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch_states import BatchStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +152,18 @@ def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.in
         logit_rows=np.sort(logit_rows),
         fed_tokens=None if fed is None else fed[to_device(rows, fed.device)],
         num_rows=0,
+        states=None if batch.states is None else _moved_states(batch.states, order),
     )
     return moved, np.argsort(np.argsort(logit_rows))
+
+
+def _moved_states(states: BatchStates, order: Sequence[int]) -> BatchStates:
+    place = np.argsort(order)
+    return BatchStates(
+        base_slots=states.base_slots[order],
+        base_positions=states.base_positions[order],
+        ring_rows=states.ring_rows[order],
+        target_slots=states.target_slots[order],
+        target_positions=states.target_positions[order],
+        saves=[save._replace(row=int(place[save.row])) for save in states.saves],
+    )
