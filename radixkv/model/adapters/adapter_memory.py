@@ -28,7 +28,7 @@ class AdapterMemory:
     """
 
     def __init__(self, base: BaseModules, pack: Callable[[LoraWeights], Any]) -> None:
-        self._base, self._make = base, pack
+        self._base, self._packer = base, pack
         self._lock = threading.Lock()
         self._adapters: WeakValueDictionary[str, PackedAdapter] = WeakValueDictionary()
 
@@ -59,7 +59,7 @@ class AdapterMemory:
             return self._adapters.setdefault(packed.identity, packed), files
 
     def _pack(self, weights: LoraWeights) -> Any:
-        return self._make(weights)
+        return self._packer(weights)
 
     def stage(self, adapters: StepAdapters) -> Any:
         """Bring the adapters of a step to where its products read them."""
