@@ -24,7 +24,12 @@ def new_layer(kind: str) -> tuple[Layer, Inputs]:
     return Layer(kind, shape, constants, make_state_backend("triton")), inputs
 
 
-@pytest.fixture(scope="module", params=KINDS)
+#: They have the kernel of kda, and run by night.
+LIKE_KDA = ("delta", "ssd")
+CASES = [pytest.param(kind, marks=pytest.mark.nightly if kind in LIKE_KDA else ()) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """A kind with the outputs of one whole prefill, and the state at the grid point."""
     with pytest.MonkeyPatch.context() as patch:

@@ -26,6 +26,8 @@ from radixkv_kernels.triton.state.tables import StepTables
 
 #: Numbers of a state that a program, one warp, keeps in registers.
 STATE_NUMBERS = 2048
+#: Tokens whose inputs are being loaded at a time.
+_STAGES = tl.constexpr(3)
 _GRID = tl.constexpr(GRID)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _EPSILON = tl.constexpr(1e-6)
@@ -85,7 +87,7 @@ def heads_kernel(
     ring_k_ptr += ring * (G * KR * _GRID) + group * K
     ring_u_ptr += (ring * H + head) * (_GRID * VR) + column
     ring_decay_ptr += ring * (ring_decays * _GRID) + own_decay
-    for i in range(at):
+    for i in tl.range(at, num_stages=_STAGES):
         k = tl.load(ring_k_ptr + i * (G * K) + key, mask=is_key, other=0.0)
         u = tl.load(ring_u_ptr + i * VR, mask=is_value, other=0.0)
         s = _faded(s, ring_decay_ptr + i * decays, key, is_key, CHANNELS) + k[:, None] * u[None, :]
@@ -93,7 +95,7 @@ def heads_kernel(
     begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
-        for i in range(begin, end):
+        for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             k = tl.load(k_ptr + row * k_stride + group * K + key, mask=is_key, other=0.0).to(tl.float32)
             q = tl.load(q_ptr + row * q_stride + group * K + key, mask=is_key, other=0.0).to(tl.float32)

@@ -21,6 +21,8 @@ from radixkv_kernels.states import GRID, LayerStates
 from radixkv_kernels.triton.state.tables import StepTables
 
 SCAN_BLOCK, LRU_BLOCK = 32, 128
+#: Tokens whose inputs are being loaded at a time.
+_STAGES = tl.constexpr(3)
 _GRID = tl.constexpr(GRID)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -49,7 +51,7 @@ def scan_kernel(
     shared = (channel // (C // G))[:, None] * N + n[None, :]
     rate = tl.load(rate_ptr + own, mask=inside, other=0.0).to(tl.float32) * _LOG2E
     s = tl.load(slots_ptr + base * (C * N) + own, mask=inside, other=0.0)
-    for i in range(at):
+    for i in tl.range(at, num_stages=_STAGES):
         place = ring * _GRID + i
         x = tl.load(ring_x_ptr + place * C + channel, mask=is_channel, other=0.0)
         dt = tl.load(ring_dt_ptr + place * C + channel, mask=is_channel, other=0.0)
@@ -58,7 +60,7 @@ def scan_kernel(
     begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
-        for i in range(begin, end):
+        for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             x = tl.load(x_ptr + row * x_stride + channel, mask=is_channel, other=0.0).to(tl.float32)
             dt = tl.load(dt_ptr + row * dt_stride + channel, mask=is_channel, other=0.0).to(tl.float32)
@@ -83,14 +85,14 @@ def lru_kernel(
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < C
     s = tl.load(slots_ptr + base * C + channel, mask=inside, other=0.0)
-    for i in range(at):
+    for i in tl.range(at, num_stages=_STAGES):
         place = (ring * _GRID + i) * C + channel
         a = tl.load(ring_a_ptr + place, mask=inside, other=0.0)
         s = a * s + tl.load(ring_x_ptr + place, mask=inside, other=0.0)
     begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
-        for i in range(begin, end):
+        for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             a = tl.load(a_ptr + row * a_stride + channel, mask=inside, other=0.0).to(tl.float32)
             s = a * s + tl.load(x_ptr + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
