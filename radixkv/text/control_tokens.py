@@ -26,6 +26,7 @@ from typing import Any
 
 from radixkv.text.encoding import encode_ids
 from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder
+from radixkv.text.trusted_text import TrustedText
 
 _PRIVATE_USE = 0xF0000
 _PRIVATE_USE_SIZE = 0xFFFE
@@ -68,15 +69,21 @@ class ControlTokens:
         self._segments: SegmentEncoder | None = None
 
     def spelled_in(self, text: str) -> bool:
-        """Does the text spell a control token?"""
+        """Does the text spell a control token, outside of what is trusted?"""
+        if isinstance(text, TrustedText):
+            return any(self.spelled_in(piece) for piece, is_trusted in text.pieces if not is_trusted)
         return self._pattern.search(text) is not None
 
     def needs_mark(self, text: str) -> bool:
-        """Does the text spell a control token, or end with what could begin one?"""
+        """Does the text spell a control token, or end with what could begin one, unless it is trusted?"""
+        if isinstance(text, TrustedText):
+            return any(self.needs_mark(piece) for piece, is_trusted in text.pieces if not is_trusted)
         return bool(self._open_ends(text)) or self.spelled_in(text)
 
     def mark(self, text: str) -> str:
-        """Break every spelling in the text, and every beginning of one at its end."""
+        """Break every spelling in the text, and every beginning of one at its end, unless it is trusted."""
+        if isinstance(text, TrustedText):
+            return "".join(piece if is_trusted else self.mark(piece) for piece, is_trusted in text.pieces)
         places = {found.end(1) for found in self._first.finditer(text)}
         places.update(start + 1 for start in self._open_ends(text))
         pieces = []

@@ -33,7 +33,7 @@ class JsonText(dict[str, Any]):
 
 
 def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
-    """The value of a JSON text; an object whose spacing is not what templates print remembers its text.
+    """The value of a JSON text; an object remembers its text unless all templates print the same.
 
     >>> read_json_text('{"a": 1}'), type(read_json_text('{"a":1}')).__name__
     ({'a': 1}, 'JsonText')
@@ -51,7 +51,7 @@ def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
         value = from_json(text, allow_partial="trailing-strings") if may_be_cut else None
         if not isinstance(value, dict) or text.strip() == "{":
             raise
-    if isinstance(value, dict) and json.dumps(value, ensure_ascii=False) != text:
+    if isinstance(value, dict) and not (text.isascii() and json.dumps(value, ensure_ascii=False) == text):
         return JsonText(value, text)
     return value
 

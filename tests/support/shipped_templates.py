@@ -29,11 +29,14 @@ EXACT = "exact"
 DROPS = "the prompt opens the thinking, and the template drops it from the history"
 CLOSES = "the template writes other marks of thinking into the history than into a prompt"
 PLAN = "the template writes a plan before each call"
-NUMBERS = "the template numbers calls itself"
+RESULTS = "exact at first; the template writes results otherwise once another answer follows them"
+QUOTES = "exact but for strings with quotes, which the template writes without escapes"
 VARIABLES = "the template wants variables of its own"
+#: A call after the first question is exact.
+ARE_EXACT = (EXACT, RESULTS, QUOTES)
 #: Template -> its format, and whether a forced call is exact in the next prompt, or why not.
 TABLE = {
-    "Apertus-8B-Instruct": ("apertus", EXACT),
+    "Apertus-8B-Instruct": ("apertus", RESULTS),
     "Apriel-1.6-15b-Thinker-fixed": ("apriel", DROPS),
     "Bielik-11B-v3.0-Instruct": ("hermes", EXACT),
     "ByteDance-Seed-OSS": ("seed", EXACT),
@@ -49,7 +52,7 @@ TABLE = {
     "Kimi-K2-Thinking": ("kimi-k2", EXACT),
     "Kimi-K3": ("kimi-k3", EXACT),
     "LFM2-8B-A1B": ("lfm2", EXACT),
-    "LFM2.5-8B-A1B": ("lfm2", EXACT),
+    "LFM2.5-8B-A1B": ("lfm2", QUOTES),
     "LFM2.5-Instruct": ("lfm2", EXACT),
     "MiMo-VL": ("hermes", EXACT),
     "MiniMax-M1": ("minimax-m1", EXACT),
@@ -58,8 +61,8 @@ TABLE = {
     "Mistral-Small-3.2-24B-Instruct-2506": ("mistral-args", EXACT),
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("qwen3-coder", EXACT),
     "NVIDIA-Nemotron-Nano-v2": ("nemotron-v2", DROPS),
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", EXACT),
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", EXACT),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", RESULTS),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", RESULTS),
     "Qwen-QwQ-32B": ("hermes", CLOSES),
     "Qwen-Qwen2.5-7B-Instruct": ("hermes", EXACT),
     "Qwen-Qwen3-0.6B": ("hermes", EXACT),
@@ -92,7 +95,7 @@ TABLE = {
     "microsoft-Phi-3.5-mini-instruct": ("hermes", EXACT),
     "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral-args", EXACT),
     "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", EXACT),
-    "moonshotai-Kimi-K2": ("kimi-k2", NUMBERS),
+    "moonshotai-Kimi-K2": ("kimi-k2", EXACT),
     "muse-glimmer": ("muse", EXACT),
     "openai-gpt-oss-120b": ("harmony", EXACT),
     "openbmb-MiniCPM5-1B": ("minicpm5", EXACT),

@@ -25,7 +25,7 @@ from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.scheduling.batch import Batch
 from radixkv.text.tokenizer import Tokenizer
 
-_END = "<|end of text|>"
+_BEGIN, _END = "<|begin of text|>", "<|end of text|>"
 
 
 def byte_tokenizer(special: Iterable[str]) -> Tokenizer:
@@ -35,8 +35,10 @@ def byte_tokenizer(special: Iterable[str]) -> Tokenizer:
     plain = TokenizerOfBytes(models.BPE(vocab=vocabulary, merges=[]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
-    plain.add_special_tokens([AddedToken(_END, normalized=False)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=_END, pad_token=_END)
+    plain.add_special_tokens([AddedToken(text, normalized=False) for text in (_BEGIN, _END)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, bos_token=_BEGIN, eos_token=_END, pad_token=_END
+    )
     tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     return Tokenizer(tokenizer)
 
@@ -59,7 +61,7 @@ class ThinkingModel(PagedHashModel):
         self.thinks = True
         self._size = tokenizer.vocab_size
         texts = [tokenizer.decode([token], skip_special_tokens=False) for token in range(self._size)]
-        self._break = texts.index("\n")
+        self._break, self._brace = texts.index("\n"), texts.index("}")
         self._letters = np.array([len(text) == 1 and text.isascii() and text.islower() for text in texts])
         self._opens = np.array([text in opens for text in texts])
         self._closes = np.array([text in closes for text in texts])
@@ -77,7 +79,8 @@ class ThinkingModel(PagedHashModel):
             is_break = last == self._break
             after_letter = bool(self._letters[before if is_break else last])
             logits[i] += 8.0 * self._letters + 10.0 * self._ends
-            logits[i][self._break] += 20.0 if after_letter and not is_break else -20.0
+            may_break = last == self._brace or (after_letter and not is_break)
+            logits[i][self._break] += 20.0 if may_break else -20.0
             logits[i][self._closes] += 30.0 if after_letter else 0.0
             logits[i][self._opens] += 30.0 if self.thinks else -30.0
         return torch.from_numpy(logits)

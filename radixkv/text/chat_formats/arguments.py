@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema, refuse_constant
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, Steps
 
+Known = TypeVar("Known", bound=Any)
 #: Takes pieces of JSON.
 Emit = Callable[[str], object]
 
@@ -46,8 +47,16 @@ class Arguments(Protocol):
     def literals(self) -> tuple[str, ...]:
         """Return the texts around names and values."""
 
+    def respelled(self, change: Callable[[str], str]) -> Arguments:
+        """Return the notation with the texts that it writes around names and values changed."""
+
     def write(self, arguments: str, schema: ArgumentSchema) -> str:
         """Write arguments that are given as the text of a JSON object."""
+
+
+def respelled(declared: Known, change: Callable[[str], str], fields: tuple[str, ...]) -> Known:
+    """Return a declaration with some of its texts changed."""
+    return replace(declared, **{field: change(getattr(declared, field)) for field in fields})
 
 
 class ObjectScanner:
@@ -124,6 +133,9 @@ class JsonArguments:
 
     def literals(self) -> tuple[str, ...]:
         return ()
+
+    def respelled(self, change: Callable[[str], str]) -> JsonArguments:
+        return self
 
     def write(self, arguments: str, schema: ArgumentSchema) -> str:
         return arguments

@@ -9,15 +9,15 @@ where a form has some, marks that models leave out, and the usual names of membe
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
-from radixkv.text.chat_formats.arguments import Arguments, pattern_of
+from radixkv.text.chat_formats.arguments import Arguments, pattern_of, respelled
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, Parts, RanOut, Steps
 
 #: In declarations: the function's name, a call's id, and its number among the calls of an answer.
@@ -98,6 +98,9 @@ class Form(Protocol):
 
     def read(self, cursor: Cursor, sink: CallSink) -> Steps[None]:
         """Read all calls from the mark on that opens them, and what closes them."""
+
+    def respelled(self, change: Callable[[str], str]) -> Form:
+        """Return the form with the texts that it writes changed."""
 
     def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
         """Write calls, each a name with the JSON text of its arguments."""
@@ -219,11 +222,19 @@ class CallForm:
         written = (self.begin, self.between, self.end, self.head, self.tail)
         return (*written, *(text for text in reads if text), *self.separators, *self.arguments.literals())
 
+    def respelled(self, change: Callable[[str], str]) -> CallForm:
+        return respelled(
+            replace(self, arguments=self.arguments.respelled(change)),
+            change,
+            ("begin", "between", "end", "head", "tail"),
+        )
+
     def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
         written = []
+        first = 1 if self.first_index is None else self.first_index
         for i, (name, arguments) in enumerate(calls):
             head = (
-                self.head.replace(INDEX, str(i + 1)).replace(ID, "abcdefgh" + str(i % 10)).replace(NAME, name)
+                self.head.replace(INDEX, str(i + first)).replace(ID, "abcdefgh" + str(i % 10)).replace(NAME, name)
             )
             schema = ArgumentSchema((schemas or {}).get(name) or {})
             written.append(head + self.arguments.write(arguments, schema) + self.tail)

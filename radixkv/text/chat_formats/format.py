@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from radixkv.text.chat_formats.answer_writer import AnswerWriter
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
 from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser
+from radixkv.text.trusted_text import TrustedText
 
 #: Tokens of a prompt's end that may open a region.
 TAIL_TOKENS = 64
@@ -191,6 +193,15 @@ class ChatFormat:
         """Write calls, each a name with the JSON text of its arguments, as the model does."""
         assert self.form is not None
         return self.form.write(calls, schemas_of(tools))
+
+    def write_calls_after(self, content: str, calls: Sequence[tuple[str, str]]) -> TrustedText:
+        """Write calls into a message after its content, with their marks as the tokens that these are."""
+        assert self.form is not None
+        mark = f"\N{NULL}{secrets.token_hex(16)}\N{NULL}"  # in no arguments
+        number = {token: f"{mark}{i}{mark}" for i, token in enumerate(self.special_tokens)}
+        pattern = re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
+        form = self.form.respelled(lambda text: pattern.sub(lambda found: number[found[0]], text))
+        return TrustedText.parted(content, form.write(calls), mark, self.special_tokens)
 
     def write_preamble(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Write a system message's words on tools in OpenAI's form."""

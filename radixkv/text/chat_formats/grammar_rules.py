@@ -165,7 +165,7 @@ def _tagged_value(notation: TaggedArguments, kind: str, schema: ArgumentSchema, 
     if kind == "string":
         values = _values(schema)
         if values is not None and all(isinstance(value, str) for value in values):
-            return f"{rules.words(values)} {end}"
+            return f"{rules.words(map(notation.write_text, values))} {end}"
         if notation.is_cdata:
             cdata = f'"<![CDATA[" {rules.text_until("]]>" + notation.end)}'
             return rules.add(f"/[^<&\\n]*/ {end} | {cdata}")

@@ -183,9 +183,10 @@ def _prepared(message: Message, chat_format: ChatFormat, traits: TemplateTraits)
         message["tool_calls"] = [_call(call, chat_format, traits) for call in calls]
         return message
     del message["tool_calls"]
-    written = chat_format.write_calls([_written(call["function"]) for call in calls])
     content = message.get("content") or ""
-    message["content"] = f"{content}\n{written}" if content else written
+    message["content"] = chat_format.write_calls_after(
+        f"{content}\n" if content else "", [_written(call["function"]) for call in calls]
+    )
     return message
 
 

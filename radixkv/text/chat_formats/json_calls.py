@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
-from radixkv.text.chat_formats.arguments import Arguments, JsonArguments, object_of
+from radixkv.text.chat_formats.arguments import Arguments, JsonArguments, object_of, respelled
 from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallSink
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 
@@ -112,6 +112,13 @@ class JsonCalls:
 
     def literals(self) -> tuple[str, ...]:
         return (self.begin, self.between, self.end, self.head, self.tail)
+
+    def respelled(self, change: Callable[[str], str]) -> JsonCalls:
+        return respelled(
+            replace(self, arguments=self.arguments.respelled(change)),
+            change,
+            ("begin", "between", "end", "head", "tail"),
+        )
 
     def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
         written = [

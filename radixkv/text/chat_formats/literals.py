@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema, string_json, value_json
-from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of
+from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of, respelled
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 
 _ESCAPES = {
@@ -239,6 +240,9 @@ class LiteralArguments:
 
     def literals(self) -> tuple[str, ...]:
         return (self.mark,)
+
+    def respelled(self, change: Callable[[str], str]) -> LiteralArguments:
+        return respelled(self, change, ("mark",))
 
     def write(self, arguments: str, schema: ArgumentSchema) -> str:
         members = object_of(arguments) or {}

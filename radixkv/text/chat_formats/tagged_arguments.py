@@ -13,7 +13,7 @@ from typing import Any
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema, string_json, value_json
-from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of, pattern_of
+from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of, pattern_of, respelled
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 from radixkv.text.chat_formats.literals import PYTHON, literal_json
 
@@ -154,6 +154,9 @@ class TaggedArguments:
     def literals(self) -> tuple[str, ...]:
         return (self.key, self.end, self.between)
 
+    def respelled(self, change: Callable[[str], str]) -> TaggedArguments:
+        return respelled(self, change, ("key", "end", "between"))
+
     def write(self, arguments: str, schema: ArgumentSchema) -> str:
         members = object_of(arguments) or {}
         return self.between.join(self._write(name, value, schema) for name, value in members.items())
@@ -167,12 +170,16 @@ class TaggedArguments:
             (list, "array"),
         )
         kind = next((word for types, word in kinds if isinstance(value, types)), "null")
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
         if value is None or isinstance(value, bool):
             text = self.constants[(True, False, None).index(value)]
-        if self.is_cdata and isinstance(value, str) and re.search(r"[<&\n]", value):
-            text = f"<![CDATA[{value}]]>"
+        if isinstance(value, str):
+            text = self.write_text(value)
         return self.key.replace(KIND, self.kinds.get(kind, "")).replace(KEY, name) + text + self.end
+
+    def write_text(self, value: str) -> str:
+        """Write the value of a string."""
+        return f"<![CDATA[{value}]]>" if self.is_cdata and re.search(r"[<&\n]", value) else value
 
 
 def _typed_json(text: str, schema: ArgumentSchema) -> str:
@@ -269,6 +276,9 @@ class ElementArguments:
 
     def literals(self) -> tuple[str, ...]:
         return (self.mark,)
+
+    def respelled(self, change: Callable[[str], str]) -> ElementArguments:
+        return respelled(self, change, ("mark",))
 
     def write(self, arguments: str, schema: ArgumentSchema) -> str:
         return self._write(object_of(arguments) or {})

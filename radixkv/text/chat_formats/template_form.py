@@ -272,18 +272,20 @@ def _with_numbers(
 ) -> ChatFormat:
     """Return the format with the numbers of calls that the template writes, where it keeps no ids."""
     form = chat_format.form
-    if not chat_format.numbers_ids or not isinstance(form, CallForm):
+    if not isinstance(form, CallForm | JsonCalls) or not (chat_format.numbers_ids or INDEX in form.head):
         return chat_format
     own = 70  # no template would come to it by counting
     asked, answer = call_history(chat_format, traits, 1)
     turns = []
     for name in NAMES:
         (call,) = answer["tool_calls"]
-        named = {**call, "id": f"functions.{name}:{own}", "function": {**call["function"], "name": name}}
+        given = f"functions.{name}:{own}" if chat_format.numbers_ids else IDS[NAMES.index(name)]
+        named = {**call, "id": given, "function": {**call["function"], "name": name}}
         result = {"role": "tool", "name": name, "tool_call_id": named["id"], "content": "probe result"}
         turns += [{**answer, "tool_calls": [named]}, result]
     text = shown_calls(render, [asked, *turns[:-1]], tools)
-    found = [re.search(rf"{name}:(\d+)", text[text.rfind(USER) :]) for name in NAMES]
+    head = re.escape(form.head).replace(INDEX, r"(\d+)")
+    found = [re.search(head.replace(NAME, name), text[text.rfind(USER) :]) for name in NAMES]
     numbers = [int(match[1]) for match in found if match is not None]
     if len(numbers) < len(NAMES) or numbers[0] == own:
         return chat_format

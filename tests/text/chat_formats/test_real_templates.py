@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from shipped_templates import ASKED, EXACT, FOLDER, NO_FOLDER, TABLE, TOOL, ShippedTemplate, known, templates
+from shipped_templates import ARE_EXACT, ASKED, FOLDER, NO_FOLDER, TABLE, TOOL, ShippedTemplate, known, templates
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
@@ -54,7 +54,7 @@ def test_the_table_of_templates(name: str) -> None:
     after = template.prompt(said, result)
     is_exact = after.startswith(prompt + text.rstrip()) and bool(prompt)
     if name in TABLE:
-        assert (template.format.name, is_exact) == (TABLE[name][0], TABLE[name][1] == EXACT)
+        assert (template.format.name, is_exact) == (TABLE[name][0], TABLE[name][1] in ARE_EXACT)
 
 
 @pytest.mark.parametrize("name", templates())
