@@ -221,6 +221,23 @@ def body_fields() -> str:
     return "\n".join([*lines, ""])
 
 
+def shipped_templates() -> dict[str, tuple[str, str]]:
+    """Return the tests' table of templates: the format of each, and how exact its forced calls are."""
+    tree = ast.parse((ROOT / "tests" / "support" / "shipped_templates.py").read_text(encoding="utf-8"))
+    reasons: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            reasons[node.targets[0].id] = node.value.value
+        elif node.targets[0].id == "TABLE" and isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                known, why = value.elts  # type: ignore[union-attr]
+                found[ast.literal_eval(key)] = (ast.literal_eval(known), reasons[why.id])  # type: ignore[arg-type,attr-defined]
+    return found
+
+
 def chat_formats() -> str:
     """Write a table of the chat formats: their models, a call, and the marks of reasoning."""
     lines = [
@@ -239,6 +256,17 @@ def chat_formats() -> str:
         call = f"``{cell(written)}``".replace('\\"', '"') if written else ""
         rows.append((code(name), known.families, call, " ".join(map(code, sections))))
     lines += table(("`--chat-format`", "models", "a call", "reasoning"), rows)
+    lines += [
+        "",
+        "## Templates that models ship",
+        "",
+        "The tests force calls with these templates, in the form that the template itself writes, and look",
+        "whether the next prompt continues the answer exactly, to the last token (`make test-all`, with",
+        "`RADIXKV_CHAT_TEMPLATES` naming a folder of templates).",
+        "",
+    ]
+    templates = [(code(name), code(known), why) for name, (known, why) in sorted(shipped_templates().items())]
+    lines += table(("template", "format", "a forced call in history"), templates)
     return "\n".join([*lines, ""])
 
 

@@ -8,6 +8,7 @@ the cache holds, may be spaced otherwise; a `JsonText` in a message is printed u
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,8 +53,35 @@ def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
         if not isinstance(value, dict) or text.strip() == "{":
             raise
     if isinstance(value, dict) and not (text.isascii() and json.dumps(value, ensure_ascii=False) == text):
-        return JsonText(value, text)
+        return JsonText({**value, **_member_texts(value, text)}, text)
     return value
+
+
+def _member_texts(value: Mapping[str, Any], text: str) -> dict[str, JsonText]:
+    """Return the members that are objects with the texts they were read from. O(text)."""
+    found: dict[str, JsonText] = {}
+    if not any(isinstance(member, dict) for member in value.values()):
+        return found
+    decoder = json.JSONDecoder()
+    at = text.index("{") + 1
+    try:
+        while True:
+            key, at = decoder.raw_decode(text, _skip(text, at, ","))
+            start = _skip(text, at, ":")
+            member, at = decoder.raw_decode(text, start)
+            if isinstance(member, dict):
+                found[key] = JsonText(member, text[start:at])
+    except (ValueError, RecursionError):  # at its end, which may be cut off
+        return {key: member for key, member in found.items() if value.get(key) == member}
+
+
+_BLANKS = re.compile(r"\s*")
+
+
+def _skip(text: str, at: int, separator: str) -> int:
+    """Return the place after white space with a separator in it."""
+    at = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
+    return _BLANKS.match(text, at + text.startswith(separator, at)).end()  # type: ignore[union-attr]
 
 
 def render_json_texts(value: Any, render: Callable[[Any], str]) -> str:
@@ -71,21 +99,32 @@ def render_json_texts(value: Any, render: Callable[[Any], str]) -> str:
         rendered = _with_texts(render(named), name, texts)
         if rendered is not None:
             return rendered
+        texts.clear()
+        inner = _with_names(value, name, texts, is_inner=True)
+        rendered = _with_texts(render(inner), name, texts) if texts else None
+        if rendered is not None:
+            return rendered
     return render(value)
 
 
-def _with_names(value: Any, name: str, texts: list[str]) -> Any:
-    """A copy in which each JsonText begins with a member of its own name."""
+def _with_names(value: Any, name: str, texts: list[str], *, is_inner: bool = False) -> Any:
+    """A copy in which each JsonText begins with a member of its own name.
+
+    Args:
+        is_inner: only one within another has a name.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, (dict, Mapping)):
-        members = {key: _with_names(item, name, texts) for key, item in value.items()}
-        if not isinstance(value, JsonText):
+        has_name = isinstance(value, JsonText) and not is_inner
+        inside = is_inner and not isinstance(value, JsonText)
+        members = {key: _with_names(item, name, texts, is_inner=inside) for key, item in value.items()}
+        if not isinstance(value, JsonText) or not has_name:
             return members
         texts.append(value.text)
         return {f"{name}{len(texts) - 1}.": 0, **members}
     if isinstance(value, list | tuple):
-        return [_with_names(item, name, texts) for item in value]
+        return [_with_names(item, name, texts, is_inner=is_inner) for item in value]
     return value
 
 

@@ -32,8 +32,9 @@ PLAN = "the template writes a plan before each call"
 RESULTS = "exact at first; the template writes results otherwise once another answer follows them"
 QUOTES = "exact but for strings with quotes, which the template writes without escapes"
 VARIABLES = "the template wants variables of its own"
+THOUGHTS = "exact without thoughts, which the template drops beside calls that it refuses to show"
 #: A call after the first question is exact.
-ARE_EXACT = (EXACT, RESULTS, QUOTES)
+ARE_EXACT = (EXACT, RESULTS, QUOTES, THOUGHTS)
 #: Template -> its format, and whether a forced call is exact in the next prompt, or why not.
 TABLE = {
     "Apertus-8B-Instruct": ("apertus", RESULTS),
@@ -49,7 +50,7 @@ TABLE = {
     "GigaChat3.1-10B-A1.8B": ("gigachat", EXACT),
     "HuggingFaceTB-SmolLM3-3B": ("smollm3", EXACT),
     "Kimi-K2-Instruct": ("kimi-k2", EXACT),
-    "Kimi-K2-Thinking": ("kimi-k2", EXACT),
+    "Kimi-K2-Thinking": ("kimi-k2", THOUGHTS),
     "Kimi-K3": ("kimi-k3", EXACT),
     "LFM2-8B-A1B": ("lfm2", EXACT),
     "LFM2.5-8B-A1B": ("lfm2", QUOTES),

@@ -27,10 +27,10 @@ def call(arguments: Any) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "x", "tool_calls": [{"arguments": arguments}]}]
 
 
-def test_only_unusual_spacing_is_remembered() -> None:
+def test_only_unusual_writing_is_remembered() -> None:
     assert isinstance(read_json_text(ODD), JsonText)
     assert read_json_text(ODD) == json.loads(ODD)
-    assert not isinstance(read_json_text('{"a": "é"}'), JsonText)
+    assert isinstance(read_json_text('{"a": "é"}'), JsonText)  # some templates escape it
     assert read_json_text("[1,2]") == [1, 2]
     with pytest.raises(ValueError):
         read_json_text("{")
@@ -68,3 +68,15 @@ def test_kept_special_tokens_stay_in_the_text() -> None:
     stream = tokenizer.stream(kept=("<|im_start|>",))
     assert stream.push(ids) + stream.finish() == "<|im_start|>a"
     assert tokenizer.chat_template is not None
+
+
+def test_objects_within_one_that_is_taken_apart_are_printed_as_they_came() -> None:
+    value = read_json_text('{"place": {"city":"Paris","at":{"x":1}}, "days":2}')
+
+    def print_apart(data: dict[str, Any]) -> str:
+        return "".join(f"<{key}>{json.dumps(item)}</{key}>" for key, item in data.items())
+
+    assert render_json_texts(value, print_apart) == (
+        '<place>{"city":"Paris","at":{"x":1}}</place><days>2</days>'
+    )
+    assert render_json_texts([value], json.dumps) == f"[{value.text}]"

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
@@ -16,7 +17,7 @@ _FLOAT = re.compile(r"[+-]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\d{1
 _MAX_REFERENCES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArgumentSchema:
     """A JSON Schema in the document that its references mean.
 
@@ -27,6 +28,31 @@ class ArgumentSchema:
 
     schema: Any
     root: Any = None
+
+    @cached_property
+    def _properties(self) -> Mapping[str, Any]:
+        schema = self.resolved()
+        listed = dict(schema.get("properties") or {}) if isinstance(schema.get("properties"), Mapping) else {}
+        for part in _parts(schema, "allOf"):
+            if isinstance(part, Mapping) and part.keys() & {"properties", "$ref"}:
+                listed = {**self.of(part).properties(), **listed}
+        return listed
+
+    @cached_property
+    def _types(self) -> frozenset[str]:
+        return self._find_types(8)
+
+    @cached_property
+    def _items(self) -> ArgumentSchema:
+        return self.of(self.resolved().get("items"))
+
+    @cached_property
+    def _others(self) -> ArgumentSchema:
+        return self._other_than(None if self._properties else {})
+
+    @cached_property
+    def _known(self) -> dict[str, ArgumentSchema]:
+        return {}
 
     def resolved(self) -> Mapping[str, Any]:
         """Return the schema that its references within the document lead to."""
@@ -47,12 +73,7 @@ class ArgumentSchema:
 
     def properties(self) -> Mapping[str, Any]:
         """Return the properties that the schema lists, also in the alternatives of an `allOf`."""
-        schema = self.resolved()
-        listed = dict(schema.get("properties") or {}) if isinstance(schema.get("properties"), Mapping) else {}
-        for part in _parts(schema, "allOf"):
-            if isinstance(part, Mapping) and part.keys() & {"properties", "$ref"}:
-                listed = {**self.of(part).properties(), **listed}
-        return listed
+        return self._properties
 
     def property(self, name: str, unlisted: Any = None) -> ArgumentSchema:
         """Return the schema of a property.
@@ -60,18 +81,27 @@ class ArgumentSchema:
         Args:
             unlisted: the schema of one that is not among those listed, where nothing is said of others.
         """
-        listed = self.properties()
-        if name in listed:
-            return self.of(listed[name])
+        listed = self._properties
+        if name not in listed:
+            return self._others if unlisted is None or not listed else self._other_than(unlisted)
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self.of(listed[name])
+        return found
+
+    def _other_than(self, unlisted: Any) -> ArgumentSchema:
         others = self.resolved().get("additionalProperties")
-        return self.of(others if isinstance(others, Mapping) else unlisted if listed else {})
+        return self.of(others if isinstance(others, Mapping) else unlisted)
 
     def items(self) -> ArgumentSchema:
         """Return the schema of a list's items."""
-        return self.of(self.resolved().get("items"))
+        return self._items
 
-    def types(self, depth: int = 8) -> frozenset[str]:
+    def types(self) -> frozenset[str]:
         """Return the names of the types that a value may have."""
+        return self._types
+
+    def _find_types(self, depth: int) -> frozenset[str]:
         schema = self.resolved()
         given = schema.get("type")
         found = {given} if isinstance(given, str) else set(given if isinstance(given, list) else ())
@@ -81,7 +111,7 @@ class ArgumentSchema:
         if not found and depth:
             for keyword in ("anyOf", "oneOf", "allOf"):
                 for part in _parts(schema, keyword):
-                    found |= self.of(part).types(depth - 1)
+                    found |= self.of(part)._find_types(depth - 1)
         if schema.get("nullable") is True and found:
             found.add("null")
         if not found and "properties" in schema:
@@ -136,9 +166,11 @@ def value_json(
     if number is not None:
         return number
     if types & {"object", "array"} and written[:1] in ("{", "["):
-        for value in (written, read_literal(written)):
-            if value is not None and _is_json(value, types):
-                return value
+        if _is_json(written, types):
+            return written
+        value = read_literal(written)
+        if value is not None and _is_json(value, types):
+            return value
     return string_json(text)
 
 

@@ -9,7 +9,7 @@ where a form has some, marks that models leave out, and the usual names of membe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -102,8 +102,18 @@ class Form(Protocol):
     def respelled(self, change: Callable[[str], str]) -> Form:
         """Return the form with the texts that it writes changed."""
 
-    def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
-        """Write calls, each a name with the JSON text of its arguments."""
+    def write(
+        self,
+        calls: Iterable[tuple[str, str]],
+        schemas: Mapping[str, Any] | None = None,
+        numbers: Sequence[int] = (),
+    ) -> str:
+        """Write calls, each a name with the JSON text of its arguments.
+
+        Args:
+            schemas: schema of the arguments by the function's name.
+            numbers: numbers of the calls; none: counted from the form's first one.
+        """
 
 
 @dataclass(frozen=True)
@@ -229,13 +239,17 @@ class CallForm:
             ("begin", "between", "end", "head", "tail"),
         )
 
-    def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
+    def write(
+        self,
+        calls: Iterable[tuple[str, str]],
+        schemas: Mapping[str, Any] | None = None,
+        numbers: Sequence[int] = (),
+    ) -> str:
         written = []
         first = 1 if self.first_index is None else self.first_index
         for i, (name, arguments) in enumerate(calls):
-            head = (
-                self.head.replace(INDEX, str(i + first)).replace(ID, "abcdefgh" + str(i % 10)).replace(NAME, name)
-            )
+            index = numbers[i] if numbers else first + i
+            head = self.head.replace(INDEX, str(index)).replace(ID, f"abcdefgh{i % 10}").replace(NAME, name)
             schema = ArgumentSchema((schemas or {}).get(name) or {})
             written.append(head + self.arguments.write(arguments, schema) + self.tail)
         return self.begin + self.between.join(written) + self.end

@@ -141,6 +141,15 @@ class Cursor:
                 return found
             yield
 
+    def expect(self, text: str) -> Steps[None]:
+        """Consume a text.
+
+        Raises:
+            NotACall: another one stands here.
+        """
+        if not (yield from self.take((text,))):
+            raise RanOut if text.startswith(self.text[self.at :]) else NotACall
+
     def blanks(self) -> Steps[None]:
         """Consume white space.
 

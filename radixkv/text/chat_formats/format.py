@@ -194,14 +194,16 @@ class ChatFormat:
         assert self.form is not None
         return self.form.write(calls, schemas_of(tools))
 
-    def write_calls_after(self, content: str, calls: Sequence[tuple[str, str]]) -> TrustedText:
+    def write_calls_after(
+        self, content: str, calls: Sequence[tuple[str, str]], numbers: Sequence[int] = ()
+    ) -> TrustedText:
         """Write calls into a message after its content, with their marks as the tokens that these are."""
         assert self.form is not None
         mark = f"\N{NULL}{secrets.token_hex(16)}\N{NULL}"  # in no arguments
         number = {token: f"{mark}{i}{mark}" for i, token in enumerate(self.special_tokens)}
         pattern = re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
         form = self.form.respelled(lambda text: pattern.sub(lambda found: number[found[0]], text))
-        return TrustedText.parted(content, form.write(calls), mark, self.special_tokens)
+        return TrustedText.parted(content, form.write(calls, None, numbers), mark, self.special_tokens)
 
     def write_preamble(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Write a system message's words on tools in OpenAI's form."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 from radixkv.text.chat_formats.format import ChatFormat
 
 TEMPLATE_DROPS_REASONING = (
@@ -19,7 +21,10 @@ RESERIALISED = (
 TEMPLATE_DROPS_CONTENT = "the chat template leaves out what a message says beside its tool calls"
 OTHER_TOKENS = "the same text comes in other tokens than the model had generated"
 OTHER_FORM = "the chat template writes tool calls in another form than the model does"
+OTHER_WORDS = "the chat template writes true, false and null in other words than the model does"
 ADDED_IDS = "the chat template adds ids to tool calls, which the model had not written"
+
+_CONSTANT = re.compile(r"(?i:true|false|null|none)\b")
 
 
 def divergence_hint(
@@ -59,6 +64,9 @@ def divergence_hint(
         return RESERIALISED
     if ("\\u" in cached) != ("\\u" in new):
         return RESERIALISED
+    words = (_CONSTANT.match(cached), _CONSTANT.match(new))
+    if None not in words and cached[0] != new[0]:
+        return OTHER_WORDS
     return None
 
 

@@ -50,7 +50,7 @@ def template_messages(
         return list(messages)
     if traits.calls and traits.one_call:
         messages = _with_one_call_each(messages)
-    if traits.calls and chat_format.numbers_ids:
+    if chat_format.numbers_ids:
         messages = _with_numbered_ids(messages)
     prepared = [_prepared(message, chat_format, traits) for message in messages]
     if tools and not traits.tools:
@@ -185,7 +185,9 @@ def _prepared(message: Message, chat_format: ChatFormat, traits: TemplateTraits)
     del message["tool_calls"]
     content = message.get("content") or ""
     message["content"] = chat_format.write_calls_after(
-        f"{content}\n" if content else "", [_written(call["function"]) for call in calls]
+        f"{content}\n" if content else "",
+        [_written(call["function"]) for call in calls],
+        [int(call["id"].rpartition(":")[2]) for call in calls] if chat_format.numbers_ids else (),
     )
     return message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -120,9 +120,14 @@ class JsonCalls:
             ("begin", "between", "end", "head", "tail"),
         )
 
-    def write(self, calls: Iterable[tuple[str, str]], schemas: Mapping[str, Any] | None = None) -> str:
+    def write(
+        self,
+        calls: Iterable[tuple[str, str]],
+        schemas: Mapping[str, Any] | None = None,
+        numbers: Sequence[int] = (),
+    ) -> str:
         written = [
-            self.head.replace(INDEX, str(i)).replace(NAME, name)
+            self.head.replace(INDEX, str(numbers[i] if numbers else i)).replace(NAME, name)
             + arguments
             + self.tail.replace(ID, f"abcdefgh{i % 10}")
             for i, (name, arguments) in enumerate(calls)

@@ -211,6 +211,14 @@ class ElementArguments:
     def _open(self) -> regex.Pattern[str]:
         return regex.compile(rf"{regex.escape(self.mark)}<(?P<key>[^<>/\s\"][^<>\"\n]{{0,200}})>")
 
+    @cached_property
+    def _leaf(self) -> regex.Pattern[str]:
+        """A whole element that holds no other, and of the text after it what makes it certain."""
+        mark = regex.escape(self.mark)
+        inside = f"[^{regex.escape(self.mark[0])}]" if self.mark else "[^<]"
+        key = r"(?P<key>[^<>/\s\"][^<>\"\n]{0,200})"
+        return regex.compile(rf"\s{{0,64}}{mark}<{key}>(?P<value>{inside}{{0,512}}+){mark}</(?P=key)>(?=\S)")
+
     def read(
         self, cursor: Cursor, emit: Emit, schema: ArgumentSchema, tail: regex.Pattern[str]
     ) -> Steps[None]:
@@ -224,10 +232,15 @@ class ElementArguments:
         is_list = False
         is_first = True
         while True:
-            yield from cursor.blanks()
-            found = yield from self._try_open(cursor)
-            if found is None:
-                break
+            leaf: Any = self._leaf.match(cursor.text, cursor.at)
+            if leaf is None:
+                yield from cursor.blanks()
+                found = yield from self._try_open(cursor)
+                if found is None:
+                    break
+            else:
+                found = leaf
+                cursor.at = leaf.end()
             name = found["key"].strip()
             if is_first:
                 is_list = name == "item" and "array" in types and "item" not in schema.properties()
@@ -237,7 +250,11 @@ class ElementArguments:
             if not is_list:
                 prefix += string_json(name) + ": "
             is_first = False
-            yield from self._value(cursor, emit, prefix, name, inner, depth)
+            if leaf is None:
+                yield from self._value(cursor, emit, prefix, name, inner, depth)
+            else:
+                value = leaf["value"]
+                emit(prefix + (string_json(value) if inner.is_text() else _element_json(value, inner)))
         if is_first:
             emit("[]" if types == {"array"} else "{}")
         else:
@@ -256,7 +273,7 @@ class ElementArguments:
             if is_nested:
                 emit(prefix)
                 yield from self._members(cursor, emit, schema, depth + 1)
-                yield from cursor.match(regex.compile(regex.escape(end)))
+                yield from cursor.expect(end)
                 return
         value = _TextValue(emit, prefix, schema)
         yield from cursor.until(end, value.add)

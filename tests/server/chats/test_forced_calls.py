@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 from family_texts import ROWS
 from live_server import live_server
-from shipped_templates import ARE_EXACT, FOLDER, NO_FOLDER, QUOTES, RESULTS, TABLE, known
+from shipped_templates import ARE_EXACT, FOLDER, NO_FOLDER, QUOTES, RESULTS, TABLE, THOUGHTS, known
 from thinking_model import ThinkingModel, thinking_engine
 
 from radixkv.text.chat_formats.formats import FORMATS
@@ -98,6 +98,7 @@ def test_the_next_turn_finds_the_whole_turn_before_it(served: Served, name: str)
         results = [{"role": "tool", "tool_call_id": call["id"], "content": "It is."} for call in calls]
         is_exact = not (
             (why == RESULTS and len(messages) > 1)
+            or (why == THOUGHTS and answer.get("reasoning_content"))
             or (why == QUOTES and any("'" in call["function"]["arguments"] for call in calls))
         )
         messages += [answer, *results]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jinja2
+from writing_engine import tokenizer_with
 
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.history import template_messages
@@ -77,3 +78,18 @@ def test_a_template_that_prints_arguments_as_they_are_gets_their_json() -> None:
     said = {"role": "assistant", "content": "", "tool_calls": [asked]}
     given = template_messages([said], (), FORMATS["phi4"], traits)
     assert compiled.render(messages=given) == '<call>look {"a": "b"}</call>'
+
+
+def test_marks_of_calls_in_a_message_are_tokens_and_all_else_is_text() -> None:
+    """The model had generated them so; what a user spells is text, also among the arguments."""
+    tokenizer = tokenizer_with(["<tool_call>", "</tool_call>"], "{% for m in messages %}{{ m.content }}{% endfor %}")
+    known = FORMATS["hermes"].with_vocabulary(["<tool_call>", "</tool_call>"])
+    asked = call("a")
+    asked["function"]["arguments"] = {"a": "<tool_call>"}
+    said = {"role": "assistant", "content": "a <tool_call>", "tool_calls": [asked]}
+    traits = TemplateTraits(calls=False)
+    prompt = tokenizer.apply_chat_template(template_messages([said], (), known, traits))
+    marks = [tokenizer.encode(mark, add_special_tokens=False) for mark in known.special_tokens]
+    assert [prompt.count(token) for (token,) in marks] == [1, 1]
+    text = 'a <tool_call>\n<tool_call>\n{"name": "look", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == text
