@@ -30,6 +30,7 @@ from radixkv.text.chat_formats.template_probes import (
     ARGUMENTS,
     IDS,
     NAMES,
+    RESULT,
     SAID,
     THOUGHT,
     USER,
@@ -46,6 +47,8 @@ _TELLING = 3
 #: A mark begins or ends at one of these, never within a word.
 _EDGES = frozenset("|`:,;/=-# \n\t")
 _STARTS, _ENDS = _EDGES | frozenset("<[{("), _EDGES | frozenset(">])}\"'")
+#: A mark at the end of a text.
+_LAST_MARK = re.compile(r"[<\[][^<>\[\]\s]{1,64}[>\]]\s*\Z")
 
 
 class _NoForm(Exception):
@@ -79,7 +82,9 @@ def with_derived_form(
     if not chat_format.is_known:
         known = replace(known, name=DERIVED, families="", tokens=(), signs=())
     written = form.write([(NAMES[i], json.dumps(ARGUMENTS[i])) for i in range(num_calls)])
-    is_same = "".join(written.split()) in "".join(region.replace(IDS[0], "").split()) or ID in form.head
+    is_same = (
+        "".join(written.split()) in "".join(region.replace(IDS[0], "").split()) or ID in form.head + form.tail
+    )
     return known if is_same and reads_as(known, region, num_calls) else chat_format
 
 
@@ -103,6 +108,12 @@ def _region(
     ending = plain[at + len(SAID) :]
     if not alone.startswith(text[:name]):
         alone = text
+        followed = shown_text(render, [*said, messages[0]], tools).rpartition(SAID)[2]
+        turn_end = next(iter(followed.split()), "")  # stands before the results, too
+        last = text.rfind(NAMES[num_calls - 1], 0, text.find(RESULT, name))
+        stop = text.find(turn_end, last) if turn_end else -1
+        if stop >= 0:
+            return text[start:stop].rstrip()
     size = next((n for n in range(len(ending), 0, -1) if alone.endswith(ending[-n:])), 0)
     return alone[start : len(alone) - size]
 
@@ -176,7 +187,8 @@ def _json_form(region: str, num_calls: int) -> JsonCalls | None:
     lead = (begin + before).rstrip().removesuffix("[")
     opening = _mark(lead)
     closes = tuple(dict.fromkeys(filter(None, (mark.strip().lstrip("] \n") for mark in (after, closing)))))
-    if ID in (head := head.replace(IDS[0], ID)) or ID in (tail := tail.replace(IDS[0], ID)):
+    tail = tail.replace(IDS[0], ID)
+    if ID in head.replace(IDS[0], ID):
         raise _NoForm
     return JsonCalls(
         before + head,
@@ -343,6 +355,9 @@ def _reasoning(
     if at < 0 or after < 0:
         return chat_format.reasoning
     opening, closing = text[start:at].strip(), text[at + len(THOUGHT) : after].strip()
+    if not opening and closing and bare[start:].lstrip().startswith(closing):
+        found = _LAST_MARK.search(text[:at])  # without thoughts the marks are there, too
+        opening = found[0].strip() if found is not None else ""
     if len(opening) < _TELLING or len(closing) < _TELLING:
         return chat_format.reasoning
     own = chat_format.reasoning

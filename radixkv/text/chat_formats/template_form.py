@@ -27,6 +27,7 @@ from radixkv.text.chat_formats.template_probes import (
     ARGUMENTS,
     IDS,
     NAMES,
+    RESULT,
     SAID,
     THOUGHT,
     USER,
@@ -281,7 +282,7 @@ def _with_numbers(
         (call,) = answer["tool_calls"]
         given = f"functions.{name}:{own}" if chat_format.numbers_ids else IDS[NAMES.index(name)]
         named = {**call, "id": given, "function": {**call["function"], "name": name}}
-        result = {"role": "tool", "name": name, "tool_call_id": named["id"], "content": "probe result"}
+        result = {"role": "tool", "name": name, "tool_call_id": named["id"], "content": RESULT}
         turns += [{**answer, "tool_calls": [named]}, result]
     text = shown_calls(render, [asked, *turns[:-1]], tools)
     head = re.escape(form.head).replace(INDEX, r"(\d+)")

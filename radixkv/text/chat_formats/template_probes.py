@@ -27,6 +27,7 @@ ARGUMENTS = (
 USER = "probe question"
 THOUGHT = "probe thought"
 SAID = "probe said"
+RESULT = "probe result"
 
 
 def probe_tools() -> list[Mapping[str, Any]]:
@@ -66,7 +67,7 @@ def shown_calls(render: RenderText, messages: list[Message], tools: Sequence[Map
             "role": "tool",
             "tool_call_id": call["id"],
             "name": call["function"]["name"],
-            "content": "probe result",
+            "content": RESULT,
         }
         for call in messages[-1]["tool_calls"]
     ]

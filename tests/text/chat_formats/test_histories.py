@@ -82,7 +82,9 @@ def test_a_template_that_prints_arguments_as_they_are_gets_their_json() -> None:
 
 def test_marks_of_calls_in_a_message_are_tokens_and_all_else_is_text() -> None:
     """The model had generated them so; what a user spells is text, also among the arguments."""
-    tokenizer = tokenizer_with(["<tool_call>", "</tool_call>"], "{% for m in messages %}{{ m.content }}{% endfor %}")
+    tokenizer = tokenizer_with(
+        ["<tool_call>", "</tool_call>"], "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     known = FORMATS["hermes"].with_vocabulary(["<tool_call>", "</tool_call>"])
     asked = call("a")
     asked["function"]["arguments"] = {"a": "<tool_call>"}

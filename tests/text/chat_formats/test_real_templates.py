@@ -4,9 +4,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from shipped_templates import ARE_EXACT, ASKED, FOLDER, NO_FOLDER, TABLE, TOOL, ShippedTemplate, known, templates
+from shipped_templates import (
+    ARE_EXACT,
+    ASKED,
+    FOLDER,
+    NO_FOLDER,
+    TABLE,
+    TOOL,
+    ShippedTemplate,
+    known,
+    templates,
+)
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
@@ -76,3 +87,38 @@ def test_tools_come_first_where_the_template_lets_them(name: str) -> None:
     assert shared.endswith("Folder: ")
     for text in ("Tell the weather.", rest, ASKED["content"]):
         assert red.count(text) == usual.count(text) == 1
+
+
+#: Template -> other marks for its own, and what its model would write, in pieces around the arguments.
+RENAMED = {
+    "GLM-4.6": (
+        {"tool_call>": "do>", "arg_key>": "k>", "arg_value>": "v>", "think>": "hm>"},
+        "\n<hm>A city.</hm>\n<do>get_weather\n<k>city</k>\n<v>Paris</v>\n<k>days</k>\n<v>2</v>\n</do>",
+    ),
+    "NVIDIA-Nemotron-Nano-v2": (
+        {"TOOLCALL": "ACTS"},
+        f'A city.\n</think>\n\n<ACTS>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]</ACTS>',
+    ),
+    "mistralai-Mistral-Nemo-Instruct-2407": (
+        {"[TOOL_CALLS]": "[ACTS]"},
+        f'[ACTS][{{"name": "get_weather", "arguments": {ARGUMENTS}}}]',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RENAMED))
+def test_marks_that_no_family_has_are_read_off_the_template(name: str, tmp_path: Path) -> None:
+    others, text = RENAMED[name]
+    source = known(name).text
+    for mark, other in others.items():
+        source = source.replace(mark, other)
+    path = tmp_path / "renamed.jinja"
+    path.write_text(source, encoding="utf-8")
+    template = ShippedTemplate(path)
+    parser = template.format.parser(
+        tools={"get_weather": TOOL["function"]["parameters"]}, prompt_end=template.prompt()
+    )
+    answer = Answer.of([*parser.push(text), *parser.finish()])
+    (call,) = answer.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", json.loads(ARGUMENTS))
+    assert (answer.reasoning, answer.content) == ("A city." if "A city." in text else "", "")
