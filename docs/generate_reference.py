@@ -233,8 +233,10 @@ def shipped_templates() -> dict[str, tuple[str, str]]:
             reasons[node.targets[0].id] = node.value.value
         elif node.targets[0].id == "TABLE" and isinstance(node.value, ast.Dict):
             for key, value in zip(node.value.keys, node.value.values, strict=True):
-                known, why = value.elts  # type: ignore[union-attr]
-                found[ast.literal_eval(key)] = (ast.literal_eval(known), reasons[why.id])  # type: ignore[arg-type,attr-defined]
+                assert isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
+                known, why = value.elts
+                assert isinstance(known, ast.Constant) and isinstance(why, ast.Name)
+                found[str(key.value)] = (str(known.value), reasons[why.id])
     return found
 
 
