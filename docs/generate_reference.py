@@ -233,9 +233,11 @@ def shipped_templates() -> dict[str, tuple[str, str]]:
             reasons[node.targets[0].id] = node.value.value
         elif node.targets[0].id == "TABLE" and isinstance(node.value, ast.Dict):
             for key, value in zip(node.value.keys, node.value.values, strict=True):
-                assert isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
+                assert isinstance(key, ast.Constant)
+                assert isinstance(value, ast.Tuple)
                 known, why = value.elts
-                assert isinstance(known, ast.Constant) and isinstance(why, ast.Name)
+                assert isinstance(known, ast.Constant)
+                assert isinstance(why, ast.Name)
                 found[str(key.value)] = (str(known.value), reasons[why.id])
     return found
 
