@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from gguf_files import EXPERT_ARCHITECTURES, expert_state, family_config, write_family_gguf, write_llama_gguf
+from tiny_models import finish_gguf
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
 from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
-from radixkv.model.loading.gguf_blocks import load_blocks
+from radixkv.model.loading.gguf_blocks import load_blocks, reason_against
 from radixkv.model.step_context import call_model
 
 pytest.importorskip("numba")
@@ -75,6 +77,12 @@ def test_experts_in_formats_without_a_kernel_become_bfloat16(
 ) -> None:
     kinds = {"rest": "Q4_K", "ffn_up_exps": "TQ2_0", "ffn_down_exps": "F16"}
     check("gpt-oss", kinds, PackedExperts, tmp_path)
+
+
+def test_an_architecture_with_changed_values_is_left_to_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "hybrid.gguf"
+    finish_gguf(gguf.GGUFWriter(str(path), "qwen35"))
+    assert reason_against(path, 1) == "qwen35 changes values of its weights"
 
 
 def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(tmp_path: Path) -> None:

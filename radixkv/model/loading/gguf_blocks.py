@@ -26,6 +26,7 @@ from torch import nn
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.file_pages import release_mapped_pages
 from radixkv.model.loading.gguf_experts import expected_shapes, expert_modules, expert_tensors, pack_experts
+from radixkv.model.loading.gguf_metadata import known_metadata
 from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
@@ -48,7 +49,21 @@ def reason_against(path: Path, tensor_parallel: int) -> str | None:
         return "this processor has neither VNNI nor AVX2"
     if tensor_parallel > 1:
         return "ranks of tensor parallelism share float32 weights"
+    architecture = str(known_metadata(path).values.get("general.architecture"))
+    if _is_read_otherwise(architecture):
+        return f"{architecture} changes values of its weights"
     return None
+
+
+def _is_read_otherwise(architecture: str) -> bool:
+    """Return True if transformers reads an architecture without a processor of its tensors, as Qwen 3.5."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    try:
+        from transformers.integrations.gguf import GGUF_ARCHS
+    except ImportError:  # an older version
+        return False
+    return architecture in GGUF_ARCHS and architecture not in reading.TENSOR_PROCESSORS
 
 
 @torch.no_grad()
