@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+_READ_BYTES = 1 << 18
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -46,7 +48,9 @@ def open_plain(path: Path) -> BinaryIO:
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
-        return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
+        if zipped:  # gzip's own reads are of few bytes each
+            return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")), _READ_BYTES)
+        return path.open("rb")
     except FileNotFoundError:
         raise DamagedFile(path, 0, "no such file") from None
     except IsADirectoryError:
@@ -73,7 +77,7 @@ def numbered_lines(path: Path, max_bytes: int | None = None) -> Iterator[tuple[i
                 if max_bytes is not None and len(line) > max_bytes:
                     rest = line
                     while rest and not rest.endswith(b"\n"):
-                        rest = stream.readline(limit)
+                        rest = stream.readline(_READ_BYTES)
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 line = line.strip()
