@@ -155,7 +155,7 @@ class EarlierPrompts:
         self._forget(continued, continued.known_by)
         del self._latest[id(continued)]
         self._bytes -= continued.num_bytes
-        holder.prompt, prompt.holder = prompt, holder
+        holder.prompt, prompt.holder, continued.holder = prompt, holder, None
         while known and self._by_key.get(prompt.chain[known - 1]) is not holder:
             known -= 1  # another conversation took it meanwhile
         return known
@@ -187,6 +187,7 @@ class EarlierPrompts:
         ):  # beginnings of both are found as the successor's by now
             chain = chain[_num_shared(chain, successor.chain) :]
         self._forget(prompt, (*chain, *prompt.known_by))
+        prompt.holder = None  # no cycle of references keeps its texts
 
 
 def _num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:

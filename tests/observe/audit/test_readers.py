@@ -503,6 +503,17 @@ def test_a_string_of_any_length_takes_no_memory(before: bytes, tmp_path: Path) -
     assert not records
 
 
+def test_strings_end_at_their_quotes_however_escapes_lie_in_them(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    pieces = ['"', "\\", '\\"', "\n", "]}", "x" * 70, "y" * 300_000]
+    texts = ["".join(rng.choices(pieces, [5, 5, 5, 5, 5, 5, 1], k=40)) for _ in range(8)]
+    log = [{"request": {"model": "m", "messages": [{"role": "user", "content": text}]}} for text in texts]
+    path = packed_file(tmp_path / "log.json.gz", json.dumps(log).encode())
+    recording = Recording([path], 64 << 20)
+    assert [record.blocks[0].text for record in recording] == texts
+    assert not recording.problems.named
+
+
 def test_small_pieces_and_packed_answers_take_no_memory_either(tmp_path: Path) -> None:
     many = tmp_path / "many.jsonl"
     lists = b"[]," * 1_000_000
