@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +47,7 @@ def open_plain(path: Path) -> BinaryIO:
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
-        if zipped:  # gzip's own reads are of few bytes each
-            return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")), _READ_BYTES)
-        return path.open("rb")
+        return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
     except FileNotFoundError:
         raise DamagedFile(path, 0, "no such file") from None
     except IsADirectoryError:
