@@ -114,7 +114,7 @@ class Pretrained:
         if gguf is not None and own_config(self.source.path) is not None:
             raise ConfigError(
                 f"{gguf} has experts that transformers can't dequantise: they can only stay packed, on a "
-                "CPU and without --dtype, --quantization, --gguf float32, --tensor-parallel and adapters"
+                "CPU and without --dtype, --quantization, --gguf float32 and --tensor-parallel"
             )
 
         def read() -> Any:
