@@ -78,7 +78,7 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def make_batch(sequences: int, tokens: int, before: int) -> Any:
+def make_batch(sequences: int, tokens: int, before: int, vocabulary: int = 4000) -> Any:
     """A step: `tokens` new tokens for each of the sequences, each in blocks of its own."""
     from radixkv.scheduling.batch import Batch
 
@@ -89,7 +89,7 @@ def make_batch(sequences: int, tokens: int, before: int) -> Any:
     )
     return Batch(
         entries=[],
-        token_ids=np.random.default_rng(0).integers(5, 4000, sequences * tokens),
+        token_ids=np.random.default_rng(0).integers(5, vocabulary, sequences * tokens),
         positions=positions,
         query_starts=np.arange(0, sequences * tokens + 1, tokens, dtype=np.int32),
         context_lengths=np.full(sequences, before + tokens, dtype=np.int32),

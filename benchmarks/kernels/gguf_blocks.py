@@ -44,11 +44,15 @@ def runner(file: str, way: str) -> Any:
     ).engine.runner  # fmt: skip
 
 
+def _vocabulary(one: Any) -> int:
+    return min(4000, int(one.model.config.get_text_config().vocab_size))
+
+
 def start_here(file: str, way: str) -> dict[str, float]:
     """CPU seconds until ready and peak gigabytes of this process, which must be a fresh one."""
     engine = runner(file, way)
     ready = time.process_time()
-    engine.execute(make_batch(*STEPS["prompt of 512"]))
+    engine.execute(make_batch(*STEPS["prompt of 512"], _vocabulary(engine)))
     return {"start_s": ready, "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
 
 
@@ -66,7 +70,7 @@ def steps(file: str, ways: list[str], rounds: int) -> dict[str, dict[str, float]
     runners = {way: runner(file, way) for way in ways}
     figures: dict[str, dict[str, float]] = {}
     for step, shape in STEPS.items():
-        batch = make_batch(*shape)
+        batch = make_batch(*shape, _vocabulary(runners[ways[0]]))
         times: dict[str, list[float]] = {way: [] for way in ways}
         turns = rounds if shape[1] == 1 else max(1, rounds // 3)
         for turn in range(turns + 1):  # the first one is not counted
