@@ -269,8 +269,10 @@ def main() -> None:
                 figures["turns"] = {"base_s": medians["base"], "activated_s": medians["judge"], "ratio": cost}
             if options.adapters:
                 names = [f"swap-{number}" for number in range(options.adapters)]
-                for number, name in enumerate(names):
-                    llm.adapters.load(name, str(folders.write(name, 100 + number)))
+                written = [folders.write(name, 100 + number) for number, name in enumerate(names)]
+                time.sleep(2.5)  # files as new as their reading are digested at each reading
+                for name, path in zip(names, written, strict=True):
+                    llm.adapters.load(name, str(path))
                 swaps = time_swaps(llm, names[:-IN_MEMORY], 10, clock)
                 figures["swaps"] = {"adapters": options.adapters, "in_memory": IN_MEMORY}
                 for what, seconds in swaps.items():
