@@ -94,7 +94,8 @@ def turns_here(file: str) -> None:
         file, device="cpu", gguf="packed", num_blocks=1024, max_model_len=1024, max_num_batched_tokens=1024,
         speculation="off", threads=1,
     )  # fmt: skip
-    vocabulary = llm.engine.runner.model.config.get_text_config().vocab_size
+    runner: Any = llm.engine.runner
+    vocabulary = runner.model.config.get_text_config().vocab_size
     print(json.dumps({"start_s": time.process_time(), "vocabulary": vocabulary}), flush=True)
     for line in sys.stdin:
         turn = json.loads(line)

@@ -264,6 +264,7 @@ class ModelRunner(WithoutStates):
         if self._windows is not None:
             step = self._windows.step(step, batch)
         if arranged.adapters is not None:
+            assert self.adapters is not None
             step.adapters = self.adapters.stage(arranged.adapters)
         if self._states is not None:
             step.states = self._states.step(batch)

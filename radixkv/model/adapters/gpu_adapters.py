@@ -180,10 +180,10 @@ class GpuAdapterMemory(AdapterMemory):
         few = min(padded, whole + FEW_ADAPTERS)
         return few if needed <= few else min(padded, whole + self._limits.num_seqs)
 
-    def _take_slots(self, adapters: StepAdapters) -> dict[GpuAdapter | None, int]:
-        """The slot of each adapter of the step."""
-        wanted = dict.fromkeys(each.adapter for each in adapters.segments if each.adapter is not None)
-        found = {}
+    def _take_slots(self, adapters: StepAdapters) -> dict[Any, int]:
+        """The slot of each adapter of the step; all are `GpuAdapter`s."""
+        wanted: dict[Any, None] = dict.fromkeys(each.adapter for each in adapters.segments if each.adapter is not None)
+        found: dict[Any, int] = {}
         for slot, owner in self._owners.items():
             adapter = None if owner is None else owner()
             if adapter in wanted:

@@ -204,7 +204,8 @@ def _without_keys(
 
 def _list_without_keys(items: list[Any], hide: Callable[[str], str], *, defines: bool) -> list[Any]:
     """Return a list without keys: also of pairs of a name and a value, and of words of a command line."""
-    cleaned, after_option = [], False
+    cleaned: list[Any] = []
+    after_option = False
     for item in items:
         is_pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)
         if is_pair and isinstance(item[1], str) and _is_key_name(item[0]):
