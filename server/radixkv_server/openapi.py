@@ -19,19 +19,18 @@ from pydantic.json_schema import models_json_schema
 
 from radixkv_server.dialect import Api, Dialects, Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.off_loop import off_loop
 
 _EXAMPLE = ApiError(400, "why", param="field", code="code")
 _REFERENCE = "#/components/schemas/{model}"
 
 
 def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> None:
-    """Serve the document of all routes that `app` has, at /openapi.json; the first request makes it."""
-    made = functools.cache(lambda: dump(openapi_document(app, apis, dialects, version)))
+    """Serve the document of all routes that `app` has, at /openapi.json."""
+    document = dump(openapi_document(app, apis, dialects, version))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(await off_loop(made), media_type="application/json")
+        return Response(document, media_type="application/json")
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:

@@ -102,7 +102,7 @@ class ServedModelCoding:
         answers = [answer for answer in (record.answer, *record.other_answers) if answer]
         if record.dialect == "completions":
             return await self._completion(record), [self._cut(self._text_of(one), record) for one in answers]
-        body = _BODIES[record.dialect].model_validate(record.body, context=Ignored(True, "placeholder"))
+        body = _BODIES[record.dialect].model_validate(record.whole_body, context=Ignored(True, "placeholder"))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
         return list(map(int, prompt.ids)), [

@@ -182,7 +182,9 @@ class GpuAdapterMemory(AdapterMemory):
 
     def _take_slots(self, adapters: StepAdapters) -> dict[Any, int]:
         """The slot of each adapter of the step; all are `GpuAdapter`s."""
-        wanted: dict[Any, None] = dict.fromkeys(each.adapter for each in adapters.segments if each.adapter is not None)
+        wanted: dict[Any, None] = dict.fromkeys(
+            each.adapter for each in adapters.segments if each.adapter is not None
+        )
         found: dict[Any, int] = {}
         for slot, owner in self._owners.items():
             adapter = None if owner is None else owner()

@@ -60,6 +60,7 @@ class Record:
     Attributes:
         dialect: OpenAI's chat completions, responses or completions, or Anthropic's messages.
         body: body as sent.
+        earlier: items of the stored conversation that it continues, in the Responses API.
         blocks: blocks of the prompt.
         answer, other_answers: blocks of the assistant's answer, and of further samples; empty: not recorded.
         response_id: id of the answer; empty: not recorded. output: its items, in the Responses API.
@@ -104,11 +105,28 @@ class Record:
     order: tuple[int, int] = (0, 0)
     failed: bool = False
     num_bytes: int = 0
+    earlier: Sequence[Any] = ()
+
+    @property
+    def whole_body(self) -> Json:
+        """The body with the stored items that it continues in its input. O(items)."""
+        if not self.earlier:
+            return self.body
+        body = {**self.body, "input": [*self.earlier, *input_items(self.body.get("input"))]}
+        body.pop("previous_response_id", None)
+        return body
 
     @property
     def parts(self) -> PromptParts:
         """The prompt in the form in which prompts are compared. O(its blocks)."""
         return prompt_parts(self.blocks, self.tools, self.model)
+
+
+def input_items(given: Any) -> list[Any]:
+    """Return the items of the Responses API's `input`, which may be a text."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(given) if isinstance(given, list) else []
 
 
 def prompt_parts(blocks: Iterable[Block], tools: Sequence[Json], model: str) -> PromptParts:

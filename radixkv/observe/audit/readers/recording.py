@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from radixkv.observe.audit.body_limits import BodyLimits
+from radixkv.observe.audit.known_beginnings import Grown
 from radixkv.observe.audit.readers.json_objects import objects_in
 from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
-from radixkv.observe.audit.record import Block, Record
+from radixkv.observe.audit.record import Block, Record, input_items
 from radixkv.observe.audit.request_bodies import FIRST_ITEM, NextItem, NoRequest, response_items
 
 MAX_NAMED = 20  # problems that are named one by one
@@ -134,17 +135,18 @@ class _Thread(NamedTuple):
     """Stored answer with everything before it, for requests that continue it.
 
     Attributes:
-        blocks: its items, rendered.
+        items: of the Responses API; blocks: the same, rendered.
         after: where the next item goes.
         num_bytes: that it takes.
     """
 
+    items: Grown[Any]
     blocks: tuple[Block, ...]
     after: NextItem
     num_bytes: int
 
 
-_NOTHING = _Thread((), FIRST_ITEM, 0)
+_NOTHING = _Thread(Grown([]), (), FIRST_ITEM, 0)
 
 
 class _Threads:
@@ -167,7 +169,7 @@ class _Threads:
         if record.dialect != "responses":
             return record
         before, known = record.body.get("previous_response_id"), _NOTHING
-        added = _items(record.body.get("input"))
+        added = input_items(record.body.get("input"))
         if before:
             found = self._known.get(str(before))
             if found is None:
@@ -176,12 +178,14 @@ class _Threads:
         more, after = response_items(added, known.after)  # the same objects in this prompt and in later ones
         if before:
             first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.message)
-            record = replace(record, blocks=(*first, *known.blocks, *more))
+            record = replace(record, blocks=(*first, *known.blocks, *more), earlier=known.items)
         if record.response_id:
             said, after = response_items(record.output, after)
             blocks = (*known.blocks, *more, *said)
-            size = record.num_bytes + _POINTER_BYTES * len(blocks)
-            self._keep(record.response_id, _Thread(blocks, after, size))
+            beginning = known.items if before else Grown[Any]([])  # the one of no conversation stays empty
+            items = beginning.grown([*added, *record.output])
+            size = record.num_bytes + _POINTER_BYTES * (len(items) + len(blocks))
+            self._keep(record.response_id, _Thread(items, blocks, after, size))
         return record
 
     def _keep(self, response_id: str, thread: _Thread) -> None:
@@ -189,9 +193,3 @@ class _Threads:
         self._known[response_id] = thread
         while self._bytes > self._max_bytes and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1].num_bytes
-
-
-def _items(given: Any) -> list[Any]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return list(given) if isinstance(given, list) else []
