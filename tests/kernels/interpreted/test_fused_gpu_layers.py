@@ -139,9 +139,7 @@ def kernels_by_layer(runner: ModelRunner) -> Iterator[list[Counter[str]]]:
 @pytest.mark.parametrize(
     "family",
     [
-        family
-        if family in ("llama", "gemma3", "mixtral")
-        else pytest.param(family, marks=pytest.mark.nightly)
+        family if family in ("llama", "gemma3") else pytest.param(family, marks=pytest.mark.nightly)
         for family in TESTED
     ],
 )
@@ -165,7 +163,7 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
     [
-        ("bfloat16", None),
+        pytest.param("bfloat16", None, marks=pytest.mark.nightly),
         pytest.param("bfloat16", "fp8_e4m3", marks=pytest.mark.nightly),
         pytest.param("float16", "int8", marks=pytest.mark.nightly),
     ],

@@ -26,7 +26,9 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(p.name, marks=pytest.mark.nightly) if p.name in ("edges", "steps") else p.name
+        pytest.param(p.name, marks=pytest.mark.nightly)
+        if p.name in ("edges", "steps", "overlap", "bit identity")
+        else p.name
         for p in PARTS
         if not p.name.startswith("throughput")
     ],

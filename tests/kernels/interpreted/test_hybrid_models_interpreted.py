@@ -21,7 +21,7 @@ from radixkv_kernels.states import GRID, StateSpec
 LENGTH = GRID + 4
 # One family by day, the others by night.
 FAMILIES = [
-    family if family == "qwen3_5_text" else pytest.param(family, marks=pytest.mark.nightly)
+    family if family == "lfm2" else pytest.param(family, marks=pytest.mark.nightly)
     for family in HYBRID_FAMILIES
 ]
 
