@@ -115,18 +115,24 @@ class Answer:
         return answer
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Add a parser's events."""
+        """Add a parser's events. O(their text, and the text of the parts that grow)."""
+        content, reasoning = [self.content], [self.reasoning]
+        arguments: dict[int, list[str]] = {}
         for event in events:
             if isinstance(event, ContentDelta):
-                self.content += event.text
+                content.append(event.text)
             elif isinstance(event, ReasoningDelta):
-                self.reasoning += event.text
+                reasoning.append(event.text)
             elif isinstance(event, ToolCallBegin):
                 self.tool_calls.append(ToolCall(event.id, event.name))
             elif isinstance(event, ToolCallArguments):
-                self.tool_calls[event.index].arguments += event.text
+                arguments.setdefault(event.index, []).append(event.text)
             else:
                 self.calls_are_cut = event.cut
+        self.content, self.reasoning = "".join(content), "".join(reasoning)
+        for index, pieces in arguments.items():
+            call = self.tool_calls[index]
+            call.arguments = "".join([call.arguments, *pieces])
 
 
 def new_call_id() -> str:
