@@ -103,7 +103,8 @@ def fuzz(
     )
     cache: Any = engine.cache
     if r.random() < 0.3:
-        cache.set_quotas({"b": (num_blocks // 8, num_blocks * 3 // 4)})
+        ceiling = max(num_blocks * 3 // 4, -(-368 // block_size))  # blocks of one request
+        cache.set_quotas({"b": (num_blocks // 8, ceiling)})
     if folder is None:
         texts = [[r.randrange(1, 4) for _ in range(r.choice([100, 200, 300]))] for _ in range(3)]
     else:
