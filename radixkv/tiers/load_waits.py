@@ -203,6 +203,8 @@ class LoadWaits(TierWaits):
         if deepest is None:
             return Found(TierState.MISS), run
         tier, state = deepest
+        if state is None:
+            return Found(TierState.RETRY, tier=tier), run.part(0, 0)
         if state.end > run.start:
             kept = (state.end - run.start) // run.block_size
             some = min(found.num_blocks, kept)

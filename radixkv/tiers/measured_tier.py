@@ -150,8 +150,8 @@ class MeasuredTier:
         some = self._worthwhile(count, run.block_size, wait_s)
         return Found(state if some else TierState.MISS, some, self, None if some else TOO_SLOW, count)
 
-    def last_state(self, run: BlockRun) -> int:
-        """The place of the last state of a run that it has; -1: none, or it rests."""
+    def last_state(self, run: BlockRun) -> int | None:
+        """The place of the last state of a run that it has; -1: none, or it rests; None: not known yet."""
         return -1 if self._clock() < self._rests_until else self.tier.last(run)
 
     def state_pays(self, num_tokens: int) -> bool:

@@ -90,8 +90,8 @@ def _open(spec: TierSpec, kind: BlockKind, allocate: Allocate | None, states: Bl
             "a text that they guess is there; give secret=FILE, the same for all replicas",
             spec.kind,
         )
-    owners = OwnerKeys(kind, secret, encrypts=encrypts)
-    return RedisTier(_url(spec), kind, owners, ttl_s=ttl_s, selection=spec.selection)
+    owners = OwnerKeys(kind, secret, encrypts=encrypts, states=states)
+    return RedisTier(_url(spec), kind, owners, ttl_s=ttl_s, states=states, selection=spec.selection)
 
 
 def _url(spec: TierSpec) -> str:

@@ -97,8 +97,11 @@ class Tier(ABC):
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """Return the number of leading blocks of a run that it has or will have; 0 for RETRY and MISS."""
 
-    def last(self, run: BlockRun) -> int:
-        """The place of the last state of a run that it has, whatever it has of those before; -1: none."""
+    def last(self, run: BlockRun) -> int | None:
+        """The place of the last state of a run that it has, whatever it has of those before; -1: none.
+
+        None: it does not know yet, as with RETRY of a lookup.
+        """
         return -1
 
     @abstractmethod

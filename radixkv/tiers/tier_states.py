@@ -108,24 +108,31 @@ class TierStates:
             if first < stop:
                 yield states.part(first, stop)
 
-    def deepest(self, states: Sequence[BlockRun], end: int) -> tuple[MeasuredTier, BlockRun] | None:
-        """The deepest of some states that a tier has, summing up at most `end` tokens, and that tier."""
+    def deepest(self, states: Sequence[BlockRun], end: int) -> tuple[MeasuredTier, BlockRun | None] | None:
+        """The deepest of some states that a tier has, summing up at most `end` tokens, and that tier.
+
+        With None for the state: no tier has one of the deepest run, and this one does not know yet.
+        """
         for run in reversed(states):
             count = min(len(run), (end - run.start) // run.block_size)
             if count <= 0:
                 continue
             part = run.part(0, count)
-            place, taken = -1, None
+            place, taken, undecided = -1, None, None
             for tier in self._tiers:
                 try:
                     found = tier.last_state(part)
                 except Exception as error:
                     self._log.failed("look up", error, tier)
                     continue
-                if found > place:
+                if found is None:
+                    undecided = undecided or tier
+                elif found > place:
                     place, taken = found, tier
             if taken is not None:
                 return taken, part.part(place, place + 1)
+            if undecided is not None:
+                return undecided, None
         return None
 
     def restore(self, lease: Lease, state: BlockRun, data: Bytes) -> bool:

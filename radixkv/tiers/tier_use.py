@@ -64,7 +64,7 @@ class TierUse(BlockTiers):
             if runner.num_state_slots and not one.keeps_states:
                 raise ConfigError(
                     f"the tier {one.name} keeps no states, and a hit of this model (it has recurrent or "
-                    "convolutional layers) needs them; use --kv-tier host:SIZE or disk:PATH"
+                    "convolutional layers) needs them; use --kv-tier host:SIZE, disk:PATH or redis:URL"
                 )
         self._tier = tier
         self._runner = runner

@@ -36,6 +36,8 @@ from radixkv.scheduling.request import PrefixPin
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.host import HostTier
 from radixkv.tiers.record import BlockKind
+from radixkv.tiers.redis.owner_keys import OwnerKeys
+from radixkv.tiers.redis.redis_tier import RedisTier
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.stack import TierStack
 
@@ -49,7 +51,7 @@ def fuzz(
     seed: int,
     num_requests: int = 30,
     with_tier: bool | None = None,
-    folder: Path | None = None,
+    store: Path | str | None = None,
     *,
     windows: bool = False,
 ) -> dict[str, int]:
@@ -57,15 +59,15 @@ def fuzz(
 
     Args:
         with_tier: None: every other seed has one.
-        folder: of a disk tier below a host tier, as another run left it; runs whose seeds are `RESTART` apart
-            ask the same texts.
+        store: folder of a disk tier below a host tier, or the URL of a Redis, as another run left it; runs
+            whose seeds are `RESTART` apart ask the same texts.
         windows: of a model that frees its windows, without a tier.
     """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
     num_slots = r.choice([2 * most, 2 * most + 1, 40])
-    block_size = r.choice([8, 16, 32, 64]) if folder is None else BLOCK_SIZE
-    num_blocks = r.choice([500, 900, 4000] if folder is None else [500, 900]) // block_size
+    block_size = r.choice([8, 16, 32, 64]) if store is None else BLOCK_SIZE
+    num_blocks = r.choice([500, 900, 4000] if store is None else [500, 900]) // block_size
     failing = r.choice([0.0, 0.0, 0.08])
     budget = 0
 
@@ -83,8 +85,8 @@ def fuzz(
     now = iter(range(10**9))
     act: Any = lambda: None  # noqa: E731
     tiers: dict[str, Any] = {}
-    if folder is not None:
-        tiers = {"tier": _real_tiers(r, folder), "load_deadline_s": 5.0}
+    if store is not None:
+        tiers = {"tier": _real_tiers(r, store), "load_deadline_s": 5.0}
     elif seed % 2 if with_tier is None else with_tier:
         wild = WildTier(np.random.default_rng(seed))
         wild.selection, act = r.choice([None, Selection(), Selection(0)]), wild.act
@@ -105,7 +107,7 @@ def fuzz(
     if r.random() < 0.3:
         ceiling = max(num_blocks * 3 // 4, -(-368 // block_size))  # blocks of one request
         cache.set_quotas({"b": (num_blocks // 8, ceiling)})
-    if folder is None:
+    if store is None:
         texts = [[r.randrange(1, 4) for _ in range(r.choice([100, 200, 300]))] for _ in range(3)]
     else:
         same = random.Random(seed % RESTART)
@@ -115,8 +117,8 @@ def fuzz(
     sent: dict[str, tuple[list[int], int]] = {}
     counts = {"requests": 0, "compared": 0, "hits": 0, "resets": 0, "aborted": 0, "failed": 0}
     for i in range(num_requests):
-        text = r.choice(texts) if folder is None else texts[i % len(texts)]
-        start = 1 if folder is None else 2 * len(text) // 3
+        text = r.choice(texts) if store is None else texts[i % len(texts)]
+        start = 1 if store is None else 2 * len(text) // 3
         prompt = text[: r.randrange(start, len(text) + 1)]
         prompt = (prompt + [r.randrange(1, 4) for _ in range(r.randrange(90))])[:360]  # a quota takes 368
         if r.random() < 0.2:  # a prompt that ends on a grid point, or beside it
@@ -139,7 +141,7 @@ def fuzz(
         if samples == 1:
             sent[name] = prompt, num
         counts["requests"] += 1
-        if r.random() < (0.3 if folder is None else 0.0):
+        if r.random() < (0.3 if store is None else 0.0):
             texts[r.randrange(3)] = prompt + greedy_reference(prompt, num)[:60]
         for _ in range(r.randrange(0, 30)):
             _step(engine, model, sent, counts)
@@ -161,7 +163,7 @@ def fuzz(
             break
         _step(engine, model, sent, counts)
         act()
-        if folder is not None and engine.has_work:
+        if store is not None and engine.has_work:
             engine.wait()
     assert not engine.has_work, "the engine does not come to an end"
     assert not sent, f"no output came for {list(sent)}"
@@ -172,7 +174,7 @@ def fuzz(
     for figures in engine.stats().tiers:
         for name in ("saved_states", "loaded_states", "loaded_blocks"):
             counts[name] = counts.get(name, 0) + getattr(figures, name)
-    if folder is not None:
+    if store is not None:
         engine.close(save=r.random() < 0.5)
     return counts
 
@@ -184,13 +186,18 @@ def _window_spec(r: random.Random, most: int, budget: int, block_size: int) -> W
     return replace(spec, num_blocks=needed + r.choice([0, 3, 200]))
 
 
-def _real_tiers(r: random.Random, folder: Path) -> TierStack:
-    """A host tier over a disk tier, both with room for a few texts or for all."""
+def _real_tiers(r: random.Random, store: Path | str) -> TierStack:
+    """A host tier over a disk tier, both with room for a few texts or for all, or over a Redis."""
     kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
     states = replace(kind, kv_format="states", block_size=GRID, block_bytes=BYTES_PER_STATE)
     host = HostTier(r.choice([3, 60]) * (BYTES_PER_STATE + 24 * GRID), selection=Selection(0))
+    if isinstance(store, str):
+        owners = OwnerKeys(kind, b"", states=states)
+        return TierStack(
+            [host, RedisTier(store, kind, owners, ttl_s=900, states=states, selection=Selection(0))]
+        )
     room = r.choice([8, 400]) * (BYTES_PER_STATE + 2 * 24 * GRID)
-    return TierStack([host, DiskTier(folder, room, kind, states=states, selection=Selection(0))])
+    return TierStack([host, DiskTier(store, room, kind, states=states, selection=Selection(0))])
 
 
 def _step(engine: Engine, model: Any, sent: dict[str, tuple[list[int], int]], counts: dict[str, int]) -> None:
@@ -227,15 +234,17 @@ def _check_contents(engine: Engine, model: StatefulHashModel) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("radixkv").disabled = True
+    from redis_server import redis_server
+
     until, seed = time.monotonic() + float(sys.argv[1]), int((sys.argv[2:] or ["0"])[0])
     total: dict[str, int] = {}
     while time.monotonic() < until:
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                on_disk = seed % 3 == 0 and not sys.argv[3:]
-                for part in range(3 if on_disk else 1):
-                    options: dict[str, Any] = {"folder": Path(folder)} if on_disk else {}
-                    options["windows"] = bool(sys.argv[3:])
+            with tempfile.TemporaryDirectory() as folder, redis_server() as redis:
+                stores = [] if sys.argv[3:] else [Path(folder), redis.url]
+                store = stores[seed % 4 // 2] if stores and seed % 2 == 0 else None
+                for part in range(1 if store is None else 3):
+                    options: dict[str, Any] = {"store": store, "windows": bool(sys.argv[3:])}
                     for what, count in fuzz(seed + part * RESTART, **options).items():
                         total[what] = total.get(what, 0) + count
         except BaseException:

@@ -54,7 +54,7 @@ def test_answers_are_the_same_over_what_another_engine_left_in_tiers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="radixkv")
-    runs = [fuzz(seed, num_requests=12, folder=tmp_path) for seed in (0, RESTART)]
+    runs = [fuzz(seed, num_requests=12, store=tmp_path) for seed in (0, RESTART)]
     assert sum(run["compared"] for run in runs) >= 8
     assert runs[1]["loaded_states"]
 

@@ -49,7 +49,7 @@ class ScriptedTier(Tier):
         state = self.answer(run, count)
         return state, count if state in (TierState.HIT, TierState.PENDING) else 0
 
-    def last(self, run: BlockRun) -> int:
+    def last(self, run: BlockRun) -> int | None:
         return max([i for i, identity in enumerate(run.identities) if identity in self.kept], default=-1)
 
     def load(self, run: BlockRun) -> Future[Any]:
@@ -118,11 +118,13 @@ class WildTier(ScriptedTier):
         state, count = super().lookup(run)
         return state, count and int(self.random.integers(1, count + 2))
 
-    def last(self, run: BlockRun) -> int:
+    def last(self, run: BlockRun) -> int | None:
         chance = self.random.random()
         if chance < 0.03:
             raise OSError("it does not answer")
-        return len(run) - 1 if chance < 0.06 else super().last(run)  # it may promise what it does not have
+        if chance > 0.9:
+            return None
+        return len(run) - 1 if chance < 0.06 else super().last(run)  # it may promise that
 
     def load(self, run: BlockRun) -> Future[Any]:
         if self.random.random() < 0.03:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from paged_language_model import make_engine, run_all
 from redis_server import RedisServer, redis_server
+from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 from tier_engines import GREEDY as SHORT
 from tier_engines import Clock, assert_right
 from tiny_models import save_tiny_model
@@ -32,6 +34,7 @@ from radixkv.tiers.tier import BlocksBeforeDamage, TierState
 
 BLOCK_BYTES = 512
 KIND = BlockKind("m" * 32, "float32 1x1x8x8", 8, BLOCK_BYTES)
+LONG_TEXT = [1 + i * i % 90 for i in range(230)]
 SECRET = b"the same on all replicas"
 ADA, EVE = ("ada", "", "", "m"), ("eve", "", "", "m")
 
@@ -89,9 +92,14 @@ def tier_of(server: RedisServer) -> Iterator[Callable[..., RedisTier]]:
     tiers = []
 
     def make(
-        secret: bytes = SECRET, encrypts: bool = False, ttl_s: int = 100, kind: BlockKind = KIND
+        secret: bytes = SECRET,
+        encrypts: bool = False,
+        ttl_s: int = 100,
+        kind: BlockKind = KIND,
+        states: BlockKind | None = None,
     ) -> RedisTier:
-        tiers.append(RedisTier(server.url, kind, OwnerKeys(kind, secret, encrypts=encrypts), ttl_s=ttl_s))
+        owners = OwnerKeys(kind, secret, encrypts=encrypts, states=states)
+        tiers.append(RedisTier(server.url, kind, owners, ttl_s=ttl_s, states=states))
         return tiers[-1]
 
     yield make
@@ -127,6 +135,40 @@ def test_only_contiguous_prefixes_are_there(server, tier_of):
     assert loaded(tier_of(), run) == 2
     assert state_of(tier, run) == (TierState.HIT, 2)
     assert tier.wants(run) == range(2, 3)  # it was seen to be gone
+
+
+def test_the_last_state_is_found_whatever_lies_before(tier_of):
+    states = replace(KIND, kv_format="states", block_size=64)
+    one, other = tier_of(states=states), tier_of(states=states)
+    run = run_of(1, 40).states()
+    assert run is not None
+    one.save(run.part(1, 2), data_of(run)[1:2])
+    one.save(run.part(3, 4), data_of(run)[3:4])
+    one.flush(60)
+    assert other.last(run) is None  # it does not know yet
+    until(lambda: other.last(run) is not None)
+    assert other.last(run) == 3
+    until(lambda: other.last(run.part(0, 3)) == 1)
+    until(lambda: other.last(run.part(0, 1)) == -1)
+    (piece,) = other.load(run.part(3, 4)).result(60)
+    assert [bytes(row) for row in piece.data] == [bytes(data_of(run)[3])]
+    assert state_of(other, run_of(1, 40)) == (TierState.MISS, 0)  # a state is no K/V
+
+
+def test_another_replica_resumes_at_a_state_from_redis(tier_of):
+    kind = BlockKind("paged-hash", "", 8, 24 * 8)
+    states = replace(kind, kv_format="states", block_size=64, block_bytes=BYTES_PER_STATE)
+    for found in (0, 192):
+        tier = tier_of(kind=kind, states=states)
+        tier.selection = Selection(0)
+        model = StatefulHashModel(64, 8, 8)
+        engine, _ = make_engine(tier=tier, model=model, num_blocks=64, load_deadline_s=60)
+        engine.add_request(LONG_TEXT, SHORT)
+        (output,) = run_all(engine).values()
+        assert_right(output)
+        assert output.num_cached_tokens == found
+        until(lambda: (engine.step(), engine.stats().tiers[0].saved_states)[1] or found)  # noqa: B023
+        tier.flush(60)
 
 
 def test_redis_evicts_the_ends_of_texts_first(server, tier_of):

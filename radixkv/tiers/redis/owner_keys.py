@@ -37,17 +37,20 @@ class OwnerKeys:
         kind: the blocks' kind.
         secret: of the store; empty: there is none.
         encrypts: records are encrypted.
+        states: the kind of the states kept beside them; None: the model has none.
 
     Raises:
         ConfigError: encryption needs a secret, or the package `cryptography`.
     """
 
-    def __init__(self, kind: BlockKind, secret: bytes, *, encrypts: bool = False) -> None:
+    def __init__(
+        self, kind: BlockKind, secret: bytes, *, encrypts: bool = False, states: BlockKind | None = None
+    ) -> None:
         if encrypts and not secret:
             raise ConfigError("--kv-tier redis: encrypt=on needs a secret; give secret=FILE")
         if encrypts:
             _cipher(bytes(32))
-        self._kind = kind
+        self._kinds = kind, kind if states is None else states  # by whether a run is one of states
         self._secret = hashlib.blake2b(secret).digest() if secret else b""
         self._encrypts = encrypts
         self._names_of = lru_cache(_MAX_OWNERS)(self._make_names)
@@ -55,7 +58,7 @@ class OwnerKeys:
 
     def names(self, run: BlockRun) -> Iterator[BlockName]:
         """See `BlockNames.of`."""
-        return self._names_of(run.namespace, run.is_public).of(run)
+        return self._names_of(run.namespace, run.is_public, run.is_state).of(run)
 
     def closed(self, run: BlockRun, name: BlockName, record: bytes) -> bytes:
         """Seal a record for storage."""
@@ -87,9 +90,9 @@ class OwnerKeys:
         parts = (purpose, "public" if is_public else "private", *namespace)
         return hashlib.blake2b(framed(parts), digest_size=32, key=self._secret).digest()
 
-    def _make_names(self, namespace: NamespaceKey, is_public: bool) -> BlockNames:
+    def _make_names(self, namespace: NamespaceKey, is_public: bool, is_state: bool) -> BlockNames:
         purpose = "names of encrypted records" if self._encrypts else "names"
-        return BlockNames(self._kind, self._derived(purpose, namespace, is_public))
+        return BlockNames(self._kinds[is_state], self._derived(purpose, namespace, is_public))
 
     def _make_cipher(self, namespace: NamespaceKey, is_public: bool) -> Any:
         return _cipher(self._derived("encryption", namespace, is_public))

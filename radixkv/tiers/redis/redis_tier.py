@@ -2,7 +2,7 @@
 """RedisTier: blocks in a Redis server that several replicas share, or that outlives them.
 
     engine's thread    lookup: RETRY, then the result of the lookups' thread  save: to the queue
-    lookups            EXISTS of all blocks at once; of each, if some are missing
+    lookups            EXISTS of all blocks at once; of each, if some are missing, and of each state
     loads              GET of one block after the other, the last first, verified; then their life is renewed
     saves              present blocks are renewed, the rest is SET, the last first, to live for `ttl` seconds
 
@@ -89,6 +89,7 @@ class RedisTier(OpenTier):
         kind: the blocks' kind.
         owners: names blocks, and encrypts them.
         ttl_s: seconds that a block lives after its last use.
+        states: the kind of the states kept beside them; None: the model has none.
         selection: blocks to save; None: see `Selection`.
 
     Attributes:
@@ -101,9 +102,17 @@ class RedisTier(OpenTier):
     name = "redis"
 
     def __init__(
-        self, url: str, kind: BlockKind, owners: OwnerKeys, *, ttl_s: int, selection: Selection | None = None
+        self,
+        url: str,
+        kind: BlockKind,
+        owners: OwnerKeys,
+        *,
+        ttl_s: int,
+        states: BlockKind | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.selection = selection or Selection()
+        self.keeps_states = states is not None
         self._owners = owners
         self._ttl_s = ttl_s
         # A thread each, and a connection: a save that takes its time holds up no lookup.
@@ -121,7 +130,7 @@ class RedisTier(OpenTier):
         self.failures: Counter[str] = Counter()
         self._next_warning = 0.0
         self._queued = QueuedBytes()
-        self._block_bytes = kind.block_bytes
+        self._record_bytes = kind.block_bytes, 0 if states is None else states.block_bytes
 
     def __repr__(self) -> str:
         return f"RedisTier({'up' if self._is_up else 'down'})"
@@ -145,23 +154,35 @@ class RedisTier(OpenTier):
 
     def lookup(self, run: BlockRun) -> tuple[TierState, int]:
         """See `Tier`."""
+        count = self._count(run)
+        if count is None:
+            return TierState.RETRY, 0
+        return (TierState.HIT, count) if count else (TierState.MISS, 0)
+
+    def last(self, run: BlockRun) -> int | None:
+        """See `Tier`."""
+        count = self._count(run)
+        return None if count is None else count - 1
+
+    def _count(self, run: BlockRun) -> int | None:
+        """Leading blocks of a run that are there, or states up to the last one; None: not known yet."""
         now = time.monotonic()
         if not self._is_up or not len(run):
-            return TierState.MISS, 0
+            return 0
         which = run.identities[0], run.identities[-1]
         with self._lock:
             if which in self._answers:
                 answer = self._answers[which]
                 if answer is None:
-                    return TierState.RETRY, 0
+                    return None
                 if now - answer[0] < _ANSWER_S:
-                    return (TierState.HIT, answer[1]) if answer[1] else (TierState.MISS, 0)
+                    return answer[1]
             self._answers[which] = None
             self._answers.move_to_end(which)
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)
         self._lookups.submit(self._look_up, run, which, now)
-        return TierState.RETRY, 0
+        return None
 
     def load(self, run: BlockRun) -> Future[Sequence[TierBlocks]]:
         """See `Tier`."""
@@ -179,7 +200,7 @@ class RedisTier(OpenTier):
             for index, name in enumerate(self._owners.names(run))
             if self._known.get(name.key, oldest) <= oldest
         ]
-        return self._queued.wanted(missing, self._block_bytes)
+        return self._queued.wanted(missing, self._record_bytes[run.is_state])
 
     def save(self, run: BlockRun, data: npt.NDArray[np.uint8]) -> None:
         """See `Tier`."""
@@ -208,27 +229,36 @@ class RedisTier(OpenTier):
         names = list(self._owners.names(run))
         count = 0
         try:
-            keys = [_key(name) for name in names]
-            client = self._lookups.client
-            count = int(client.exists(*keys))
-            if count < len(keys):
-                pipeline = client.pipeline(transaction=False)
-                for key in keys:
-                    pipeline.exists(key)
-                found = pipeline.execute()
-                count = found.index(0) if 0 in found else len(keys)
-                with self._lock:  # what is no longer there may be saved again
-                    for name, is_there in zip(names, found, strict=True):
-                        if not is_there:
-                            self._known.pop(name.key, None)
+            found = self._exist(names, are_states=run.is_state)
+            if run.is_state:
+                count = max((place + 1 for place, is_there in enumerate(found) if is_there), default=0)
+            else:
+                count = found.index(False) if False in found else len(names)
         except Exception as error:
             self._failed("look up", error)
             count = 0
         now = time.monotonic()
         self._answer_speed.measured(1, now - asked)
-        self._note_known(names[:count], touched=False)
         with self._lock:
             self._answers[which] = now, count
+
+    def _exist(self, names: Sequence[BlockName], *, are_states: bool) -> list[bool]:
+        """Whether each record is there; blocks mostly are, which one call can tell, but few states."""
+        client, keys = self._lookups.client, [_key(name) for name in names]
+        if not are_states and int(client.exists(*keys)) == len(keys):
+            found = [True] * len(keys)
+        else:
+            pipeline = client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.exists(key)
+            found = [bool(is_there) for is_there in pipeline.execute()]
+        for name, is_there in zip(names, found, strict=True):
+            if not is_there:  # it may be saved again
+                self._forget(name)
+        self._note_known(
+            [name for name, is_there in zip(names, found, strict=True) if is_there], touched=False
+        )
+        return found
 
     def _load(self, run: BlockRun, future: Future[Sequence[TierBlocks]]) -> None:
         if not future.set_running_or_notify_cancel():
