@@ -135,7 +135,9 @@ def _size(
     )
     if communicator is not None and device.type == "cpu":  # the ranks share the machine's memory
         total = [communicator.total(group.num_kv_heads) for group in loaded.attention.groups]
-        shape = replace(shape, attention=loaded.attention.with_kv_heads(total))
+        whole = loaded.attention.with_kv_heads(total)
+        # Each of them keeps all states.
+        shape = replace(shape, attention=replace(whole, states=whole.states * communicator.size))
     step_memory, budget = 0, token_budget(config, device)
     if is_sized_by_gpu(config, device):
         step_memory = measure_step_memory(
@@ -158,7 +160,11 @@ def _size(
     num_blocks = communicator.smallest(spec.num_blocks)
     max_model_len = min(max_model_len, num_blocks * spec.block_size)
     own = loaded.attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
-    return own, max_model_len, None
+    if states is not None:
+        num_slots = communicator.smallest(states.num_slots)
+        num_rings = communicator.smallest(states.num_rings)
+        states = StateSpec(loaded.attention.states, num_slots, num_rings)
+    return own, max_model_len, states
 
 
 def _check_sizes(loaded: LoadedModel) -> None:

@@ -22,15 +22,10 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
     """Refuse a model with state layers where it can't be computed.
 
     Raises:
-        ConfigError: in several ranks, on a CPU without numba, or with blocks larger than the grid.
+        ConfigError: on a CPU without numba, or with blocks larger than the grid.
     """
     if not attention.states:
         return
-    if config.tensor_parallel > 1:
-        raise ConfigError(
-            "this model has layers that keep a state, which can't be shared among ranks; leave "
-            "--tensor-parallel out"
-        )
     if config.block_size > GRID:
         raise ConfigError(
             f"--block-size {config.block_size} is too large for a model with states, which are kept every "

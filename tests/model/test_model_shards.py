@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_language_model import run_all
@@ -21,6 +22,7 @@ from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
 from radixkv.model.parallel.share import Share
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import BatchStates, StateSave
 
 PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
 #: One family of each architecture, with a window where there is one.
@@ -111,6 +113,46 @@ def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
         engine_on_ranks(save_tiny_model(tmp_path / "b", "llama"), 3)
 
 
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(each, marks=() if each == "qwen3_5_text" else pytest.mark.nightly)
+        for each in sorted(HYBRID_FAMILIES.keys() & SPLIT_MODEL_TYPES)
+    ],
+)
+def test_states_are_the_same_on_every_rank(model_type: str, tmp_path: Path) -> None:
+    """Answers are one rank's, cold, hot, and from states that were saved, lost and loaded."""
+    pytest.importorskip("numba")
+    model = save_hybrid_model(tmp_path, model_type)
+    alone, together = (
+        engine_on_ranks(model, num_ranks, num_blocks=32, max_num_seqs=2, max_num_batched_tokens=96)
+        for num_ranks in (1, 2)
+    )
+    try:
+        expected = hybrid_answer(alone, 0)
+        hybrid_answer(together, 0, expected)
+        hybrid_answer(together, 128, expected)
+        runner, slots = together.runner, [checkpoint.slot for checkpoint in together.cache.states or ()]
+        saved = runner.save_states(slots).result()
+        runner.load_states(slots, list(np.zeros_like(saved)))
+        assert hybrid_answer(together, 128) != expected
+        runner.load_states(slots, list(saved))
+        hybrid_answer(together, 128, expected)
+    finally:
+        together.close()
+
+
+def hybrid_answer(engine: Any, num_cached_tokens: int, expected: list[float] | None = None) -> list[float]:
+    """Log probabilities of an answer to a prompt of 135 tokens."""
+    engine.add_request(PROMPT * 3, SamplingParams(max_tokens=4, temperature=0.0, logprobs=0, ignore_eos=True))
+    (output,) = run_all(engine).values()
+    assert output.error is None, output
+    assert output.num_cached_tokens == num_cached_tokens
+    found = [token.chosen.logprob for token in output.outputs[0].logprobs]
+    assert expected is None or np.allclose(found, expected, atol=1e-4)
+    return found
+
+
 @given(st.integers(1, 8), st.integers(0, 5000))
 def test_shares_are_parts_of_the_whole(size: int, count: int) -> None:
     for parts in (
@@ -135,8 +177,14 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
     def ints(size: int) -> np.ndarray[Any, Any]:
         return np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), np.int64)
 
+    states = None
+    if data.draw(st.booleans()):
+        states = BatchStates.empty(count)
+        states.base_slots[:], states.target_positions[:] = np.arange(count) - 1, ints(count)
+        states.saves = [StateSave(row, 64 * row, row + 1) for row in range(count // 2)]
     batch = Batch(
         entries=[],
+        states=states,
         token_ids=ints(num_tokens),
         positions=ints(num_tokens),
         query_starts=starts,
@@ -156,6 +204,11 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
         sent, arrived = getattr(batch, name), getattr(found, name)
         assert arrived.dtype == sent.dtype
         assert np.array_equal(arrived, sent)
+    assert (found.states is None) == (states is None)
+    if states is not None and found.states is not None:
+        assert found.states.saves == states.saves
+        for name in ("base_slots", "base_positions", "ring_rows", "target_slots", "target_positions"):
+            assert np.array_equal(getattr(found.states, name), getattr(states, name))
     assert len(found.block_tables) == count
     for sent, arrived in zip(batch.block_tables, found.block_tables, strict=True):
         assert arrived.dtype == np.int32

@@ -2,10 +2,11 @@
 """Commands of rank 0 to the others, as arrays of int64: no object is pickled for a step.
 
 | command | arguments ...                                                                  |
-EXECUTE   T R W S has_rows G fed, then the columns of the batch, one after the other
+EXECUTE   T R W S has_rows G fed C, then the columns of the batch, one after the other; C: checkpoints, or -1
 COPY      (source, target, slots) for each copy
 SAVE      number of the save, then blocks
 LOAD      blocks; a message with their bytes follows
+STATES    slots; a message with the bytes of their states follows
 WARM_UP   thorough
 """
 
@@ -20,10 +21,12 @@ import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import BatchStates, StateSave
 
 Words: TypeAlias = "npt.NDArray[np.int64]"
 
-_HEAD = 7
+_HEAD = 8
+_STATE_ARRAYS = ("base_slots", "base_positions", "ring_rows", "target_slots", "target_positions")
 
 
 class Command(IntEnum):
@@ -34,6 +37,7 @@ class Command(IntEnum):
     SAVE = 2
     LOAD = 3
     WARM_UP = 4
+    STATES = 5
 
 
 def message(command: Command, *arguments: Sequence[int] | npt.NDArray[np.integer]) -> Words:
@@ -45,6 +49,7 @@ def encode_batch(batch: Batch) -> Words:
     """A batch without what only rank 0 needs: its entries, and the tokens that are fed on the device."""
     rows = batch.write_rows
     groups = [np.asarray(group, np.int64).reshape(-1) for group in batch.copy_groups]
+    states = batch.states
     head = [
         batch.num_tokens,
         len(batch.context_lengths),
@@ -53,6 +58,7 @@ def encode_batch(batch: Batch) -> Words:
         rows is not None,
         len(groups),
         batch.fed_tokens is not None,
+        -1 if states is None else len(states.saves),
     ]
     return message(
         Command.EXECUTE,
@@ -68,12 +74,19 @@ def encode_batch(batch: Batch) -> Words:
         [len(group) for group in groups],
         *batch.block_tables,
         *groups,
+        *(() if states is None else _columns(states)),
     )
+
+
+def _columns(states: BatchStates) -> list[Words]:
+    arrays = [getattr(states, name) for name in _STATE_ARRAYS]
+    return [*arrays, np.asarray(states.saves, np.int64).reshape(-1)]
 
 
 def decode_batch(words: Words) -> tuple[Batch, bool]:
     """The batch of the arguments of EXECUTE, and whether its tokens are fed on the device."""
-    num_tokens, num_entries, num_slots, num_logits, has_rows, num_groups, is_fed = words[:_HEAD].tolist()
+    head = words[:_HEAD].tolist()
+    num_tokens, num_entries, num_slots, num_logits, has_rows, num_groups, is_fed, num_saves = head
     at = _HEAD
 
     def take(count: int) -> Words:
@@ -99,6 +112,12 @@ def decode_batch(words: Words) -> tuple[Batch, bool]:
         logit_rows=logit_rows,
         copy_groups=[decode_copies(take(length)) for length in group_lengths],
     )
+    if num_saves >= 0:
+        states = BatchStates.empty(num_entries)
+        for name in _STATE_ARRAYS:
+            getattr(states, name)[:] = take(num_entries)
+        states.saves = [StateSave(*save) for save in take(3 * num_saves).reshape(-1, 3).tolist()]
+        batch.states = states
     return batch, bool(is_fed)
 
 

@@ -61,6 +61,24 @@ class JoinedOverRanks(nn.Module):
         return self.communicator.join(own, self._outputs)
 
 
+class GatheredOverRanks(nn.Module):
+    """A linear layer whose ranks each compute some of its outputs, from inputs that all of them have.
+
+    Args:
+        term: gives the rank's own outputs.
+        outputs: how many of them each rank has.
+    """
+
+    def __init__(self, term: nn.Linear, communicator: Communicator, outputs: Sequence[int]) -> None:
+        super().__init__()
+        self.term = term
+        self.communicator = communicator
+        self._outputs = outputs
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.communicator.join(self.term(inputs), self._outputs)
+
+
 class NoLogits(nn.Module):
     """The output layer of a rank that chooses no tokens: [..., H] -> [..., 0]."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv.model.block_copy import BlockCopy
@@ -21,7 +22,6 @@ from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
-from radixkv.model.without_states import WithoutStates
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import Bytes
 
@@ -46,7 +46,7 @@ def make_parallel_runner(
     return TensorParallelRunner(runner, group, communicator, sizes), max_model_len
 
 
-class TensorParallelRunner(WithoutStates):
+class TensorParallelRunner:
     """See `radixkv.engine.runner.Runner`. Not thread-safe.
 
     Args:
@@ -80,6 +80,24 @@ class TensorParallelRunner(WithoutStates):
         """Of all ranks together."""
         total: int = self._starts[-1]
         return total
+
+    @property
+    def windows(self) -> WindowSpec | None:
+        return self._own.windows
+
+    @property
+    def num_state_slots(self) -> int:
+        return self._own.num_state_slots
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Of one rank: all of them keep the same."""
+        return self._own.bytes_per_state
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all ranks together."""
+        return self._group.size * self._own.state_bytes
 
     @property
     def kv_format(self) -> str:
@@ -159,6 +177,24 @@ class TensorParallelRunner(WithoutStates):
         with self._group.together():
             own = self._own.save(blocks)
         return self._saves.start(self._num_saves, own, len(blocks))
+
+    def save_states(self, slots: Sequence[int]) -> BlockCopy:
+        """See `radixkv.engine.runner.Runner`: rank 0's are everybody's."""
+        with self._group.together():
+            return self._own.save_states(slots)
+
+    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `radixkv.engine.runner.Runner`."""
+        rows = [np.frombuffer(each, np.uint8) for each in data]
+        if len(slots) != len(rows) or any(len(row) != self.bytes_per_state for row in rows):
+            raise ValueError(f"{len(slots)} states need {self.bytes_per_state} bytes each")
+        words, payload = message(Command.STATES, slots), np.concatenate(rows)
+        for worker in self._group.workers:
+            with self._group.waiting():
+                worker.commands.send_bytes(words.data)
+                worker.commands.send_bytes(payload.data)
+        with self._group.together():
+            self._own.load_states(slots, rows)
 
     def _tell(self, words: Words) -> None:
         for worker in self._group.workers:

@@ -6,6 +6,8 @@
     output of attention     some rows, of all ranks' heads      the columns of its heads; added up
     gate and up             the rows of its columns             the same
     down                    some rows, of all ranks' columns    its columns; added up
+    products of a layer     some rows; the states themselves    the same
+      with states             are whole on every rank
 
 A CPU's ranks compute each sum as one rank does: logits are the same, bit for bit. Sums of sums come out
 otherwise: in float32 they are as near to the truth, but not to each other, by 0.002 at worst where logits
@@ -31,8 +33,9 @@ from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.over_ranks import JoinedOverRanks, NoLogits, SummedOverRanks
+from radixkv.model.parallel.over_ranks import GatheredOverRanks, JoinedOverRanks, NoLogits, SummedOverRanks
 from radixkv.model.parallel.share import Share
+from radixkv.model.state_layers.registry import state_modules
 from radixkv.model.step_context import call_model
 from radixkv_kernels import KVGroup
 
@@ -47,6 +50,7 @@ class _Names:
     Attributes:
         merged: queries, keys and values: one product each, or one for all.
         order: of that one's outputs: all queries, then keys, then values ("blocks"), or by heads ("heads").
+        mlps: what a layer has besides attention, each if it has it.
         halves: the MLP's first product is gate and up, one after the other.
     """
 
@@ -54,6 +58,7 @@ class _Names:
     merged: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     order: str = "blocks"
     output: str = "o_proj"
+    mlps: tuple[str, ...] = ("mlp",)
     first: tuple[str, ...] = ("gate_proj", "up_proj")
     halves: bool = False
     last: str = "down_proj"
@@ -71,11 +76,22 @@ _NEOX = _Names(
     first=("dense_h_to_4h",),
     last="dense_4h_to_h",
 )
+_LFM2 = _Names(output="out_proj", mlps=("feed_forward",), first=("w1", "w3"), last="w2")
+_JAMBA = _Names(mlps=("feed_forward",))
+_GRANITE_HYBRID = _Names(
+    mlps=("block_sparse_moe", "shared_mlp"), first=("input_linear",), halves=True, last="output_linear"
+)
+_NEMOTRON_H = _Names(attention="mixer", mlps=("mixer",), first=("up_proj",))
 
 #: `model_type` of the architectures that can be split.
 SPLIT_MODEL_TYPES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
     **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax"), _LLAMA),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba"), _JAMBA),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
     "gpt_oss": _LLAMA,
     "phi": _PHI,
     "phi3": _PHI3,
@@ -84,6 +100,8 @@ SPLIT_MODEL_TYPES = {
 }
 
 _DRY_RUN_TOKENS = 7
+#: Columns of a state layer's product that are worth a message from each rank.
+_LEAST_COLUMNS = 64
 
 
 @torch.no_grad()
@@ -104,9 +122,16 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     names = SPLIT_MODEL_TYPES[loaded.hf_config.model_type]
     whole = loaded.attention.groups[0]
     heads = share.heads(whole.num_kv_heads)
+    states = state_modules(loaded.model)
     for layer in loaded.model.get_decoder().layers:
-        _split_attention(getattr(layer, names.attention), names, whole, share, communicator)
-        _split_mlp(layer.mlp, names, share, communicator)
+        attention = getattr(layer, names.attention, None)
+        if hasattr(attention, names.merged[0]):
+            _split_attention(attention, names, whole, share, communicator)
+        for mlp in (getattr(layer, name, None) for name in names.mlps):
+            if hasattr(mlp, "experts") or hasattr(mlp, names.last):
+                _split_mlp(mlp, names, share, communicator)
+    for module in states:
+        _split_products(module, share, communicator)
     release_file_pages(before)
     found = _logits(loaded.model, tokens, positions)
     spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
@@ -157,7 +182,10 @@ def _split_attention(
 ) -> None:
     heads = share.heads(whole.num_kv_heads)
     group, size = whole.num_query_heads // whole.num_kv_heads, whole.key_size
-    queries = _span(heads, group * size)
+    width = group * size  # of the queries of a KV head; where each query has a gate behind it, of both
+    if len(names.merged) > 1:
+        width = getattr(attention, names.merged[0]).out_features // whole.num_kv_heads
+    queries = _span(heads, width)
     keys = _span(heads, size)
     all_queries, all_keys = whole.num_query_heads * size, whole.num_kv_heads * size
     rows = [[queries], [keys], [keys]]
@@ -193,6 +221,15 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
     for name in names.first:
         setattr(mlp, name, _part(getattr(mlp, name), rows=rows))
     _split_output(mlp, names.last, share.all_columns(width), share, communicator)
+
+
+def _split_products(module: Any, share: Share, communicator: Communicator) -> None:
+    """The large products of a layer with states, each by its outputs, which every rank then has."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear) and child.out_features >= _LEAST_COLUMNS * share.size:
+            outputs = share.all_columns(child.out_features)
+            own = _part(child, rows=[outputs[share.rank]])
+            setattr(module, name, GatheredOverRanks(own, communicator, [len(each) for each in outputs]))
 
 
 def _split_output(

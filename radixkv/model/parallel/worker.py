@@ -49,7 +49,8 @@ class Rank:
         while True:
             try:
                 words = np.frombuffer(bytearray(commands.recv_bytes()), np.int64)
-                payload = commands.recv_bytes() if words[0] == Command.LOAD else b""
+                has_bytes = words[0] in (Command.LOAD, Command.STATES)
+                payload = commands.recv_bytes() if has_bytes else b""
             except (EOFError, OSError):
                 return
             self._do(Command(int(words[0])), words[1:], payload)
@@ -68,10 +69,9 @@ class Rank:
             case Command.SAVE:
                 self._save(int(words[0]), words[1:].tolist())
             case Command.LOAD:
-                size = runner.bytes_per_block
-                view = memoryview(payload)
-                parts = [view[i * size : (i + 1) * size] for i in range(len(words))]
-                runner.load(words.tolist(), parts)
+                runner.load(words.tolist(), _parts(payload, runner.bytes_per_block))
+            case Command.STATES:
+                runner.load_states(words.tolist(), _parts(payload, runner.bytes_per_state))
             case Command.WARM_UP:
                 runner.warm_up(thorough=bool(words[0]))
                 self._communicator.gather(0)
@@ -92,6 +92,11 @@ class Rank:
                 os._exit(1)
 
         self._sender.submit(send)
+
+
+def _parts(payload: bytes, size: int) -> list[memoryview]:
+    view = memoryview(payload)
+    return [view[start : start + size] for start in range(0, len(payload), size)]
 
 
 def main(commands: Connection, data: Connection) -> int:

@@ -80,10 +80,15 @@ def _note_layer(module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     module.layer_idx = keywords["layer_idx"]
 
 
+def state_modules(model: Any) -> list[Any]:
+    """The modules of a model whose forward `install_mixers` has replaced."""
+    return [module for module in model.modules() if isinstance(module.__dict__.get("forward"), Mixer)]
+
+
 @contextmanager
 def own_forward(model: Any) -> Iterator[None]:
     """Let the state layers compute as transformers wrote them, inside the block."""
-    taken = [module for module in model.modules() if isinstance(module.__dict__.get("forward"), Mixer)]
+    taken = state_modules(model)
     mixers = [module.__dict__.pop("forward") for module in taken]
     try:
         yield
