@@ -216,8 +216,9 @@ class Lease(LeasePath):
                 self.add_blocks(blocks)
         tokens = self.tokens
         if type(tokens) is bytes:
-            self.tokens = tokens = bytearray(tokens)
+            tokens = bytearray(tokens)
         tokens += data
+        self.tokens = tokens
         self.num_tokens = new
 
     def _must_copy_tail(self) -> bool:

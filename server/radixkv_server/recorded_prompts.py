@@ -83,11 +83,9 @@ class ServedModelCoding:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise NoRequest(f"a server of this model refuses it: {where}: {first['type']}") from None
-        text, ends = prompt_text(record.blocks)
         return PromptUnits(
             EncodedTokens(encode_tokens(ids)),
-            text,
-            ends,
+            prompt_text(record.blocks),
             tuple(EncodedTokens(encode_tokens(answer)) for answer in after),
             1.0,
             is_exact=True,

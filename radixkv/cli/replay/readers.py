@@ -295,7 +295,7 @@ def read_recording(path: Path, options: ReadOptions = AS_IT_IS) -> Trace:
         if recording.problems.count:
             break
         if prompt_tokens is None:
-            data, width = prompt_text(record.blocks)[0].encode("utf-8", "surrogatepass"), block_size
+            data, width = str(prompt_text(record.blocks)).encode("utf-8", "surrogatepass"), block_size
         else:
             tokens = prompt_tokens(_messages_of(record), list(record.tools) or None)
             data, width = tokens.tobytes(), block_size * tokens.itemsize

@@ -40,7 +40,7 @@ class EarlierPrompt:
     """
 
     model: str
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     tools: tuple[Json, ...]
     place: str
     time: float | None

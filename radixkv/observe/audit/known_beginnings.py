@@ -3,61 +3,26 @@
 
 Turn n of a stored conversation has the blocks of turn n - 1 in front (the same objects). Values computed
 block by block, such as hashes and texts, continue from there instead of from the first block. Lists that
-grow so share their beginnings, too (`Grown`):
+grow so share their beginnings, too (`radixkv.observe.audit.grown`):
 
     earlier prompt   [b0 b1 ... b7]            value after b7
-    next prompt      [b0 b1 ... b7][b8 b9]     found by b7, compared as a whole, only b8 and b9 are new
+    next prompt      [b0 b1 ... b7][b8 b9]     found by b7; only b8 and b9 are new
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Generic, NamedTuple, TypeVar
 
+from radixkv.observe.audit.grown import Grown
 from radixkv.observe.audit.record import Block
 
 Value = TypeVar("Value")
-Blocks = tuple[Block, ...]
+Blocks = Sequence[Block]
 
 _ENTRY_BYTES = 400  # of an entry without its value; pointers to blocks are counted apart
 _POINTER_BYTES = 8
-
-
-class Grown(Sequence[Value]):
-    """Beginning of a list that is shared with later, longer ones.
-
-    Args:
-        values: the list; this sequence owns it together with those that grow from it.
-    """
-
-    __slots__ = ("_length", "_values")
-
-    def __init__(self, values: list[Value]) -> None:
-        self._values, self._length = values, len(values)
-
-    def grown(self, more: Sequence[Value]) -> Grown[Value]:
-        """Return a sequence with more values at its end. O(new values), for the first that grows from it."""
-        values = self._values
-        if len(values) > self._length:  # another one has grown from it
-            values = values[: self._length]
-        values.extend(more)
-        return Grown(values)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, at: int) -> Value: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Value]: ...
-    def __getitem__(self, at: int | slice) -> Value | list[Value]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(self._length)
-            return self._values[start:stop:step] if step > 0 else self._values[: self._length][at]
-        if not -self._length <= at < self._length:
-            raise IndexError(at)
-        return self._values[at if at >= 0 else at + self._length]
 
 
 class _Entry(NamedTuple, Generic[Value]):
@@ -89,7 +54,7 @@ class KnownBeginnings(Generic[Value]):
         """
         for end in range(len(blocks), 0, -1):
             entry = self._entries.get((context, id(blocks[end - 1])))
-            if entry is not None and len(entry.blocks) == end and entry.blocks == blocks[:end]:
+            if entry is not None and len(entry.blocks) == end and _begins_with(blocks, entry.blocks):
                 self._entries.move_to_end(entry.place, last=end == len(blocks))  # a longer one replaces it
                 return end, entry.value
         return None
@@ -111,3 +76,10 @@ class KnownBeginnings(Generic[Value]):
         self._bytes += size - (old.num_bytes if old is not None else 0)
         while self._bytes > self._max_bytes:
             self._bytes -= self._entries.popitem(last=False)[1].num_bytes
+
+
+def _begins_with(blocks: Blocks, others: Blocks) -> bool:
+    """Tell whether blocks begin with others. O(1) where they grew from them."""
+    if isinstance(blocks, Grown):
+        return blocks.begins_with(others)
+    return tuple(blocks[: len(others)]) == tuple(others)

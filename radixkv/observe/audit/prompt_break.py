@@ -27,11 +27,11 @@ def shared_beginning(earlier: EarlierPrompt | None, units: PromptUnits) -> tuple
     """Return the common prefix of a prompt and an earlier one, in units and in characters of their texts."""
     if earlier is None:
         return 0, 0
-    place = common_length(earlier.units.text, units.text)
+    one, other = earlier.units.text, units.text
+    place = len(one) if one.is_prefix_of(other) else common_length(str(one), str(other))
     if not units.is_exact:
         return place, place
-    one, other = earlier.units.units.data, units.units.data
-    return common_length(one, other) // TOKEN_BYTES, place
+    return common_length(earlier.units.units.data, units.units.data) // TOKEN_BYTES, place
 
 
 def common_length(one: str | bytes, other: str | bytes) -> int:
@@ -64,14 +64,14 @@ def tokens_in_best_order(earlier: EarlierPrompt, units: PromptUnits, steady: int
         compared = slice(steady * TOKEN_BYTES, (steady + _COMPARED_UNITS) * TOKEN_BYTES)
         later = same_later(*(EncodedTokens(each.units.data[compared]) for each in (units, earlier.units)))
     else:
-        texts = (each.text[place : place + _COMPARED_UNITS] for each in (units, earlier.units))
+        texts = (str(each.text)[place : place + _COMPARED_UNITS] for each in (units, earlier.units))
         later = same_later_in_texts(*texts)
     return (steady + later) * units.tokens_per_unit
 
 
 def breaker_between(earlier: EarlierPrompt, prompt: EarlierPrompt, place: int) -> Breaker | None:
     """Return the cause of a break at a character of the prompt's text, or None without one."""
-    old, new = earlier.units.text, prompt.units.text
+    old, new = str(earlier.units.text), str(prompt.units.text)
     if len(old) + len(new) > _MAX_COMPARED:
         old, new = (text[place : place + SHOWN_CHARS] for text in (old, new))
         return make_breaker("unknown", old=old, new=new)
@@ -83,7 +83,7 @@ def breaker_between(earlier: EarlierPrompt, prompt: EarlierPrompt, place: int) -
 
 
 def _kind_at(prompt: EarlierPrompt, place: int) -> str:
-    ends = zip(prompt.units.block_ends, prompt.blocks, strict=True)
+    ends = zip(prompt.units.text.ends, prompt.blocks, strict=True)
     return next((block.kind for end, block in ends if place < end), "")
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 import xxhash
 
-from radixkv.observe.audit.known_beginnings import Grown, KnownBeginnings
+from radixkv.observe.audit.grown import Grown
+from radixkv.observe.audit.known_beginnings import KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Shorter texts of the assistant's say nothing of whose conversation it is.
@@ -73,9 +74,9 @@ def keys_of(record: Record, known: KnownChains) -> PromptKeys:
     return PromptKeys(hashed.chain, own, program)
 
 
-def answer_keys(blocks: tuple[Block, ...]) -> list[bytes]:
+def answer_keys(blocks: Sequence[Block]) -> list[bytes]:
     """Return keys of the assistant's last long message in the last blocks of a prompt or an answer. O(1)."""
-    texts = (block.text for block in islice(reversed(blocks), _LAST_BLOCKS) if block.role == "assistant")
+    texts = (block.text for block in reversed(blocks[-_LAST_BLOCKS:]) if block.role == "assistant")
     said = next((text for text in texts if len(text) >= _MIN_CHARS), "")
     return [_key(b"assistant", said)] if said else []
 
@@ -88,7 +89,7 @@ def _key(kind: bytes, *texts: str) -> bytes:
     return hashed.digest()
 
 
-def _head(blocks: tuple[Block, ...]) -> Iterator[Block]:
+def _head(blocks: Sequence[Block]) -> Iterator[Block]:
     """Return the tools and the system's first blocks, in either order."""
     return takewhile(lambda block: block.kind == "tool" or block.role == "system", blocks)
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from radixkv.cache.keys import EncodedTokens, TokenIds, encode_tokens
-from radixkv.observe.audit.known_beginnings import Grown, KnownBeginnings
+from radixkv.observe.audit.grown import GrownText, GrownTokens
+from radixkv.observe.audit.known_beginnings import KnownBeginnings
 from radixkv.observe.audit.record import Block, Record
 
 #: Tokens of a character of UTF-8, where no answer of a model has told any usage.
@@ -20,37 +20,28 @@ _KNOWN_BYTES = 32 << 20
 
 
 class _Written(NamedTuple):
-    """Text of a prompt so far.
+    """Text of a prompt so far, and its code points."""
 
-    Attributes:
-        text, ends: see `prompt_text`.
-        data: the text's code points, four bytes each.
-    """
-
-    text: str
-    ends: Grown[int]
-    data: bytes
+    text: GrownText
+    data: GrownTokens
 
 
 #: Texts of the latest prompts, for the prompts that begin with them.
 KnownTexts = KnownBeginnings[_Written]
 
 
-def prompt_text(blocks: tuple[Block, ...]) -> tuple[str, list[int]]:
-    """Return blocks as a single text, in the order of caching, and the end of each. O(size)."""
-    pieces = _pieces(blocks, None)
-    return "".join(pieces), list(itertools.accumulate(map(len, pieces)))
+def prompt_text(blocks: Sequence[Block]) -> GrownText:
+    """Return blocks as a text with a piece for each, in the order of caching. O(size)."""
+    return GrownText(_pieces(blocks, None))
 
 
-def _known_text(blocks: tuple[Block, ...], known: KnownTexts) -> _Written:
-    """Return the result of `prompt_text`. O(blocks after a known beginning), besides copying its text."""
-    done, before = known.longest(None, blocks) or (0, _Written("", Grown([]), b""))
+def _known_text(blocks: Sequence[Block], known: KnownTexts) -> _Written:
+    """Return the result of `prompt_text`, encoded as well. O(blocks after a known beginning)."""
+    done, before = known.longest(None, blocks) or (0, _Written(GrownText(), GrownTokens()))
     pieces = _pieces(blocks[done:], blocks[done - 1] if done else None)
-    more = "".join(pieces)
-    new_ends = list(itertools.accumulate(map(len, pieces), initial=len(before.text)))[1:]
-    ends = before.ends.grown(new_ends)
-    written = _Written(before.text + more, ends, before.data + _encoded(more).data)
-    known.keep(None, blocks, written, len(written.text) + len(written.data) + _END_BYTES * len(ends))
+    more = _encoded("".join(pieces)).data
+    written = _Written(before.text.grown(pieces), before.data.grown(more))
+    known.keep(None, blocks, written, len(written.text) + len(written.data) + _END_BYTES * len(blocks))
     return written
 
 
@@ -60,7 +51,7 @@ def _answers(record: Record) -> list[str]:
     return ["".join(_pieces(answer, before)) for answer in (record.answer, *record.other_answers)]
 
 
-def _pieces(blocks: tuple[Block, ...], before: Block | None) -> list[str]:
+def _pieces(blocks: Sequence[Block], before: Block | None) -> list[str]:
     """Return the text of each block; a message's first block, and blocks other than text, begin with a label.
 
     Args:
@@ -86,15 +77,14 @@ class PromptUnits:
 
     Attributes:
         units: units of four bytes each.
-        text: the prompt as text, for people; block_ends: offset in it of each block's end.
+        text: the prompt as text, for people, with a piece for each block.
         after: units of each answer that are cached once it has ended, four bytes each.
         tokens_per_unit: 1.0 if units are tokens.
         is_exact: True if units are tokens.
     """
 
     units: EncodedTokens
-    text: str
-    block_ends: Sequence[int]
+    text: GrownText
     after: tuple[EncodedTokens, ...]
     tokens_per_unit: float
     is_exact: bool
@@ -105,7 +95,7 @@ class PromptUnits:
 
     def tokens_to_block(self, block: int) -> float:
         """Estimate the tokens before the end of a block."""
-        share = self.block_ends[block] / len(self.text) if self.text else 0.0
+        share = self.text.ends[block] / len(self.text) if self.text else 0.0
         return share * len(self.units) * self.tokens_per_unit
 
 
@@ -135,15 +125,16 @@ class CharacterCoding:
         self._known = KnownTexts(_KNOWN_BYTES)
 
     def encode(self, record: Record) -> PromptUnits:
-        text, ends, data = _known_text(record.blocks, self._known)
+        text, data = _known_text(record.blocks, self._known)
         after = tuple(map(_encoded, _answers(record)))
-        return PromptUnits(EncodedTokens(data), text, ends, after, self._rate(record, text), is_exact=False)
+        units = EncodedTokens(cast(bytes, data))
+        return PromptUnits(units, text, after, self._rate(record, text), is_exact=False)
 
     def unit_bytes(self, unit: int) -> bytes:
         """See `PromptCoding`."""
         return chr(unit).encode("utf-8", "replace")
 
-    def _rate(self, record: Record, text: str) -> float:
+    def _rate(self, record: Record, text: GrownText) -> float:
         """Return the tokens per character of this prompt: reported, or as in other prompts of its model."""
         reported, chars = record.usage.prompt, max(1, len(text))
         if reported:
@@ -153,7 +144,7 @@ class CharacterCoding:
         if record.model in self._counts:
             tokens, others = self._counts[record.model]
             return tokens / others
-        return TOKENS_PER_BYTE * len(text.encode("utf-8", "surrogatepass")) / chars
+        return TOKENS_PER_BYTE * text.num_bytes / chars
 
 
 class TextCoding:
@@ -171,10 +162,10 @@ class TextCoding:
 
     def encode(self, record: Record) -> PromptUnits:
         """See `PromptCoding.encode`. The answers are encoded by themselves."""
-        text, ends = prompt_text(record.blocks)
-        answers = _answers(record)
-        units, *after = (EncodedTokens(encode_tokens(self._encode(part))) for part in (text, *answers))
-        return PromptUnits(units, text, ends, tuple(after), 1.0, is_exact=True)
+        text = prompt_text(record.blocks)
+        parts = (str(text), *_answers(record))
+        units, *after = (EncodedTokens(encode_tokens(self._encode(part))) for part in parts)
+        return PromptUnits(units, text, tuple(after), 1.0, is_exact=True)
 
 
 def byte_coding() -> TextCoding:

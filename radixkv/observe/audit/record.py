@@ -83,7 +83,7 @@ class Record:
     dialect: Dialect
     model: str
     body: Json
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     tools: tuple[Json, ...] = ()
     answer: tuple[Block, ...] = ()
     other_answers: tuple[tuple[Block, ...], ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -326,7 +327,7 @@ class Rules:
             lost = (min(round(best), total) if found is not None else self._in_blocks(best, total)) - cached
             breaker = breaker_between(earlier, looked.prompt, place) if lost > 0 else None
             if breaker is not None:
-                return "broken", breaker, lost, texts_at(earlier.units.text, units.text, place)
+                return "broken", breaker, lost, texts_at(str(earlier.units.text), str(units.text), place)
         within = self._in_blocks(steady * rate, total) if found is None else round(steady * rate)
         missed = max(0, within - cached)
         slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
@@ -385,7 +386,7 @@ def _available(record: Record) -> float | None:
     return None if record.time is None or waits is None else record.time + waits
 
 
-def _system_first(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+def _system_first(blocks: Sequence[Block]) -> Sequence[Block]:
     """Return the blocks with the tools after the first system message."""
     tools = [block for block in blocks if block.kind == "tool"]
     rest = blocks[len(tools) :]
@@ -399,7 +400,7 @@ def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
     return record.time - earlier.time
 
 
-def _held_constant(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+def _held_constant(blocks: Sequence[Block]) -> Sequence[Block]:
     """Return the blocks with a known client's text, at the head of a first system message, replaced by a
     constant. O(blocks) if there is such text.
     """

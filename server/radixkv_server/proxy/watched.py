@@ -49,7 +49,7 @@ class WatchedRequest:
 
     def shortened(self) -> WatchedRequest:
         """Return it with only the shown parts: the beginnings of its first and its last text."""
-        ends = self.record.blocks[:1] + self.record.blocks[1:][-1:]
+        ends = (*self.record.blocks[:1], *self.record.blocks[1:][-1:])
         blocks = tuple(block._replace(text=block.text[:SHOWN_CHARS]) for block in ends)
         record = replace(
             self.record, body={}, blocks=blocks, tools=(), answer=(), other_answers=(), output=()

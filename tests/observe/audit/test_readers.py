@@ -548,13 +548,13 @@ def test_a_damaged_file_costs_no_other_one(form: str, tmp_path: Path) -> None:
     assert "damaged or cut short" in recording.problems.named[0]
 
 
-def thread(turns: Iterable[tuple[int, int]], **more: Any) -> Iterator[str]:
+def thread(turns: Iterable[tuple[int, int]], padding: str = "", **more: Any) -> Iterator[str]:
     """Lines of a log: each turn goes on after an earlier one; -1: after nothing."""
     for turn, before in turns:
         said = {
             "type": "message",
             "role": "assistant",
-            "content": f"It is {turn}, said number {turn} of them.",
+            "content": f"It is {turn}, said number {turn} of them.{padding}",
         }
         after = {"previous_response_id": f"r{before}"} if before >= 0 else {}
         request = {"input": f"Which number is {turn}, of all?", "instructions": "Be brief.", **after, **more}
@@ -611,6 +611,23 @@ def test_threads_with_forks_are_audited_as_their_whole_prompts_are(
         observer = Rules(rule_set(rules), coding and coding(), memory_bytes=memory)
         seen.append([observer.observe(record) for record in log])
     assert seen[0] == seen[1]
+
+
+def test_a_turn_of_a_thread_copies_nothing_of_its_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(thread(((turn, turn - 1) for turn in range(40)), padding="." * 20_000)))
+    observer, taken = Rules(rule_set("radixkv"), memory_bytes=256 << 20), []
+    tracemalloc.start()
+    try:
+        for record in Recording([path]):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            seen = observer.observe(record)
+            taken.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    assert seen.reason == "hit"
+    assert sorted(taken[-10:])[5] < 1_000_000  # the prompt's 800,000 characters take four bytes each
 
 
 def test_threads_are_rendered_once_however_long_they_are(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from radixkv.observe.audit.body_limits import BodyLimits
-from radixkv.observe.audit.known_beginnings import Grown
+from radixkv.observe.audit.grown import Grown
 from radixkv.observe.audit.readers.json_objects import objects_in
 from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
@@ -135,18 +135,21 @@ class _Thread(NamedTuple):
     """Stored answer with everything before it, for requests that continue it.
 
     Attributes:
-        items: of the Responses API; blocks: the same, rendered.
+        items: of the Responses API.
+        blocks: the same, rendered, after the instructions of its last request.
+        num_first: blocks of these instructions, which the next request need not repeat.
         after: where the next item goes.
         num_bytes: that it takes.
     """
 
     items: Grown[Any]
-    blocks: tuple[Block, ...]
+    blocks: Grown[Block]
+    num_first: int
     after: NextItem
     num_bytes: int
 
 
-_NOTHING = _Thread(Grown([]), (), FIRST_ITEM, 0)
+_NOTHING = _Thread(Grown([]), Grown([]), 0, FIRST_ITEM, 0)
 
 
 class _Threads:
@@ -161,7 +164,7 @@ class _Threads:
         self._bytes = 0
 
     def whole(self, record: Record) -> Record:
-        """Return the record with its whole prompt. O(new items), besides copying tuples.
+        """Return the record with its whole prompt. O(new items), if it repeats the instructions.
 
         Raises:
             NoRequest: the log lacks the answer that it continues, so that its prompt is not known.
@@ -176,16 +179,18 @@ class _Threads:
                 raise NoRequest("it goes on after an answer that is not in the log; its prompt is not known")
             known = found
         more, after = response_items(added, known.after)  # the same objects in this prompt and in later ones
-        if before:
-            first = tuple(block for block in record.blocks if block.message < FIRST_ITEM.message)
-            record = replace(record, blocks=(*first, *known.blocks, *more), earlier=known.items)
+        first = [block for block in record.blocks if block.message < FIRST_ITEM.message]
+        blocks = known.blocks
+        if not before or first != blocks[: known.num_first]:
+            blocks = Grown([*first, *blocks[known.num_first :]])
+        blocks = blocks.grown(more)
+        record = replace(record, blocks=blocks, earlier=known.items)
         if record.response_id:
             said, after = response_items(record.output, after)
-            blocks = (*known.blocks, *more, *said)
             beginning = known.items if before else Grown[Any]([])  # the one of no conversation stays empty
             items = beginning.grown([*added, *record.output])
             size = record.num_bytes + _POINTER_BYTES * (len(items) + len(blocks))
-            self._keep(record.response_id, _Thread(items, blocks, after, size))
+            self._keep(record.response_id, _Thread(items, blocks.grown(said), len(first), after, size))
         return record
 
     def _keep(self, response_id: str, thread: _Thread) -> None:
