@@ -8,19 +8,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fuzz_adapter_folders import damage
+from fuzz_adapter_folders import damage, equals
 from safetensors.torch import load_file, save_file
 from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 
 from radixkv.errors import AdapterLoadError
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.lora_weights import KnownFiles, read_adapter
+from radixkv.model.adapters.lora_weights import read_adapter
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 
@@ -125,8 +126,10 @@ def test_unchanged_files_are_known_again(
     monkeypatch.setattr(time, "time", lambda: now + 10)
     first = read_adapter(folder, base, 8)
     assert first.files is not None
-    known = KnownFiles("as before", first.files)
-    assert read_adapter(folder, base, 8, known).identity == "as before"
+    known = replace(first.files, identity="as before")
+    again = read_adapter(folder, base, 8, known)
+    assert again.identity == "as before"
+    assert equals(again, first)
     file = folder / "adapter_model.safetensors"
     data, times = bytearray(file.read_bytes()), file.stat()
     data[-1] ^= 1
@@ -134,6 +137,9 @@ def test_unchanged_files_are_known_again(
     file.write_bytes(data)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert read_adapter(folder, base, 8, known).identity not in ("as before", first.identity)
+    file.unlink()
+    with pytest.raises(AdapterLoadError, match="missing"):
+        read_adapter(folder, base, 8, known)
 
 
 def setting(name: str, value: Any) -> Edit:

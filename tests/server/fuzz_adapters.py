@@ -3,11 +3,12 @@
 
     python tests/server/fuzz_adapters.py --requests 10000
 
-Two tenants ask at once, in a pool that preempts, with guesses; some weight sets are activated adapters. Every
-answer must be the fresh answer of a weight set that its name stood for while the request ran. No token may
-be found that these weights have not computed before for this tenant, in the pool, in a tier, or in a tier
-after a restart; and no block's identity may be told of two weight sets or tenants. The same in small is a
-test (`test_adapters_over_http.py`).
+Three tenants ask at once, one of them for half of the names only, in a pool that preempts, with guesses; some
+clients leave, the cache is reset now and then, and some weight sets are activated adapters. Every answer must
+be the fresh answer of a weight set that its name stood for while the request ran. No token may be found that
+these weights have not computed before for this tenant, in the pool, in a tier, or in a tier after a restart;
+and no block's identity may be told of two weight sets or tenants. In the end nothing is held. The same in
+small is a test (`test_adapters_over_http.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -42,12 +44,45 @@ from radixkv_server.app import create_app
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.api_keys import stored_form
 
-COUNT = 12  # tokens of an answer
+COUNT = 40  # tokens of the longest answers
 BASE = -1  # in the place of a weight set
 GONE = -2
+LEAVE, LEFT = "x-leave-after", 499
 INVOCATION = [5, 6, 7]
-TENANTS = ("ada", "bob")
+TENANTS = ("ada", "bob", "cat")
+RESTRICTED = "cat"
 ADMIN = {"authorization": "Bearer root-secret"}
+
+
+class Leaving:
+    """An application whose clients leave: after as many seconds as the header LEAVE of a request says."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        seconds = dict(scope.get("headers", ())).get(LEAVE.encode())
+        if seconds is None:
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def receive_or_leave() -> Any:
+            try:
+                async with asyncio.timeout(float(seconds)):
+                    return await receive()
+            except TimeoutError:
+                return {"type": "http.disconnect"}
+
+        async def noted_send(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        await self._app(scope, receive_or_leave, noted_send)
+        if not started:
+            await send({"type": "http.response.start", "status": LEFT, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
 
 
 @dataclass
@@ -70,6 +105,7 @@ class Fuzz:
         folder: gets the base, the adapters and the disk tier.
         num_names, num_sets: names, and the different weights that they stand for in turn.
         num_prompts: prompts that have no token in common at their beginning.
+        num_workers: requests at a time, `max_num_seqs` of them in a step.
     """
 
     folder: Path
@@ -77,7 +113,9 @@ class Fuzz:
     num_names: int = 20
     num_sets: int = 30
     num_prompts: int = 12
-    num_blocks: int = 24
+    num_blocks: int = 28
+    num_workers: int = 40
+    max_num_seqs: int = 24
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -93,12 +131,14 @@ class Fuzz:
         self.names.sure = dict.fromkeys(self.names.bound, 0)
         # (tenant, weight set, prompt) -> requests that may have computed it
         self.asked: Counter[tuple[str, int, int]] = Counter()
+        self.granted = {"tiny", *list(self.names.bound)[: self.num_names // 2]}  # to the restricted tenant
+        self.admin = asyncio.Lock()
         self.identities: dict[str, int] = {}
         self.told: dict[bytes, tuple[str, ...]] = {}
 
     def _prompt(self, number: int) -> list[int]:
         """Every other one invokes the activated adapters, and every third repeats itself, to be guessed."""
-        tokens = [self.chance.randrange(10, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 30))]
+        tokens = [self.chance.randrange(10, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 26))]
         if number % 3 == 2:
             tokens = (tokens[:5] * 6)[: len(tokens)]
         if number % 2:
@@ -130,6 +170,7 @@ class Fuzz:
             str(self.base),
             lora=specs,
             num_blocks=256,
+            threads=1,
             warm_up="off",
             enable_prefix_caching=False,
             speculation="off",
@@ -151,8 +192,9 @@ class Fuzz:
             model=str(self.base),
             num_blocks=self.num_blocks,
             block_size=8,
-            max_num_seqs=8,
+            max_num_seqs=self.max_num_seqs,
             max_loras=8,
+            threads=1,
             warm_up="off",
             kv_tier=("host:64KiB", f"disk:{self.folder / 'tier'},max=64MiB"),
             lora_dir=str(self.folder / "adapters"),
@@ -160,11 +202,12 @@ class Fuzz:
         engine = await asyncio.to_thread(AsyncEngine.from_config, config)
         keys = self.folder / "keys.toml"
         tables = [f'[tenants.{name}]\nkeys = ["{stored_form(f"{name}-secret")}"]\n' for name in TENANTS]
+        tables[-1] += f"adapters = {sorted(self.granted - {'tiny'})}\n"
         tables.append(f'[tenants.root]\nrole = "admin"\nkeys = ["{stored_form("root-secret")}"]\n')
         keys.write_text("".join(tables))
         settings = ServerSettings(keys_file=str(keys), allowed_hosts=("testserver",), access_log=False)
         app = create_app(engine, settings)
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(Leaving(app))
         async with (
             app.router.lifespan_context(app),
             httpx.AsyncClient(
@@ -178,6 +221,9 @@ class Fuzz:
                 events.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await events
+            await engine.call(lambda inner: inner.check())
+            held = await engine.call(lambda inner: (inner.cache.stats.held_blocks, len(inner.requests)))
+            assert held == (0, 0), f"{held[0]} blocks are held, {held[1]} requests are left"
         await engine.close()
 
     async def _follow(self, engine: AsyncEngine) -> None:
@@ -209,24 +255,44 @@ class Fuzz:
         self.names.sure[name] = len(history) - 1
         self.counts["unloaded" if number == GONE else "reloaded" if was_there else "loaded"] += 1
 
-    async def ask(self, client: httpx.AsyncClient, name: str, prompt: int, tenant: str = "ada") -> int:
-        """Send a request and check its answer; returns its cached tokens."""
+    async def ask(
+        self,
+        client: httpx.AsyncClient,
+        name: str,
+        prompt: int,
+        tenant: str = "ada",
+        count: int = COUNT,
+        leave: float = 0.0,
+    ) -> int:
+        """Send a request and check its answer; returns its cached tokens.
+
+        Args:
+            count: tokens of the answer.
+            leave: seconds after which the client leaves, if it has no answer by then; 0: it stays.
+        """
         place = self.names.sure[name]
         self._note(tenant, self.names.since(name, place), prompt)
         known = len(self.names.bound[name])
         body = {
             "model": name,
             "prompt": self.prompts[prompt],
-            "max_tokens": COUNT,
+            "max_tokens": count,
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        key = {"authorization": f"Bearer {tenant}-secret"}
+        key = {"authorization": f"Bearer {tenant}-secret", **({LEAVE: str(leave)} if leave else {})}
         response = await client.post("/v1/completions", json=body, headers=key)
         self._note(tenant, self.names.since(name, known), prompt)
         possible = self.names.since(name, place)
         self.counts["requests"] += 1
+        if response.status_code == LEFT:
+            self.counts["clients left"] += 1
+            return 0
+        if tenant == RESTRICTED and name not in self.granted:
+            assert response.status_code == 404, response.text
+            self.counts["not granted"] += 1
+            return 0
         if response.status_code == 404:
             assert GONE in possible, f"{name} was there all the time: {response.text}"
             self.counts["not found"] += 1
@@ -234,7 +300,7 @@ class Fuzz:
         assert response.status_code == 200, response.text
         answer = response.json()
         tokens = answer["choices"][0]["token_ids"]
-        by = [n for n in possible if n != GONE and self.fresh[n, prompt] == tokens]
+        by = [n for n in possible if n != GONE and self.fresh[n, prompt][:count] == tokens]
         assert by, f"{name} answered {tokens}; it stood for {possible}"
         cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         if cached:
@@ -255,7 +321,7 @@ class Fuzz:
 
     # ------------------------------------------------------------------ the run
 
-    async def traffic(self, client: httpx.AsyncClient, num_requests: int, num_workers: int = 6) -> None:
+    async def traffic(self, client: httpx.AsyncClient, num_requests: int) -> None:
         """Requests of several clients at once, while an admin changes the names."""
         left = num_requests
 
@@ -264,19 +330,26 @@ class Fuzz:
             while left > 0:
                 left -= 1
                 name = self.chance.choice(list(self.names.bound))
-                prompt = self.chance.randrange(self.num_prompts)
-                await self.ask(client, name, prompt, self.chance.choice(TENANTS))
-
-        async def admin() -> None:
-            while left > 0:
-                name = self.chance.choice([name for name in self.names.bound if name != "tiny"])
-                gone = self.names.bound[name][-1] != GONE and self.chance.random() < 0.25
-                await self.bind(client, name, GONE if gone else self.chance.randrange(self.num_sets))
-                await asyncio.sleep(0.02)
+                tenant, prompt = self.chance.choice(TENANTS), self.chance.randrange(self.num_prompts)
+                leave = self.chance.uniform(0.001, 0.2) if self.chance.random() < 0.1 else 0.0
+                await self.ask(client, name, prompt, tenant, self.chance.choice((2, 8, COUNT)), leave)
+                if self.chance.random() < 0.15:
+                    await self.administer(client)
 
         async with asyncio.TaskGroup() as group:
-            for task in (admin(), *(worker() for _ in range(num_workers))):
-                group.create_task(task)
+            for _ in range(self.num_workers):
+                group.create_task(worker())
+
+    async def administer(self, client: httpx.AsyncClient) -> None:
+        """Load, replace or unload an adapter, or reset the cache; one at a time."""
+        async with self.admin:
+            if self.chance.random() < 0.02:
+                assert (await client.post("/v1/cache/reset")).status_code == 200
+                self.counts["resets"] += 1
+                return
+            name = self.chance.choice([name for name in self.names.bound if name != "tiny"])
+            gone = self.names.bound[name][-1] != GONE and self.chance.random() < 0.15
+            await self.bind(client, name, GONE if gone else self.chance.randrange(self.num_sets))
 
     async def sharing(self, client: httpx.AsyncClient) -> None:
         """Equal weights share under two names; other weights under the same name find nothing."""
@@ -300,7 +373,7 @@ class Fuzz:
                     if name != "tiny":
                         history.append(GONE)
                         self.names.sure[name] = len(history) - 1
-                for name in list(self.names.bound)[: self.num_names // 2]:
+                for name in [name for name in self.names.bound if name != "tiny"][1:]:
                     await self.bind(client, name, self.chance.randrange(self.num_sets))
                 if start == 0:
                     await self.sharing(client)

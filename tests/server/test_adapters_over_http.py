@@ -244,7 +244,7 @@ def test_an_adapters_prefix_is_public_for_that_adapter(client: TestClient) -> No
 
 def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
     """The small form of `fuzz_adapters.py`, above a host and a disk tier, with a restart."""
-    fuzz = Fuzz(tmp_path, num_names=6, num_sets=6, num_prompts=5, num_blocks=18)
+    fuzz = Fuzz(tmp_path, num_names=6, num_sets=6, num_prompts=5, num_blocks=18, num_workers=6)
     asyncio.run(fuzz.run(60))
     told = (
         "hits",

@@ -53,10 +53,9 @@ class AdapterMemory:
             The adapter, and what to say of the folder the next time.
         """
         weights = read_adapter(folder, self._base, max_rank, known)
-        files = None if weights.files is None else KnownFiles(weights.identity, weights.files)
         packed = self._pack(weights)
         with self._lock:
-            return self._adapters.setdefault(packed.identity, packed), files
+            return self._adapters.setdefault(packed.identity, packed), weights.files
 
     def _pack(self, weights: LoraWeights) -> Any:
         return self._packer(weights)

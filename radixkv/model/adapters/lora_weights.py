@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrices of a LoRA adapter, read from a folder of PEFT and checked against its base model.
 
-    y = x W^T  +  (x A^T) B^T        A [rank, inputs], B [outputs, rank], PEFT's scale already in B
+    y = x W^T  +  (x A^T) (s B)^T        A [rank, inputs], B [outputs, rank], s: PEFT's scale
 
-All arithmetic is numpy's: the folder may be read by a thread beside the engine's, and torch would keep a
-second set of worker threads for it.
+A file is read once into memory, and its matrices are views of it. What the first reading has found of a file
+(`KnownFiles`) spares the later ones all checks, as long as nobody touches it. All arithmetic is numpy's: the
+folder may be read by a thread beside the engine's, and torch would keep a second set of worker threads for it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,11 +43,19 @@ class LowRank:
 
     Attributes:
         down: float32 [rank, inputs].
-        up: float32 [outputs, rank], with the scale in it.
+        stored_up: float32 [outputs, rank], as it is in the file.
+        scale: factor of the change.
     """
 
     down: Matrix
-    up: Matrix
+    stored_up: Matrix
+    scale: float = 1.0
+
+    @property
+    def up(self) -> Matrix:
+        """Float32 [outputs, rank], with the scale in it: a new array."""
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(self.stored_up * np.float32(self.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +85,60 @@ class FilesStamp:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix in a file of safetensors.
+
+    Attributes:
+        kind: number type, as the file spells it.
+        begin, end: place in the file, in bytes.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def read(self, data: npt.NDArray[np.uint8]) -> Matrix:
+        """Return the matrix in float32, from the bytes of the file; a view of them if it is that already."""
+        own = data[self.begin : self.end]
+        if self.kind == "BF16":
+            values = (own.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        elif self.kind in ("F32", "F16"):
+            values = own.view("<f4" if self.kind == "F32" else "<f2").astype(np.float32, copy=False)
+        else:
+            raise AdapterLoadError(
+                f"the adapter's {self.name:.200} is of type {self.kind}; F32, F16 and BF16 are read."
+            )
+        return values.reshape(self.shape)
+
+
+#: path in the base model -> where A and B are, and the scale.
+Plan = Mapping[str, tuple[StoredMatrix, StoredMatrix, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class KnownFiles:
-    """Identity of the adapter that these files held."""
+    """What files held that have been read and checked: enough to read them again, if nobody has touched them."""
 
     identity: str
-    files: FilesStamp
+    rank: int
+    invocation: tuple[int, ...]
+    plan: Plan
+    stamp: FilesStamp
+
+    def read_again(self, folder: Path) -> LoraWeights | None:
+        """Read the matrices again; None: the files have changed, or can't be read."""
+        if FilesStamp.of(folder) != self.stamp:
+            return None
+        try:
+            data = _bytes_of(folder / WEIGHTS_NAME)
+            modules = _modules(self.plan, data)
+        except (OSError, ValueError):  # it has become shorter
+            return None
+        if FilesStamp.of(folder) != self.stamp:  # they changed meanwhile
+            return None
+        return LoraWeights(self.identity, self.rank, modules, self.invocation, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +150,14 @@ class LoraWeights:
         rank: the largest of its matrices.
         modules: path in the base model -> change.
         invocation: see `PeftConfig`.
-        files: the files that it was read from; None: they can't be known again.
+        files: what to read it by again; None: the files are too new to be known again.
     """
 
     identity: str
     rank: int
     modules: Mapping[str, LowRank]
     invocation: tuple[int, ...] = ()
-    files: FilesStamp | None = None
+    files: KnownFiles | None = None
 
 
 def read_adapter(
@@ -108,14 +167,15 @@ def read_adapter(
 
     Args:
         max_rank: largest rank taken.
-        known: result of an earlier reading of this folder; where its files are the same, their numbers are
-            not checked and digested again.
+        known: result of an earlier reading of this folder for this base.
 
     Raises:
         AdapterLoadError: the folder is incomplete or damaged, or its adapter does not fit the base.
     """
-    files = FilesStamp.of(folder)
-    is_known = known is not None and files is not None and known.files == files
+    again = known.read_again(folder) if known is not None else None
+    if again is not None:
+        return again
+    stamp = FilesStamp.of(folder)
     try:
         check_links(folder, [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     except ModelLoadError as error:
@@ -136,8 +196,8 @@ def read_adapter(
             "(--max-lora-rank)."
         )
     size = sum(sum(base.shapes[path]) * rank for path, rank in ranks.items())
-    tensors = _read_tensors(folder / WEIGHTS_NAME, 4 * size + _HEADER_BYTES)
-    pairs = _pairs(tensors, base)
+    data, matrices = _read_file(folder / WEIGHTS_NAME, 4 * size + _HEADER_BYTES)
+    pairs = _pairs(matrices, base)
     missing = next((path for path in paths if path not in pairs), None)
     if missing is not None:
         raise AdapterLoadError(
@@ -148,19 +208,34 @@ def read_adapter(
         raise AdapterLoadError(
             f"{folder / WEIGHTS_NAME} has matrices of {extra}, which {CONFIG_NAME} leaves out."
         )
-    modules = {
-        path: _checked(path, pairs[path], base.shapes[path], ranks[path], config.scale_of(path), is_known)
+    plan = {
+        path: (*_checked(path, pairs[path], base.shapes[path], ranks[path]), config.scale_of(path))
         for path in sorted(paths)
     }
-    if files != FilesStamp.of(folder):  # they changed meanwhile
-        if is_known:
-            return read_adapter(folder, base, max_rank)
-        files = None
-    identity = known.identity if is_known and known else _identity(modules, config.invocation)
-    return LoraWeights(identity, max(ranks.values()), modules, config.invocation, files)
+    modules = _modules(plan, data)
+    _check_numbers(modules)
+    identity, most = _identity(modules, config.invocation), max(ranks.values())
+    files = None
+    if stamp is not None and stamp == FilesStamp.of(folder):  # they have not changed meanwhile
+        files = KnownFiles(identity, most, config.invocation, plan, stamp)
+    return LoraWeights(identity, most, modules, config.invocation, files)
 
 
-def _read_tensors(path: Path, most: int) -> list[tuple[str, dict[str, Any]]]:
+def _bytes_of(path: Path) -> npt.NDArray[np.uint8]:
+    """All bytes of a file; numpy's memory comes in large pages."""
+    with path.open("rb", buffering=0) as file:
+        data = np.empty(path.stat().st_size, np.uint8)
+        view = memoryview(data)
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise ValueError(f"{path} ends early")
+            view = view[count:]
+    return data
+
+
+def _read_file(path: Path, most: int) -> tuple[npt.NDArray[np.uint8], list[StoredMatrix]]:
+    """The bytes of a file, and what is in it."""
     try:
         if not path.is_file():
             raise AdapterLoadError(
@@ -168,18 +243,40 @@ def _read_tensors(path: Path, most: int) -> list[tuple[str, dict[str, Any]]]:
             )
         if path.stat().st_size > most:
             raise AdapterLoadError(f"{path} is larger than its configuration says ({most} bytes at most).")
-        found: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())
+        data = _bytes_of(path)
+        deserialize(data.tobytes())  # checks that header and matrices fit each other and the file
     except OSError as error:
         raise AdapterLoadError(f"{path} can't be read: {error.strerror or error}.") from None
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise AdapterLoadError(f"{path} is damaged ({error}); copy it again.") from None
+    first = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    try:
+        header = json.loads(data[8:first].tobytes(), object_pairs_hook=_without_repetition)
+        header.pop("__metadata__", None)
+        found = [_stored(name, entry, first) for name, entry in header.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise AdapterLoadError(f"{path} is damaged (its header); copy it again.") from None
+    return data, found
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a header; a name twice would let two readers see different ones."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError
     return found
 
 
-def _pairs(tensors: list[tuple[str, dict[str, Any]]], base: BaseModules) -> dict[str, list[Matrix | None]]:
+def _stored(name: str, entry: Any, first: int) -> StoredMatrix:
+    begin, end = entry["data_offsets"]
+    return StoredMatrix(name, str(entry["dtype"]), tuple(entry["shape"]), first + begin, first + end)
+
+
+def _pairs(matrices: list[StoredMatrix], base: BaseModules) -> dict[str, list[StoredMatrix | None]]:
     """The two matrices of each path, as far as the file has them."""
-    pairs: dict[str, list[Matrix | None]] = {}
-    for name, tensor in tensors:
+    pairs: dict[str, list[StoredMatrix | None]] = {}
+    for matrix in matrices:
+        name = matrix.name
         path, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
         if "magnitude" in name:
             raise AdapterLoadError(f"the adapter has {name:.200}: DoRA is not served.")
@@ -189,24 +286,13 @@ def _pairs(tensors: list[tuple[str, dict[str, Any]]], base: BaseModules) -> dict
                 f"the adapter has weights {name!r:.200}, which belong to no linear layer of the base's "
                 "attention or MLP; only LoRA matrices of these are served."
             )
-        pairs.setdefault(path, [None, None])[_PARTS[part]] = _matrix(name, tensor)
+        pairs.setdefault(path, [None, None])[_PARTS[part]] = matrix
     return pairs
 
 
-def _matrix(name: str, tensor: Mapping[str, Any]) -> Matrix:
-    kind, data = tensor["dtype"], tensor["data"]
-    if kind == "BF16":
-        values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    elif kind in ("F32", "F16"):
-        values = np.frombuffer(data, "<f4" if kind == "F32" else "<f2").astype(np.float32, copy=False)
-    else:
-        raise AdapterLoadError(f"the adapter's {name:.200} is of type {kind}; F32, F16 and BF16 are read.")
-    return values.reshape(tensor["shape"])
-
-
 def _checked(
-    path: str, pair: list[Matrix | None], shape: tuple[int, int], rank: int, scale: float, is_known: bool
-) -> LowRank:
+    path: str, pair: list[StoredMatrix | None], shape: tuple[int, int], rank: int
+) -> tuple[StoredMatrix, StoredMatrix]:
     down, up = pair
     if down is None or up is None:
         raise AdapterLoadError(f"the adapter has one of the two matrices of {path}; it is damaged.")
@@ -217,17 +303,25 @@ def _checked(
             f"{rank} and the base need {(rank, inputs)} and {(outputs, rank)}: it is damaged, or of another "
             "base model."
         )
-    with np.errstate(over="ignore"):
-        up = up * np.float32(scale)
-    if not is_known and not (np.isfinite(down).all() and np.isfinite(up).all()):
-        raise AdapterLoadError(f"the adapter's matrices of {path} hold values that are no finite numbers.")
-    return LowRank(np.ascontiguousarray(down), np.ascontiguousarray(up))
+    return down, up
+
+
+def _modules(plan: Plan, data: npt.NDArray[np.uint8]) -> dict[str, LowRank]:
+    return {path: LowRank(down.read(data), up.read(data), scale) for path, (down, up, scale) in plan.items()}
+
+
+def _check_numbers(modules: Mapping[str, LowRank]) -> None:
+    for path, change in modules.items():
+        if not (np.isfinite(change.down).all() and np.isfinite(change.up).all()):
+            raise AdapterLoadError(
+                f"the adapter's matrices of {path} hold values that are no finite numbers."
+            )
 
 
 def _identity(modules: Mapping[str, LowRank], invocation: tuple[int, ...]) -> str:
     digest = hashlib.sha256(f"from {invocation}\n".encode() if invocation else b"")
     for path, change in modules.items():
-        digest.update(f"{path} {change.down.shape} {change.up.shape}\n".encode())
-        digest.update(change.down.data)
+        digest.update(f"{path} {change.down.shape} {change.stored_up.shape}\n".encode())
+        digest.update(np.ascontiguousarray(change.down).data)
         digest.update(change.up.data)
     return digest.hexdigest()[:_IDENTITY_DIGITS]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 import numpy as np
@@ -154,7 +154,7 @@ def _most_numbers(changes: Sequence[tuple[LowRank, int]]) -> int:
         return 0
     rank, inputs = sum(len(change.down) for change, _ in changes), changes[0][0].down.shape[1]
     # At both ends of a linear layer's columns there may be a panel that others change, too.
-    ups = sum(change.up.size + 2 * COLUMNS * rank + _LINE for change, _ in changes)
+    ups = sum(change.stored_up.size + 2 * COLUMNS * rank + _LINE for change, _ in changes)
     return (rank + DOWN_COLUMNS) * inputs + ups + (len(changes) + 2) * _LINE
 
 
@@ -169,60 +169,81 @@ def _change(
     return PlainChange(down, tuple((np.ascontiguousarray(change.up.T), column) for change, column in changes))
 
 
+@dataclass(frozen=True, slots=True)
+class _PanelGroup:
+    """Neighbouring panels of `up` that take the same ranks [low, high)."""
+
+    first: int
+    count: int
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=256)
+def _groups(parts: tuple[tuple[int, int, int], ...], num_panels: int) -> tuple[_PanelGroup, ...]:
+    """The panels that parts (column, outputs, rank) of a product change; the same for most adapters."""
+    from radixkv_kernels.cpu.linear.float_product import COLUMNS
+
+    taken: list[tuple[int, int]] = [(0, 0)] * num_panels
+    first = 0
+    for column, outputs, rank in parts:
+        for panel in range(column // COLUMNS, (column + outputs - 1) // COLUMNS + 1):
+            low, high = taken[panel]
+            taken[panel] = (low if high else first, first + rank)
+        first += rank
+    groups = []
+    for (low, high), panels in groupby(range(num_panels), key=taken.__getitem__):
+        own = list(panels)
+        if high:
+            groups.append(_PanelGroup(own[0], len(own), low, high))
+    return tuple(groups)
+
+
 def _in_panels(changes: Sequence[tuple[LowRank, int]], outputs: int, arena: _Arena) -> PanelChange:
     from radixkv_kernels.cpu.linear.float_product import COLUMNS
     from radixkv_kernels.cpu.linear.low_rank import DOWN_COLUMNS, UP_SIZE
 
-    ranks = np.cumsum([0, *(len(change.down) for change, _ in changes)]).tolist()
-    rank, num_panels = ranks[-1], -(-outputs // COLUMNS)
-    inputs = changes[0][0].down.shape[1]
-    down = arena.take(-(-rank // DOWN_COLUMNS), inputs, DOWN_COLUMNS)
-    down[-1] = 0.0
-    for (change, _), first in zip(changes, ranks, strict=False):
+    parts = tuple((column, *change.stored_up.shape) for change, column in changes)
+    rank, num_panels = sum(part[2] for part in parts), -(-outputs // COLUMNS)
+    down = arena.take(-(-rank // DOWN_COLUMNS), changes[0][0].down.shape[1], DOWN_COLUMNS)
+    if rank % DOWN_COLUMNS:
+        down[-1] = 0.0
+    first = 0
+    for change, _ in changes:
         end = first + len(change.down)
         for begin in range(first // DOWN_COLUMNS * DOWN_COLUMNS, end, DOWN_COLUMNS):
             low, high = max(begin, first), min(begin + DOWN_COLUMNS, end)
             panel = down[begin // DOWN_COLUMNS, :, low - begin : high - begin]
             panel[:] = change.down[low - first : high - first].T
-    # Ranks of each panel, from the first to the last.
-    lowest, highest = np.full(num_panels, rank), np.zeros(num_panels, np.int64)
-    for (change, column), first in zip(changes, ranks, strict=False):
-        own = slice(column // COLUMNS, (column + len(change.up) - 1) // COLUMNS + 1)
-        lowest[own] = np.minimum(lowest[own], first)
-        highest[own] = first + len(change.down)
-    taken = list(zip(lowest.tolist(), highest.tolist(), strict=True))
+        first = end
     table, ups = np.zeros((num_panels, UP_SIZE), np.int64), []
-    for (low, high), group in groupby(range(num_panels), key=taken.__getitem__):
-        if low >= high:
-            continue
-        panels = list(group)
-        up = arena.take(len(panels), high - low, COLUMNS)
-        _fill_up(up, changes, ranks, (low, high), panels[0] * COLUMNS)
+    for group in _groups(parts, num_panels):
+        up = arena.take(group.count, group.high - group.low, COLUMNS)
+        _fill_up(up, changes, group)
         ups.append(up)
-        table[panels, 0] = up.ctypes.data + np.arange(len(panels)) * up.strides[0]
-        table[panels, 1:] = low, high - low
+        own = table[group.first : group.first + group.count]
+        own[:, 0] = up.ctypes.data + np.arange(group.count) * up.strides[0]
+        own[:, 1:] = group.low, group.high - group.low
     return PanelChange(rank, down, tuple(ups), table)
 
 
-def _fill_up(
-    up: Matrix,
-    changes: Sequence[tuple[LowRank, int]],
-    ranks: Sequence[int],
-    taken: tuple[int, int],
-    begin: int,
-) -> None:
-    """Write neighbouring panels of `up`, from column `begin` on: float32 [panels, ranks taken, COLUMNS]."""
-    num_panels, (low, high), width = len(up), taken, up.shape[2]
-    stop = begin + num_panels * width
-    for (change, column), first in zip(changes, ranks, strict=False):
-        is_whole = column == begin and len(change.up) == stop - begin
-        if is_whole and (first, first + len(change.down)) == (low, high):
-            up[:] = change.up.reshape(num_panels, width, -1).transpose(0, 2, 1)
-            return
-    whole = np.zeros((high - low, stop - begin), np.float32)
-    for (change, column), first in zip(changes, ranks, strict=False):
-        left, right = max(begin, column), min(stop, column + len(change.up))
-        if left < right and low <= first < high:
-            own = whole[first - low : first - low + len(change.down), left - begin : right - begin]
-            own[:] = change.up[left - column : right - column].T
-    up[:] = whole.reshape(high - low, num_panels, width).transpose(1, 0, 2)
+def _fill_up(up: Matrix, changes: Sequence[tuple[LowRank, int]], group: _PanelGroup) -> None:
+    """Write the panels of a group: float32 [panels, ranks taken, COLUMNS]."""
+    num_panels, ranks, width = up.shape
+    start, stop = group.first * width, (group.first + num_panels) * width
+    whole, first = None, 0
+    for change, column in changes:
+        stored, end = change.stored_up, first + len(change.down)
+        left, right = max(start, column), min(stop, column + len(stored))
+        if left < right and group.low <= first < group.high:
+            if (left, right, end - first) == (start, stop, ranks):  # nothing else is in these panels
+                panels = stored[left - column : right - column].reshape(num_panels, width, ranks)
+                np.multiply(panels.transpose(0, 2, 1), np.float32(change.scale), out=up)
+                return
+            if whole is None:
+                whole = np.zeros((ranks, stop - start), np.float32)
+            own = whole[first - group.low : end - group.low, left - start : right - start]
+            np.multiply(stored[left - column : right - column].T, np.float32(change.scale), out=own)
+        first = end
+    assert whole is not None, "a group of panels that no part changes"
+    up[:] = whole.reshape(ranks, num_panels, width).transpose(1, 0, 2)
