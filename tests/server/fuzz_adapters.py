@@ -112,7 +112,7 @@ class Fuzz:
     seed: int = 0
     num_names: int = 20
     num_sets: int = 30
-    num_prompts: int = 12
+    num_prompts: int = 8
     num_blocks: int = 28
     num_workers: int = 40
     max_num_seqs: int = 24
@@ -261,7 +261,7 @@ class Fuzz:
         name: str,
         prompt: int,
         tenant: str = "ada",
-        count: int = COUNT,
+        count: int = 8,
         leave: float = 0.0,
     ) -> int:
         """Send a request and check its answer; returns its cached tokens.

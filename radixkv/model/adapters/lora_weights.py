@@ -225,7 +225,7 @@ def _bytes_of(path: Path) -> npt.NDArray[np.uint8]:
     """All bytes of a file; numpy's memory comes in large pages."""
     with path.open("rb", buffering=0) as file:
         data = np.empty(path.stat().st_size, np.uint8)
-        view = memoryview(data)
+        view = data.data
         while view:
             count = file.readinto(view)
             if not count:
