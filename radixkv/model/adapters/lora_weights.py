@@ -5,7 +5,7 @@
 
 A file is read once into memory, and its matrices are views of it. What the first reading has found of a file
 (`KnownFiles`) spares the later ones all checks, as long as nobody touches it. All arithmetic is numpy's: the
-folder may be read by a thread beside the engine's, and torch would keep a second set of worker threads for it.
+folder may be read by a thread beside the engine's, and torch would keep other worker threads for it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ Plan = Mapping[str, tuple[StoredMatrix, StoredMatrix, float]]
 
 @dataclass(frozen=True, slots=True)
 class KnownFiles:
-    """What files held that have been read and checked: enough to read them again, if nobody has touched them."""
+    """What checked files held: enough to read them again, if nobody has touched them."""
 
     identity: str
     rank: int
