@@ -13,7 +13,7 @@ The life of a request:
  6. A finished request releases its lease. Its computed prefix stays cached, evictable.
 
 What steps bring to requests, and how these end, is in `radixkv.engine.live_requests`. What to do about faults
-is decided in `radixkv.engine.fault_recovery` and done here, in `_rollback` and `_rebuild`. None of them leaks
+is decided in `radixkv.engine.live_requests` and done here, in `_rollback` and `_rebuild`. None of them leaks
 a block or disturbs another request.
 """
 
@@ -34,9 +34,8 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.counts import Counters, EngineStats
 from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
-from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
-from radixkv.engine.live_requests import LiveRequests
+from radixkv.engine.live_requests import FaultRecovery, LiveRequests
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import Runner
 from radixkv.engine.sample import Sample, sample_of

@@ -3,23 +3,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import Counters
 from radixkv.engine.extensions import BlockTiers, Drafts
-from radixkv.engine.fault_recovery import FaultRecovery
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.sample import Sample, TextSource, sample_of
 from radixkv.engine.step_pipeline import StepOutcome
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import ENDS_ENGINE, InvalidRequestError
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Failure, FinishReason, Request
 from radixkv.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     import torch
+
+
+class FaultRecovery:
+    """The bisection of one engine: the requests that still have to run alone, in that order."""
+
+    def __init__(self) -> None:
+        self._to_run_alone: list[Sample] = []
+        self._rebuilds_in_a_row = 0
+
+    @property
+    def next_alone(self) -> Sample | None:
+        """The request to run alone in the next step; None: any may run."""
+        return self._to_run_alone[0] if self._to_run_alone else None
+
+    def step_failed(self, requests: Sequence[Sample], error: BaseException) -> list[tuple[Sample, Failure]]:
+        """Record a failed step of these requests; return the failing ones: the one that was alone in it.
+
+        The others are bisected.
+        """
+        if isinstance(error, ENDS_ENGINE):
+            return []
+        if len(requests) == 1 and requests[0] in self._to_run_alone:
+            return [(requests[0], Failure(f"the model failed on this request: {error}", "step_failed"))]
+        self._to_run_alone.extend(request for request in requests if request not in self._to_run_alone)
+        return []
+
+    def step_passed(self, requests: Iterable[Sample]) -> None:
+        """A step of these requests came through: they are cleared. O(1) where nothing had failed."""
+        self._rebuilds_in_a_row = 0
+        if self._to_run_alone:
+            passed = {id(request) for request in requests}
+            self._to_run_alone = [request for request in self._to_run_alone if id(request) not in passed]
+
+    def clear(self, request: Sample) -> None:
+        """The request has ended, or can't run alone just now."""
+        if request in self._to_run_alone:
+            self._to_run_alone.remove(request)
+
+    def invariant_broke(
+        self, unfinished: Sequence[Sample], error: BaseException
+    ) -> list[tuple[Sample, Failure]]:
+        """Record that the cache was rebuilt for these requests; return the failing ones.
+
+        The first time in a row, none: the contents of the cache may have been broken. Then the
+        requests are bisected, and one that breaks it while it runs alone fails.
+        """
+        if isinstance(error, ENDS_ENGINE):
+            return []
+        self._rebuilds_in_a_row += 1
+        if self._rebuilds_in_a_row == 1:
+            self._to_run_alone = []
+            return []
+        alone = self.next_alone
+        self._to_run_alone = [request for request in unfinished if request is not alone]
+        if alone is None or alone.is_finished:
+            return []
+        return [(alone, Failure(f"the engine failed on this request: {error}", "internal_error"))]
 
 
 class LiveRequests:

@@ -4,16 +4,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from radixkv.text.text_size import text_size
 from radixkv.text.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
     from radixkv.text.segments import PendingText, TokenArray
     from radixkv.text.text_tokenizer import TextTokenizer
+
+
+def text_size(*values: Any, limit: int) -> int:
+    """Characters in all strings of JSON-like data, keys included, with one more for each other value.
+
+    A lower bound of the rendered chat, if its template shows everything. Looking ends beyond `limit`. Objects
+    that give pairs of name and value when iterated over, as pydantic's models do, count as their pairs.
+    O(min(values, limit)) time, O(depth) space.
+
+    >>> text_size([{"role": "user", "content": "hello"}], {"a": [1, 2]}, limit=1000)
+    27
+    >>> text_size(["x" * 100, "y"], limit=10)
+    101
+    """
+    size = 0
+    left: list[Iterator[Any]] = [iter(values)]
+    while left and size <= limit:
+        for value in left[-1]:
+            if isinstance(value, str):
+                size += len(value)
+            else:
+                size += 1
+                if isinstance(value, Mapping):
+                    left += [iter(value.values()), iter(value)]
+                    break
+                if isinstance(value, Iterable) and not isinstance(value, bytes):
+                    left.append(iter(value))
+                    break
+            if size > limit:
+                break
+        else:
+            left.pop()
+    return size
+
 
 T = TypeVar("T")
 

@@ -40,13 +40,13 @@ from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
+from radixkv_server.concurrency import off_loop
 from radixkv_server.console.routes import console_api
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.http.access import AdmissionMiddleware, AuthMiddleware, HostOriginMiddleware
 from radixkv_server.http.boundary import ErrorBoundary, ObserveMiddleware, raise_router_error
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
-from radixkv_server.off_loop import off_loop
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.registry import TenantRegistry

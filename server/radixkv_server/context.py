@@ -22,11 +22,10 @@ from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.activity.texts import as_text
 from radixkv_server.chats.applied_rules import AppliedRules
 from radixkv_server.chats.call_memory import CallMemory
-from radixkv_server.chats.templates import ChatTemplates
 from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.background import Background
-from radixkv_server.generation.prompts import PromptEncoder
+from radixkv_server.generation.prompts import ChatTemplates, PromptEncoder
 from radixkv_server.http.body import BodyReader
 from radixkv_server.http.boundary import RequestObserver
 from radixkv_server.metrics.request_metrics import ServerMetrics

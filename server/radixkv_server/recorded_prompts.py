@@ -22,8 +22,7 @@ from radixkv.text.json_text import read_json_text
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.anthropic.parse import messages_chat
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
-from radixkv_server.apis.common.chats import completion_chat
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, completion_chat
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.parse import response_chat
 from radixkv_server.apis.responses.schemas import ResponseRequest

@@ -30,8 +30,8 @@ from radixkv.errors import InvalidRequestError
 from radixkv.grammar import limits, tenants, trial, work
 from radixkv.grammar.ebnf import MAX_EBNF_BYTES
 from radixkv.grammar.escaped_lark import MAX_CHARS
+from radixkv.observe.advisor import MIN_RUN
 from radixkv.observe.audit.rule_sets import RULE_SETS
-from radixkv.observe.similarity import MIN_RUN
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from radixkv.scheduling.admission import MANY_PROMPTS, MAX_RENEWED
 from radixkv.scheduling.policy import POLICIES as SCHEDULING

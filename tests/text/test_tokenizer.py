@@ -17,7 +17,7 @@ from tiny_models import TOKENIZERS, byte_level_tokenizer
 from transformers import AutoTokenizer
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
-from radixkv.text.text_size import text_size
+from radixkv.text.prompt_texts import text_size
 from radixkv.text.tokenizer import Tokenizer
 
 KINDS = list(TOKENIZERS)

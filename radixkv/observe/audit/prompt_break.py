@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
+from radixkv.observe.advisor import same_later, same_later_in_texts
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt
 from radixkv.observe.audit.prompt_units import PromptUnits
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.prompt_difference import find_breaker
 from radixkv.observe.prompt_parts import PromptParts
-from radixkv.observe.similarity import same_later, same_later_in_texts
 
 #: The prompt's end, where the assistant begins to speak, is not the same in a later turn with all templates.
 TAIL_TOKENS = 16

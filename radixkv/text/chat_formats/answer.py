@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An assistant's answer: its parts as they come from a parser, and the whole put together from them.
-
-Every API says an answer in these terms. The text between a model and an API goes through one `AnswerParser`
-per sample, made by the chat format of the model's family.
-"""
+"""The parts of one answer, in order: content, thoughts and calls, and the white space between them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -138,3 +134,127 @@ class Answer:
 def new_call_id() -> str:
     """A fresh id of a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class AnswerWriter:
+    """The events of one answer.
+
+    White space that only parts of other kinds surround (between reasoning and a call, say) is dropped.
+    """
+
+    def __init__(self, parallel: bool, new_id: Callable[[], str], *, speaks: bool) -> None:
+        self.speaks = speaks
+        self._events: list[AnswerEvent] = []
+        self._parallel = parallel
+        self._new_id = new_id
+        self._num_calls = 0
+        self._has_parts = False
+        self._blanks: list[tuple[str, int]] = []  # each with where it stands
+        self._speaking = False
+        self._has_said = False  # content that is more than white space
+        self._skips_breaks = False  # before the next content
+        self._skips_break = False  # before the next thought
+        self._break = ""  # at the end of the last thought
+
+    @property
+    def has_spoken(self) -> bool:
+        return self._speaking
+
+    @property
+    def has_called(self) -> bool:
+        return self._num_calls > 0
+
+    def take(self) -> list[AnswerEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def say(self, text: str, start: int) -> None:
+        """Add content, and where it stands in the sample's text."""
+        if not self.speaks:
+            return
+        if start < 0:  # the prompt's
+            text, start = text[-start:], max(0, start + min(len(text), -start))
+        if self._skips_breaks:
+            start += len(text)
+            text = text.lstrip("\n")
+            start -= len(text)
+            self._skips_breaks = not text
+        said = text.rstrip()
+        if said:
+            self._speaking = self._has_said = True
+            self._say_blanks()
+            self._add_content(said, start)
+        if len(said) < len(text):
+            self._blanks.append((text[len(said) :], start + len(said)))
+
+    def _say_blanks(self) -> None:
+        for text, start in self._blanks:
+            self._add_content(text, start)
+        self._blanks = []
+
+    def _add_content(self, text: str, start: int) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, ContentDelta) and last.start + len(last.text) == start:
+            self._events[-1] = ContentDelta(last.text + text, last.start)
+        elif text:
+            self._events.append(ContentDelta(text, start))
+
+    def begin_reasoning(self) -> None:
+        self.begin_part()
+        self._skips_break = True
+
+    def think(self, text: str) -> None:
+        if self._skips_break:
+            text = text.removeprefix("\n")
+            self._skips_break = False
+        text = self._break + text
+        self._break = "\n" if text.endswith("\n") else ""
+        text = text[: len(text) - len(self._break)]
+        if text:
+            self._events.append(ReasoningDelta(text))
+
+    def end_reasoning(self) -> None:
+        self._break = ""
+        self._skips_breaks = True
+
+    def begin_spoken(self) -> None:
+        self._skips_breaks = True
+
+    def end_spoken(self) -> None:
+        self._blanks = []
+        self._speaking = False
+        self._has_parts = True
+
+    def drop_mark(self) -> None:
+        """Take a mark that says nothing: white space before it counts where more content follows."""
+        self._speaking = False
+        self._has_parts = True
+
+    def begin_part(self) -> None:
+        """Take the beginning of something other than content."""
+        self._has_parts = True
+        self._blanks = []
+        self._speaking = False
+
+    def begin_call(self, name: str, call_id: str) -> None:
+        self.begin_part()
+        self._skips_breaks = not self._has_said
+        self._num_calls += 1
+        self._call_event(ToolCallBegin(self._num_calls - 1, call_id or self._new_id(), name))
+
+    def add_arguments(self, text: str) -> None:
+        if text:
+            self._call_event(ToolCallArguments(self._num_calls - 1, text))
+
+    def end_call(self, *, cut: bool = False) -> None:
+        self._call_event(ToolCallEnd(self._num_calls - 1, cut))
+
+    def finish(self) -> None:
+        if self._break:
+            self._events.append(ReasoningDelta(self._break))
+        if self._speaking or not self._has_parts:
+            self._say_blanks()
+
+    def _call_event(self, event: AnswerEvent) -> None:
+        if self._parallel or self._num_calls == 1:
+            self._events.append(event)

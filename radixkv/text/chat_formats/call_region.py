@@ -6,8 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.text.chat_formats.answer import AnswerEvent, ToolCallArguments, ToolCallBegin, ToolCallEnd
-from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.answer import (
+    AnswerEvent,
+    AnswerWriter,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.cursor import Cursor, Steps

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixkv.text.chat_formats.answer import AnswerParser, PlainParser, new_call_id
-from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.answer import AnswerParser, AnswerWriter, PlainParser, new_call_id
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
 from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser

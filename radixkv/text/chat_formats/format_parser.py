@@ -16,8 +16,7 @@ from typing import Any
 
 import regex
 
-from radixkv.text.chat_formats.answer import AnswerEvent
-from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.answer import AnswerEvent, AnswerWriter
 from radixkv.text.chat_formats.call_region import CallRegion
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from radixkv.text.chat_formats.answer import Answer
-from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.answer import Answer, AnswerWriter
 from radixkv.text.chat_formats.arguments import object_of
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.response_template import (

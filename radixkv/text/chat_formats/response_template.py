@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radixkv.text.chat_formats.answer import AnswerEvent
-from radixkv.text.chat_formats.answer_writer import AnswerWriter
+from radixkv.text.chat_formats.answer import AnswerEvent, AnswerWriter
 from radixkv.text.chat_formats.argument_types import ArgumentSchema, string_json, value_json
 from radixkv.text.chat_formats.arguments import object_of
 from radixkv.text.chat_formats.format_parser import Section

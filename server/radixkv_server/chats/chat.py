@@ -33,9 +33,8 @@ from radixkv.text.chat_formats.answer import (
 )
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
-from radixkv.text.chat_formats.client_rules import ClientRule, normalized
+from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint, normalized
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
-from radixkv.text.chat_formats.hints import divergence_hint
 from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
 from radixkv.text.chat_formats.template_traits import TemplateTraits
 from radixkv.text.chat_formats.thinking import Thinking

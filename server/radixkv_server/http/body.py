@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, Validatio
 from starlette.requests import Request
 
 from radixkv.text.segments import text_owner
+from radixkv_server.concurrency import off_loop
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
 from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
 from radixkv_server.http.request_record import record_of
-from radixkv_server.off_loop import off_loop
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
-from radixkv_server.generation.concurrency import Merged, gather_or_cancel
+from radixkv_server.concurrency import Merged, gather_or_cancel
 
 
 async def numbers(count: int, log: list[str], name: str, fail_at: int = -1) -> AsyncGenerator[int]:

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from radixkv.errors import ConfigError, ModelLoadError
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.generation import json_response
 from radixkv_server.http.access import require_admin
 from radixkv_server.http.body import StrictModel
-from radixkv_server.off_loop import off_loop
 
 router = APIRouter()
 

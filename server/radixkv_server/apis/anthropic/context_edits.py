@@ -23,7 +23,7 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from radixkv_server.apis.common.kinds import ByType
+from radixkv_server.apis.common.fields import ByType
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 

@@ -22,8 +22,7 @@ from radixkv_server.apis.anthropic.blocks import (
 )
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
-from radixkv_server.apis.common.fields import RequestFields
-from radixkv_server.apis.common.kinds import ByType
+from radixkv_server.apis.common.fields import ByType, RequestFields
 from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported

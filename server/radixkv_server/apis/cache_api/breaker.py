@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.advisor import same_later
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.message_difference import changing
 from radixkv.observe.message_names import message_name
 from radixkv.observe.prompt_difference import find_breaker
 from radixkv.observe.prompt_parts import PromptParts
-from radixkv.observe.similarity import same_later
-from radixkv.text.chat_formats.hints import CLIENT_DROPS_REASONING, RESERIALISED, TEMPLATE_DROPS_REASONING
+from radixkv.text.chat_formats.client_rules import (
+    CLIENT_DROPS_REASONING,
+    RESERIALISED,
+    TEMPLATE_DROPS_REASONING,
+)
 from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.activity.owner import Owner
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import MakeParts
-from radixkv_server.off_loop import off_loop
 
 COMPARED_REQUESTS = 200  # the latest of a tenant
 _OF_HINTS = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.observe.similarity import same_later
+from radixkv.observe.advisor import same_later
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
 from radixkv_server.apis.cache_api.advice_text import Divergence, divergence_advice, miss_advice
@@ -24,9 +24,9 @@ from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.prompt_ids import Prompt
 from radixkv_server.apis.cache_api.tools_first import tools_first_tokens, with_tools_first
 from radixkv_server.chats.applied_rules import in_words
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.off_loop import off_loop
 
 SHOWN_TOKENS = 48  # on each side of a break
 COMPARED_TOKENS = 4096

@@ -9,10 +9,10 @@ from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.tree_walk import CachedNode
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
-from radixkv_server.off_loop import off_loop
 
 MAX_PINS = 256  # of one tenant
 SHOWN_TOKENS = 64

@@ -10,9 +10,9 @@ from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.observe.audit.prompt_break import common_length
 from radixkv.observe.breaker import make_breaker
 from radixkv_server.activity.activity import HISTORY_S
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.off_loop import off_loop
 
 #: Contexts that need more than the pool, as a multiple of it, are worth an advice.
 WORTH_TELLING = 1.1

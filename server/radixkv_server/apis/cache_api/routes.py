@@ -32,6 +32,7 @@ from radixkv_server.apis.cache_api.schemas import (
 from radixkv_server.apis.cache_api.state_advice import state_advice
 from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.apis.common.openai_errors import OPENAI
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
@@ -39,7 +40,6 @@ from radixkv_server.generation.generation import json_response
 from radixkv_server.http.access import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
-from radixkv_server.off_loop import off_loop
 
 DEFAULT_NODES = 200
 MAX_NODES = 2000

@@ -6,16 +6,22 @@ Content is a text, or a list of parts that are texts each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from radixkv.cache.keys import EncodedTokens
+from radixkv.scheduling.request import Request
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.common.kinds import TEXT_OR_LIST
-from radixkv_server.chats.breakpoints import Breakpoint, CacheControl
+from radixkv_server.apis.common.fields import TEXT_OR_LIST, CacheFields
+from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, Breakpoint, CacheControl, prefix_pins
 from radixkv_server.chats.call_memory import Recall
+from radixkv_server.chats.chat import Chat
+from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
+from radixkv_server.generation.request import pin_whole
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 
@@ -221,3 +227,56 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
                 (control, Breakpoint(control.seconds, message=index, chars=max(0, chars), call=call))
             )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedPart:
+    """A part with a `prompt_cache_breakpoint`.
+
+    Args:
+        ttl: of the breakpoint, as the client wrote it; None: the request's.
+        chars: where the part ends in the text of its message.
+    """
+
+    ttl: str | None
+    chars: int
+
+
+def marked_parts(content: str | Sequence[TextPart] | None) -> Iterator[MarkedPart]:
+    """Return the parts of a message that end with a breakpoint, in the text of `content.joined`."""
+    chars = -1
+    for part in content if not isinstance(content, str) and content else ():
+        chars += 1 + len(part.words)
+        if part.prompt_cache_breakpoint is not None:
+            yield MarkedPart(part.prompt_cache_breakpoint.ttl, chars)
+
+
+async def with_cache_controls(
+    context: ServerContext,
+    body: CacheFields,
+    chat: Chat,
+    request: Request,
+    marked: Sequence[tuple[int, MarkedPart]],
+    others: Sequence[Breakpoint] = (),
+) -> None:
+    """Set a request's pins from its breakpoints, and the number of its tokens that may stay cached.
+
+    Args:
+        chat: the chat from which the request's prompt was rendered.
+        marked: parts with breakpoints, each with the index of its message in the chat, in their order.
+        others: breakpoints in other forms than OpenAI's.
+    """
+    breakpoints = [
+        *others,
+        *(
+            Breakpoint(body.breakpoint_s(part.ttl), message=message, chars=part.chars)
+            for message, part in marked[-(MAX_BREAKPOINTS - (not body.is_explicit)) :]
+        ),
+    ]
+    if breakpoints:
+        assert isinstance(request.prompt, EncodedTokens)
+        request.pins = await prefix_pins(context, chat, breakpoints, request.prompt)
+    if body.is_explicit:
+        request.keep_tokens = max((pin.num_tokens for pin in request.pins), default=0)
+    else:
+        pin_whole(request, body.breakpoint_s() if marked else body.pinned_s)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
@@ -19,7 +20,6 @@ from radixkv_server.dialect import Json
 from radixkv_server.generation.request import Asking, token_ids
 from radixkv_server.generation.usage import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
-from radixkv_server.off_loop import off_loop
 from radixkv_server.tenants.tenant import Tenant
 
 # Cache controls, which are no part of any prompt.

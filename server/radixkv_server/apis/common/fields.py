@@ -7,10 +7,21 @@ How a field is declared to work, to change nothing, or to be refused: see `radix
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
@@ -18,6 +29,73 @@ from radixkv.scheduling.request import Request
 from radixkv_server.generation.request import Asking, PromptFacts, check_salt
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
+
+
+@dataclass(frozen=True, slots=True)
+class ByType:
+    """Marker of a model or a union of models, each with one or more literal values of `type`.
+
+    Args:
+        what: noun for the object in the message about a missing type.
+        refusal: makes the message about an unknown type from it and the known types.
+        code: error code for an unknown type.
+        untyped: finds the type of an object without one; None: the type is required.
+    """
+
+    what: str
+    refusal: Callable[[str, str], str]
+    code: str = "unsupported_content"
+    untyped: Callable[[dict[str, Any]], str | None] = lambda value: None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = [source] if isinstance(source, type) else list(get_args(source))
+        choices = {
+            f"[{kind}]": handler.generate_schema(model) for model in members for kind in kinds_of(model)
+        }
+        known = ", ".join(tag[1:-1] for tag in choices)
+
+        def check(value: Any) -> Any:
+            kind = self._kind(value)
+            if not isinstance(kind, str):
+                raise ParamError(f"{self.what} must be an object with a type.", code="invalid_type")
+            if f"[{kind}]" not in choices:
+                raise ParamError(self.refusal(kind[:40], known), code=self.code)
+            return value
+
+        union = core_schema.tagged_union_schema(choices, lambda value: f"[{self._kind(value)}]")
+        return core_schema.no_info_before_validator_function(check, union)
+
+    def _kind(self, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return self.untyped(value) if kind is None and isinstance(value, dict) else kind
+
+
+def kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the types of a model's objects: its `KINDS`, or the literals of its `type`."""
+    known: tuple[str, ...] | None = getattr(model, "KINDS", None)
+    return known or tuple(_literals(model.model_fields["type"].annotation))
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    for part in get_args(annotation):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from _literals(part)
+
+
+class _TextOrList:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        (parts,) = (kind for kind in get_args(source) if kind is not str)
+        choices = {"[text]": handler.generate_schema(str), "[parts]": handler.generate_schema(parts)}
+        return core_schema.tagged_union_schema(
+            choices, lambda value: "[text]" if isinstance(value, str) else "[parts]"
+        )
+
+
+#: Marks `str | list[...]`.
+TEXT_OR_LIST = _TextOrList()
+
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024

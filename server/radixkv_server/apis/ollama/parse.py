@@ -10,8 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from radixkv.scheduling.request import Request
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
-from radixkv_server.apis.common.chats import completion_request
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields, completion_request
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.ollama.render import OllamaRenderer
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest

@@ -13,10 +13,9 @@ from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.thinking import Thinking
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields
-from radixkv_server.apis.common.chats import completion_request
+from radixkv_server.apis.common.answer_fields import GrammarFields
+from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields, completion_request
 from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual
-from radixkv_server.apis.common.grammars import GrammarFields
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest

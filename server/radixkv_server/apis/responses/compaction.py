@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.engine.outputs import RequestOutput
-from radixkv_server.apis.common.cache_controls import with_cache_controls
+from radixkv_server.apis.common.chat_messages import with_cache_controls
 from radixkv_server.apis.common.compared_requests import Diagnosed, diagnosed, text_block
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv_server.apis.common.cache_controls import with_cache_controls
+from radixkv_server.apis.common.chat_messages import with_cache_controls
 from radixkv_server.apis.common.compared_requests import diagnosed, text_block, unusual
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.responses.configuration import configured

@@ -9,9 +9,9 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 from radixkv_server.apis.responses.items import owner_of
+from radixkv_server.concurrency import off_loop
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request
-from radixkv_server.off_loop import off_loop
 from radixkv_server.response_store import ResponseStore, StoreError
 
 UNFINISHED = ("queued", "in_progress")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from radixkv_server.apis.responses.schemas import MAX_INPUT_ITEMS
 from radixkv_server.apis.responses.stored import not_found
+from radixkv_server.concurrency import off_loop
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import bad_request
-from radixkv_server.off_loop import off_loop
 from radixkv_server.response_store import ResponseStore, StoreError
 
 

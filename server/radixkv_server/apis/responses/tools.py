@@ -18,8 +18,7 @@ from pydantic import BaseModel, ValidationInfo, model_validator
 
 from radixkv.grammar.escaped_lark import escape_lark
 from radixkv_server.apis.common.custom_tools import CustomFormat, custom_function
-from radixkv_server.apis.common.fields import Asynchronous, ToolName
-from radixkv_server.apis.common.kinds import ByType
+from radixkv_server.apis.common.fields import Asynchronous, ByType, ToolName
 from radixkv_server.chats.chat import InputGrammar
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel

@@ -12,7 +12,7 @@ import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.observe.similarity import same_later
+from radixkv.observe.advisor import same_later
 from radixkv_server.apis.cache_api.advice_text import word_at
 from radixkv_server.chats.message_places import place_name
 
