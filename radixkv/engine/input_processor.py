@@ -25,19 +25,40 @@ from radixkv.cache.keys import (
 from radixkv.engine.adapters import Adapters, adapted, adapter_part
 from radixkv.engine.extensions import Grammars
 from radixkv.engine.sample import Sample, SampleOutput
-from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import PrefixPin, Prompt, Request
-from radixkv.text.encoding import encode_prompt
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from radixkv.text.tokenizer import Tokenizer
 
 
 # Ids that are encoded at once. Other threads wait meanwhile: a million take 50 ms.
 _PIECE = 65536
+
+
+def encode_prompt(tokenizer: Any, text: str, *, add_special_tokens: bool, allow_special: bool) -> list[int]:
+    """The ids of a user's text, whatever the tokenizer does with it; any thread.
+
+    Args:
+        tokenizer: a `radixkv.text.tokenizer.Tokenizer`, or what stands for one.
+
+    Raises:
+        InvalidRequestError: it fails on the text.
+    """
+    try:
+        ids: list[int] = tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, allow_special=allow_special
+        )
+    except (InvalidRequestError, *ENDS_PROCESS):
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
+        raise InvalidRequestError(f"the prompt can't be tokenised: {error}", param="prompt") from error
+    return ids
 
 
 @dataclass(frozen=True, slots=True)

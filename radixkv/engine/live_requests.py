@@ -1,5 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LiveRequests: the unfinished requests of an engine, what its steps bring them, and how they end."""
+"""The unfinished requests of an engine: what its steps bring them, how they end, and what follows a fault.
+
+`FaultRecovery` decides which requests run alone, which are cleared, and which fail:
+
+| what broke                      | what happens                                                            |
+|---------------------------------|-------------------------------------------------------------------------|
+| a step of the model or sampler  | nothing of it counts: its tokens are rolled back in the cache, and its  |
+|                                 | requests are bisected: each runs again alone; one that fails alone      |
+|                                 | ends with an error, one that comes through is cleared                   |
+| scheduler, cache or bookkeeping | the cache is rebuilt empty and every request is queued again with the   |
+|                                 | tokens it has; twice in a row, and the requests are bisected            |
+| what belongs to one request:    | that request ends with an error (see `output_processor`)                |
+| decoder, stop, sampling state   |                                                                         |
+
+A request is never run again for tokens that were delivered: they are part of it by then.
+
+Any `BaseException` is a fault: a panic in a library written in Rust is no `Exception`. Only an
+interrupt and an exit (`ENDS_PROCESS`) are not: they pass through, after the step was rolled back,
+so that the engine can go on. So does a runner's own end (`ENDS_ENGINE`), after which it can't.
+The engine acts: it rolls back, rebuilds and fails by the results of these methods.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ The advisor watches lookups that diverged from something cached and groups them 
 tokens) and by the block in which they part. For a sample of them it compares what follows: tokens that are
 equal again after the break are tokens that would have hit, had the part that differs (a timestamp, a request
 id, a user's name) come later in the prompt.
+
+    cached   ... 08:01. You are the assistant of a harbour. Ships are ...
+    new      ... 10:17:30. You are the assistant of a harbour. Ships are ...
+                           |--------------- the same, further on ----------
 """
 
 from __future__ import annotations

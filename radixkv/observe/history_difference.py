@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.message_difference import changing, rewritten, squeezed
-from radixkv.observe.message_names import message_name
+from radixkv.observe.message_places import message_name
 from radixkv.observe.prompt_parts import MessageParts
 from radixkv.observe.text_difference import differences, share_in_common
 

@@ -24,8 +24,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.text.encoding import encode_ids
-from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder
+from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder, encode_ids
 from radixkv.text.trusted_text import TrustedText
 
 _PRIVATE_USE = 0xF0000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments: keeps token ids of the texts between a prompt's control tokens; only new text is tokenised.
 
-    <|im_start|>|system\nYou are ...|<|im_end|>|\n|<|im_start|>|user\nHello|<|im_end|>| ...
+    <|im_start|>|system\\nYou are ...|<|im_end|>|\\n|<|im_start|>|user\\nHello|<|im_end|>| ...
        cutter          segment         cutter                      segment
 
 A turn of a long conversation repeats all earlier segments. The ids of a known segment are looked up by a
@@ -10,6 +10,11 @@ construction (see `radixkv.text.cutters`); a text without cutters is encoded who
 
 Each owner (a tenant with a salt) finds its own segments only, so that timing reveals nothing about texts of
 others. Over the budget, the owner with the most segments loses its least recently used ones. No text is kept.
+
+The tokenizers library's `encode` and `decode` keep Python's interpreter lock from beginning to end, a second
+or two for a megabyte of text, and every other thread stands still meanwhile. Its batch methods give the lock
+up, compute the same without offsets, and are quicker; the list of ids remains under the lock, about 10 ms for
+a million. `encode_ids` and `decode_ids` choose.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.text.cutters import find_cutters
-from radixkv.text.encoding import SHORT_TEXT, encode_ids
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 SegmentKey = tuple[str, bool, bytes]
@@ -219,3 +223,34 @@ class PendingText:
     def finish(self) -> TokenArray:
         """Encode the unknown segments and return the ids of the whole text, int32 [n]."""
         return self._encoder.encode_new(self._owner, self._found, self._unknown)
+
+
+# Giving the lock up may cost half a millisecond until it is held again, as long as a text of this size takes
+# (characters, or ids).
+SHORT_TEXT = 2048
+
+
+def encode_ids(backend: Any, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of a text. O(length); never under the interpreter's lock for long.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+    """
+    if len(text) <= SHORT_TEXT:
+        encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+    else:
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def decode_ids(backend: Any, ids: list[int], *, skip_special_tokens: bool) -> str:
+    """The text of ids. O(n); never under the interpreter's lock for long.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+    """
+    if len(ids) <= SHORT_TEXT:
+        return str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
+    (text,) = backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+    return str(text)

@@ -21,7 +21,6 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
 from radixkv.text.control_tokens import ControlTokens
-from radixkv.text.encoding import decode_ids, encode_ids
 from radixkv.text.incremental_decoding import (
     DecoderChain,
     IncrementalDecoder,
@@ -29,7 +28,7 @@ from radixkv.text.incremental_decoding import (
     is_byte_token,
 )
 from radixkv.text.json_text import JsonText, render_json_texts
-from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder
+from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder, decode_ids, encode_ids
 
 #: Deepest nesting of a message's or tool's JSON.
 _MAX_DEPTH = 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""off_loop: decides which work leaves the event loop for a thread.
+"""Concurrency: work that leaves the event loop for a thread, and coroutines or streams joined into one.
 
 While work runs on the event loop, every stream of the server stands still. Work on little input takes less
 time than a thread costs; all other work goes to a thread.

@@ -201,11 +201,6 @@ class ServerSettings:
         return bool(self.api_keys or self.admin_keys or self.keys_file)
 
     @property
-    def closes_objects(self) -> bool:
-        """True if schemas without `additionalProperties` allow listed properties alone."""
-        return self.structured_additional_properties == "closed"
-
-    @property
     def has_several_tenants(self) -> bool:
         """True if there are several tenants, or a keys file may add some."""
         names = {parse_api_key(text).tenant.name for text in self.api_keys + self.admin_keys}

@@ -13,7 +13,7 @@ SERVER = "radixkv_server"
 #: From the ground up: a room imports from lower floors and from itself. Of rooms that stand around the
 #: context, which holds some of what they make, the files below it are named apart.
 FLOORS = (
-    ("log_format", "off_loop", "response_store"),
+    ("concurrency", "log_format", "response_store"),
     ("errors",),
     ("tenants",),
     ("settings", "response_file"),
@@ -22,15 +22,13 @@ FLOORS = (
         *(
             "chats.applied_rules",
             "chats.call_memory",
-            "chats.message_places",
             "chats.structured",
-            "chats.templates",
         ),
-        *("generation.background", "generation.concurrency", "generation.grammar_places"),
+        *("generation.background", "generation.grammar_places"),
         *("generation.prompts", "generation.request", "generation.usage"),
     ),
     ("http", "metrics"),
-    ("generation.metering", "activity"),
+    ("activity",),
     ("context", "generation.generation"),
     ("chats", "generation"),
     ("apis", "console", "openapi"),
@@ -104,7 +102,7 @@ def test_one_place_decides_what_leaves_the_event_loop() -> None:
         if any(getattr(node, "attr", "") == "to_thread" for node in ast.walk(modules()[name]))
     }
     apart = {name for name in users if name.split(".")[1] in ("ray_serve", "proxy")}
-    assert users - apart == {f"{SERVER}.off_loop"}
+    assert users - apart == {f"{SERVER}.concurrency"}
 
 
 def test_http_knows_no_api() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_models import TOKENIZERS
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from radixkv.text.encoding import SHORT_TEXT, encode_ids
+from radixkv.text.segments import SHORT_TEXT, encode_ids
 from radixkv.text.tokenizer import Tokenizer as OurTokenizer
 
 BACKENDS = {kind: make().backend_tokenizer for kind, make in TOKENIZERS.items()}

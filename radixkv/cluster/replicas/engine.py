@@ -31,11 +31,10 @@ from radixkv.cluster.replicas.members import Members
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
-from radixkv.engine.input_processor import PromptLimits
+from radixkv.engine.input_processor import PromptLimits, encode_prompt
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
 from radixkv.scheduling.request import Request
-from radixkv.text.encoding import encode_prompt
 from radixkv.text.prompt_texts import RendersChats
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ rule holds it constant before the chat template sees it.
 
 A rule looks only at its client's place: the head of a chat's first message, if that is a system message. Text
 of users, and text in any other place, stays unchanged, whatever it quotes.
+
+`divergence_hint` names other reasons why a conversation parts from the cached text of its own earlier turns.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class SeenRequest:
 
     def look_at(self, request: Request, facts: PromptFacts) -> None:
         """Note the part of the prompt that explains the report of the cache."""
-        self.adapter = adapter_part(request.namespace)
+        self.adapter = adapter_part(request.namespace) if request.lora else ""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", token_ids(request).tobytes())

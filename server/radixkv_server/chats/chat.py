@@ -19,6 +19,7 @@ from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar.schema_text import json_schema
+from radixkv.observe.message_places import place_name
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import Request
@@ -39,7 +40,6 @@ from radixkv.text.chat_formats.history import reasoning_of, template_messages, t
 from radixkv.text.chat_formats.template_traits import TemplateTraits
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.chats.message_places import place_name
 from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
@@ -277,7 +277,7 @@ async def chat_request(
         tokenizer,
         wanted,
         end,
-        context.settings.closes_objects,
+        context.settings.structured_additional_properties == "closed",
         renamed.get("structured", "structured_outputs"),
         sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
     )

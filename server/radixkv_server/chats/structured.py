@@ -52,7 +52,9 @@ def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> 
     """Apply the server's default for unlisted properties where the request gives none."""
     if wanted is None or wanted.json is None or wanted.disable_additional_properties is not None:
         return wanted
-    return replace(wanted, disable_additional_properties=settings.closes_objects)
+    return replace(
+        wanted, disable_additional_properties=settings.structured_additional_properties == "closed"
+    )
 
 
 def format_grammar(given: Mapping[str, Any], schema: object, param: str) -> StructuredOutputs | None:

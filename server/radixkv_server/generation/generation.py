@@ -3,7 +3,7 @@
 
 An API supplies both ends: `parse`, from its body to an `Asking`, and a `Renderer`, from the engine's outputs
 to its answers. The steps between are common to all APIs. A delta passes through two generators on its way to
-the connection: the engine's and `frames`.
+the connection: the engine's and `frames`. `Meter` follows them for usage, metrics and activity.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptEncoder: from text and messages to checked token ids, without blocking the event loop."""
+"""Texts and messages to checked token ids, without blocking the event loop, by the chat templates in use."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tiny_models import byte_level_tokenizer
 from radixkv import PrefixCache
 from radixkv.cache.cache_key import CacheKey
 from radixkv.engine.outputs import OutputDelta, PromptOutcome
-from radixkv.text.chat_formats import hints
+from radixkv.text.chat_formats import client_rules
 from radixkv.text.tokenizer import Tokenizer
 
 SPECIAL = [
@@ -161,7 +161,7 @@ FAMILIES = {
         HERMES,
         f"<think>\nHm.\n\nWell.\n</think>\n\n{_HERMES_CALL}",
         f"<think>\nSo.\n</think>\n\n{_FINAL}",
-        hints=((2, hints.TEMPLATE_DROPS_REASONING),),
+        hints=((2, client_rules.TEMPLATE_DROPS_REASONING),),
     ),
     "smollm2": Family(
         CHATML + "{# named SmolLM, trained by Hugging Face #}",
@@ -173,21 +173,23 @@ FAMILIES = {
         MISTRAL, f'Sure.[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}, "id": "abcdef123"}}]'
     ),
     "mistral, without ids": Family(
-        MISTRAL, f'[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}}}]', hints=((1, hints.ADDED_IDS),)
+        MISTRAL,
+        f'[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}}}]',
+        hints=((1, client_rules.ADDED_IDS),),
     ),
     "mistral-args": Family(MISTRAL_ARGS, f"Sure.[TOOL_CALLS]look[ARGS]{ARGUMENTS}"),
     "deepseek": Family(DEEPSEEK, "Let me look." + _DEEPSEEK_CALL),
     "deepseek, thinking": Family(
         DEEPSEEK,
         f"<think>\nHm.\n</think>\n\nLet me look.{_DEEPSEEK_CALL}",
-        hints=((1, hints.TEMPLATE_DROPS_REASONING),),
+        hints=((1, client_rules.TEMPLATE_DROPS_REASONING),),
     ),
     "harmony": Family(
         HARMONY,
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look "
         f"<|constrain|>json<|message|>{ARGUMENTS}",
         f"<|channel|>final<|message|>{_FINAL}",
-        hints=((1, hints.OTHER_FORM),),
+        hints=((1, client_rules.OTHER_FORM),),
     ),
 }
 TOOL = {
@@ -311,7 +313,7 @@ def test_a_client_that_drops_the_reasoning_is_told(server: LiveServer) -> None:
     agent = Agent(server, family, keeps_reasoning=False)
     agent.turn(family.call)
     agent.result()
-    assert agent.turn(family.final)[1] == hints.CLIENT_DROPS_REASONING
+    assert agent.turn(family.final)[1] == client_rules.CLIENT_DROPS_REASONING
 
 
 def test_a_client_that_writes_arguments_anew_is_told(server: LiveServer) -> None:
@@ -323,11 +325,11 @@ def test_a_client_that_writes_arguments_anew_is_told(server: LiveServer) -> None
     with server.http() as http:
         body = {"messages": agent.messages, "tools": [TOOL], "chat_template": family.template}
         explained = http.post("/v1/cache/explain", json=body).json()
-    assert hints.RESERIALISED in explained["advice"]
+    assert client_rules.RESERIALISED in explained["advice"]
     breaker = explained["breaker"]
     assert (breaker["kind"], breaker["message"]) == ("arguments_reserialised", 1)
     assert breaker["place"] == "the assistant message"
-    assert agent.turn(family.final)[1] == hints.RESERIALISED
+    assert agent.turn(family.final)[1] == client_rules.RESERIALISED
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,7 +11,7 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.observe.advisor import same_later
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.message_difference import changing
-from radixkv.observe.message_names import message_name
+from radixkv.observe.message_places import message_name
 from radixkv.observe.prompt_difference import find_breaker
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.text.chat_formats.client_rules import (

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields by which clients of chat and text completions constrain an answer's format.
+"""Fields by which clients of chat and text completions shape an answer: its format, and its reasoning.
 
 `response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older names;
 `regex`, `ebnf` and `json_schema` are SGLang's, `json_schema` and `grammar` llama.cpp's.
+
+`reasoning_effort` is OpenAI's, `reasoning` and `include_reasoning` OpenRouter's (vLLM takes these, too),
+`thinking` Anthropic's, DeepSeek's and LiteLLM's, `enable_thinking` and `thinking_budget` Qwen's,
+`separate_reasoning` SGLang's.
 """
 
 from __future__ import annotations

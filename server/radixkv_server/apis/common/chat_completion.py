@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Body of a chat completion, shared by several APIs: its prompt fields, or all fields.
+"""Body of a chat completion, shared by several APIs, and its conversion into a chat and a request.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 """

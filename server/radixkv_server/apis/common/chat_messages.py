@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a chat: the clients' form, and the plain form for chat templates.
+"""Messages of a chat: the clients' form, the plain form for chat templates, and OpenAI's cache breakpoints.
 
 Content is a text, or a list of parts that are texts each.
+
+The cache finds every prefix, wherever it ends. A breakpoint therefore changes no match while there is room;
+it protects the prompt up to there from eviction for at least the breakpoint's TTL.
+
+    mode        breakpoints that are written             the rest of the request
+    implicit    the end of the prompt, the latest 3      stays cached until evicted
+                on parts
+    explicit    the latest 4 on parts, perhaps none      is dropped with the answer, unless other
+                                                         requests used it
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 """Fields shared by OpenAI's routes (chat and text completions, responses), and their checks.
 
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
+
+Unions are told apart by discriminators: the `type` of objects, and texts or lists of parts. A plain union
+would report the errors of the branch that the client did not mean. The branches' tags are in brackets, and left
+out of the field names in error messages.
 """
 
 from __future__ import annotations

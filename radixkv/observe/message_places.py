@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for the message of a chat that contains a position of its prompt, by the text around it.
+"""Names of a chat's messages, and the search for the one that contains a position of its prompt.
 
 Templates put the text of messages into prompts unchanged, but for white space at its ends. The search looks
 in the messages for the text on both sides of a place, whatever the template puts between messages:
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from radixkv.observe.message_names import message_name
 
 MIN_BYTES = 4  # that have to agree
 _PROBE = 16  # bytes on each side of a place by which it is looked for
@@ -92,3 +90,23 @@ def _places(text: bytes, sought: bytes) -> Iterator[int]:
         if at < 0:
             return
         yield at
+
+
+def message_name(roles: Sequence[str], index: int) -> str:
+    """The name of one message.
+
+    Args:
+        roles: of all messages of the chat; empty for a prompt that is no chat.
+    """
+    role = roles[index]
+    same = [at for at, other in enumerate(roles) if other == role]
+    kind = {"system": "system prompt", "tool": "tool result", "": "prompt"}.get(role, f"{role} message")
+    if len(same) == 1:
+        return f"the {kind}"
+    number = same.index(index) + 1
+    return f"the last {kind}" if number == len(same) else f"the {_ordinal(number)} {kind}"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
