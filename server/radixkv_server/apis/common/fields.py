@@ -4,8 +4,8 @@
 How a field is declared to work, to change nothing, or to be refused: see `radixkv_server.http.fields`.
 
 Unions are told apart by discriminators: the `type` of objects, and texts or lists of parts. A plain union
-would report the errors of the branch that the client did not mean. The branches' tags are in brackets, and left
-out of the field names in error messages.
+would report the errors of the branch that the client did not mean. The tags of branches are in brackets, and
+left out of the field names in error messages.
 """
 
 from __future__ import annotations
