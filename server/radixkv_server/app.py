@@ -44,9 +44,15 @@ from radixkv_server.concurrency import off_loop
 from radixkv_server.console.routes import console_api
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
-from radixkv_server.http.access import AdmissionMiddleware, AuthMiddleware, HostOriginMiddleware
-from radixkv_server.http.boundary import ErrorBoundary, ObserveMiddleware, raise_router_error
 from radixkv_server.http.listener import HttpServer, bind_socket, check_port_is_free, uvicorn_config
+from radixkv_server.http.middleware import (
+    AdmissionMiddleware,
+    AuthMiddleware,
+    ErrorBoundary,
+    HostOriginMiddleware,
+    ObserveMiddleware,
+    raise_router_error,
+)
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.registry import TenantRegistry

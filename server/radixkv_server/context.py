@@ -27,7 +27,7 @@ from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.background import Background
 from radixkv_server.generation.prompts import ChatTemplates, PromptEncoder
 from radixkv_server.http.body import BodyReader
-from radixkv_server.http.boundary import RequestObserver
+from radixkv_server.http.middleware import RequestObserver
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store

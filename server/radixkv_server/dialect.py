@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from radixkv.text.safe_text import without_surrogates
 from radixkv_server.errors import ApiError
-from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.tenants.registry import LimitState
 
 Json = dict[str, Any]
 

@@ -22,10 +22,9 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer, respond
-from radixkv_server.generation.request import Asking, PromptFacts, new_id
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Asking, PromptFacts, Usage, new_id
 from radixkv_server.http.body import StrictModel
-from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.tenants.registry import LimitState
 from radixkv_server.tenants.tenant import Tenant
 
 ASK = "/tiny/ask"

@@ -25,7 +25,7 @@ FLOORS = (
             "chats.structured",
         ),
         *("generation.background", "generation.grammar_places"),
-        *("generation.prompts", "generation.request", "generation.usage"),
+        *("generation.prompts", "generation.request"),
     ),
     ("http", "metrics"),
     ("activity",),

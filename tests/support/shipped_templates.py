@@ -18,8 +18,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.derived_form import with_derived_form
 from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.history import template_messages
 from radixkv.text.chat_formats.template_form import fit_to_template
+from radixkv.text.chat_formats.template_input import template_messages
 from radixkv.text.chat_formats.template_traits import find_traits, render_probe, shown_text
 
 FOLDER = os.environ.get("RADIXKV_CHAT_TEMPLATES", "")

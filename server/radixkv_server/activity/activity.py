@@ -19,8 +19,7 @@ from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
 from radixkv_server.activity.owner import Owner
 from radixkv_server.diagnostics.comparison import Comparison, Finding
-from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, token_ids
-from radixkv_server.generation.usage import PromptProgress
+from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, PromptProgress, token_ids
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:

@@ -36,16 +36,14 @@ from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint, normalized
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
-from radixkv.text.chat_formats.history import reasoning_of, template_messages, template_tools
+from radixkv.text.chat_formats.template_input import Thinking, reasoning_of, template_messages, template_tools
 from radixkv.text.chat_formats.template_traits import TemplateTraits
-from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import PromptFacts, sampling_params
-from radixkv_server.generation.usage import Hint, PlaceName
+from radixkv_server.generation.request import Hint, PlaceName, PromptFacts, sampling_params
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport

@@ -32,12 +32,11 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.errors import ApiError, to_api_error
-from radixkv_server.generation.request import Asking, token_ids
-from radixkv_server.generation.usage import PromptProgress, SampleProgress, Usage
+from radixkv_server.generation.request import Asking, PromptProgress, SampleProgress, Usage, token_ids
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream, run_until_disconnect
 from radixkv_server.metrics.request_metrics import ServerMetrics, hit_class
-from radixkv_server.tenants.rate_limits import ASSUMED_ANSWER_TOKENS
+from radixkv_server.tenants.registry import ASSUMED_ANSWER_TOKENS
 from radixkv_server.tenants.tenant import Tenant
 
 

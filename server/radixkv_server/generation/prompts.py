@@ -17,11 +17,10 @@ from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import AUTO, find_format
-from radixkv.text.chat_formats.history import can_show_tools_first
 from radixkv.text.chat_formats.response_choice import with_response_template
 from radixkv.text.chat_formats.template_form import fit_to_template
+from radixkv.text.chat_formats.template_input import ThinkingSwitch, can_show_tools_first, find_switch
 from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
-from radixkv.text.chat_formats.thinking import ThinkingSwitch, find_switch
 from radixkv.text.prompt_texts import text_size
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.concurrency import INLINE_CHARS, off_loop

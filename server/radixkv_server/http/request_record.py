@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from radixkv_server.generation.usage import Usage
-from radixkv_server.tenants.rate_limits import Limiter, LimitState, RateReservation
+from radixkv_server.generation.request import Usage
+from radixkv_server.tenants.registry import Limiter, LimitState, RateReservation
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 _RECORD = "radixkv.record"

@@ -24,8 +24,7 @@ from radixkv.scheduling.request import Request, RequestTimes
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts
-from radixkv_server.generation.request import Asking, PromptFacts
-from radixkv_server.generation.usage import PromptProgress
+from radixkv_server.generation.request import Asking, PromptFacts, PromptProgress
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 

@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine
 from radixkv.errors import ConfigError
 from radixkv_server.app import APIS
 from radixkv_server.dialect import Api
-from radixkv_server.http.access import require_admin
+from radixkv_server.http.middleware import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.api_keys import keys_from_environment, parse_api_key

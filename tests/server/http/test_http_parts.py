@@ -18,10 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.engine.outputs import PromptOutcome
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.usage import PromptProgress, Usage
-from radixkv_server.http.access import HostOriginMiddleware, split_host
+from radixkv_server.generation.request import PromptProgress, Usage
 from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
-from radixkv_server.http.boundary import access_line
+from radixkv_server.http.middleware import HostOriginMiddleware, access_line, split_host
 from radixkv_server.http.request_record import RequestRecord, attach_record
 from radixkv_server.http.streaming import run_until_disconnect
 from radixkv_server.tenants.tenant import Tenant

@@ -24,8 +24,7 @@ from radixkv_server.errors import ApiError
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.api_keys import keys_from_file, new_secret, stored_form
 from radixkv_server.tenants.keys_file import read_keys_file
-from radixkv_server.tenants.rate_limits import Limiter, TokenBucket
-from radixkv_server.tenants.registry import TenantRegistry
+from radixkv_server.tenants.registry import Limiter, TenantRegistry, TokenBucket
 from radixkv_server.tenants.tenant import Limits, Tenant
 
 MESSAGES = [{"role": "user", "content": "say:hello"}]

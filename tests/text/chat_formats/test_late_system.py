@@ -12,7 +12,7 @@ import pytest
 
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.history import template_messages
+from radixkv.text.chat_formats.template_input import template_messages
 from radixkv.text.chat_formats.template_traits import find_traits
 
 SHOWS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

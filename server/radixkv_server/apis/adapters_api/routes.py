@@ -16,8 +16,8 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.generation import json_response
-from radixkv_server.http.access import require_admin
 from radixkv_server.http.body import StrictModel
+from radixkv_server.http.middleware import require_admin
 
 router = APIRouter()
 

@@ -16,7 +16,7 @@ from radixkv_server.apis.common.compared_requests import for_prompt, text_block,
 from radixkv_server.diagnostics.comparison import Finding
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Usage
 
 _REASONS = {
     "model": "model_changed",

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.tenants.registry import LimitState
 
 _TYPES = {
     401: "authentication_error",

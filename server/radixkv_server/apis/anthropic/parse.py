@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from radixkv.cache.keys import EncodedTokens
-from radixkv.text.chat_formats.thinking import Thinking
+from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import (
     InputMessage,

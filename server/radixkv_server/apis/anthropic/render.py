@@ -39,8 +39,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Asking
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Asking, Usage
 
 #: Keeps an answer, given as blocks, if it is one of a thread.
 KeepThread = Callable[[Sequence[Json]], Awaitable[None]]

@@ -9,8 +9,7 @@ from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.schemas import CachePromptFields
 from radixkv_server.apis.common.chat_completion import completion_request
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import MakeParts, token_ids
-from radixkv_server.generation.usage import Hint, PlaceName
+from radixkv_server.generation.request import Hint, MakeParts, PlaceName, token_ids
 
 
 @dataclass(frozen=True, slots=True)

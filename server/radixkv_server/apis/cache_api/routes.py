@@ -37,7 +37,7 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json, dump
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.generation import json_response
-from radixkv_server.http.access import require_admin
+from radixkv_server.http.middleware import require_admin
 from radixkv_server.http.request_record import record_of
 from radixkv_server.http.streaming import EventStream
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv.text.chat_formats.thinking import Thinking
+from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.chats.chat import ReasoningPlace
 from radixkv_server.chats.structured import format_grammar, grammar_of
 from radixkv_server.errors import bad_request

@@ -12,8 +12,7 @@ from radixkv_server.apis.common.usage import miss_json
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import PromptFacts, token_ids
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import PromptFacts, Usage, token_ids
 
 SHOWN_TOKENS = 48  # on each side of a break
 

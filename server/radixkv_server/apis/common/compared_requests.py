@@ -17,8 +17,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
 from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Asking, token_ids
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Asking, Usage, token_ids
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.tenants.tenant import Tenant
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.tenants.registry import LimitState
 
 _TYPES = {
     401: "authentication_error",

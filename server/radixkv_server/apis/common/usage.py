@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixkv_server.dialect import Json
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Usage
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport

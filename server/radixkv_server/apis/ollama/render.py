@@ -25,8 +25,8 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.usage import Usage
-from radixkv_server.tenants.rate_limits import LimitState
+from radixkv_server.generation.request import Usage
+from radixkv_server.tenants.registry import LimitState
 
 
 class OllamaDialect:

@@ -12,7 +12,7 @@ from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
-from radixkv.text.chat_formats.thinking import Thinking
+from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.apis.common.answer_fields import GrammarFields
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields, completion_request
 from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual

@@ -35,8 +35,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import token_ids
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Usage, token_ids
 
 FINGERPRINT = f"radixkv-{radixkv.__version__}"
 

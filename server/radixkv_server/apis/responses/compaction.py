@@ -27,8 +27,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import WholeRenderer
-from radixkv_server.generation.request import Asking, check_salt, new_id
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Asking, Usage, check_salt, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 #: Most tokens of a summary.

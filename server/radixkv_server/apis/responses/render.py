@@ -27,7 +27,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.usage import Usage
+from radixkv_server.generation.request import Usage
 from radixkv_server.response_store import StoreError
 
 logger = logging.getLogger("radixkv.server")

@@ -32,8 +32,8 @@ from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request, is_expected, shutting_down, to_api_error
 from radixkv_server.generation.generation import Admitted, begin
-from radixkv_server.http.access import authenticate
 from radixkv_server.http.body import ParamError, StrictModel, set_text_owner
+from radixkv_server.http.middleware import authenticate
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, record_of
 from radixkv_server.http.websocket import SERVICE_RESTART
 
