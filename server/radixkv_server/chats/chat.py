@@ -374,6 +374,9 @@ def _grammar(
         ApiError: the required call is impossible.
     """
     allowed = chat.allowed_tools
+    is_free = wanted is None and allowed is None and not chat.callable_tools
+    if is_free and chat.tool_choice in ("none", "auto"):
+        return None, GrammarPlaces(param)
     tools = () if chat.tool_choice == "none" else chat.callable_tools
     grammar = AnswerGrammar(
         chat_format,

@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -200,21 +199,32 @@ class Renderer(WholeRenderer):
         return dialect
 
 
-class Generation:
-    """The engine's work for an HTTP request, independent of its API.
+Body = TypeVar("Body", bound=BaseModel)
+
+AnyRenderer = TypeVar("AnyRenderer", bound=WholeRenderer, covariant=True)
+
+#: Makes the engine's work and the answer's renderer of a body and its sender.
+Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[Asking, AnyRenderer]]]
+
+
+class Generation(Generic[AnyRenderer]):
+    """The engine's work for an HTTP request, read and checked, and its answer, independent of its API.
 
     Attributes:
+        wanted: the engine's requests.
+        renderer: makes the answer of their outputs.
         usage: tokens used so far.
     """
 
-    def __init__(self, context: ServerContext, record: RequestRecord, exchange: Asking) -> None:
-        self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, exchange)
-        self._engine = context.engine
-        self._exchange = exchange
-        for request in exchange.requests:
+    def __init__(
+        self, context: ServerContext, record: RequestRecord, wanted: Asking, renderer: AnyRenderer
+    ) -> None:
+        self._meter = Meter(context.metrics, context.activity, context.fingerprints, record, wanted)
+        self.context, self.record, self.wanted, self.renderer = context, record, wanted, renderer
+        for request in wanted.requests:
             request.tenant = record.tenant
         self.usage = self._meter.usage
-        record.operation = exchange.operation
+        record.operation = wanted.operation
 
     async def check_quota(self) -> None:
         """Check, before the first of several prompts begins, that the tenant's ceiling admits all.
@@ -223,7 +233,7 @@ class Generation:
             ContextLengthExceededError: one of them never can.
         """
         with self._naming_fields():
-            await self._engine.check_quota(self._exchange.requests)
+            await self.context.engine.check_quota(self.wanted.requests)
 
     async def run(self) -> list[RequestOutput]:
         """Generate the whole answer, without a stream.
@@ -232,30 +242,31 @@ class Generation:
             RadixKVError: one of them was refused or failed; the others have been aborted.
         """
         with self._meter as meter, self._naming_fields():
-            outputs = await gather_or_cancel([*map(self._engine.generate, self._exchange.requests)])
+            outputs = await gather_or_cancel([*map(self.context.engine.generate, self.wanted.requests)])
             meter.take_outputs(outputs)
             for output in outputs:
                 for sample in output.outputs:
                     _check_finish(sample.finish_reason, output.error, output.error_code)
         return outputs
 
-    async def frames(self, renderer: Renderer) -> AsyncGenerator[bytes]:
-        """Yield the answer as framed events.
+    async def frames(self) -> AsyncGenerator[bytes]:
+        """Yield the answer as framed events; for a renderer of streams.
 
         Raises:
             RadixKVError: one prompt was refused or failed; the others have been aborted.
         """
-        usage = self.usage
+        usage, renderer = self.usage, self.renderer
+        assert isinstance(renderer, Renderer)
         begun: set[tuple[int, int]] = set()
         with self._meter as meter, self._naming_fields():
-            streams = [self._engine.stream(request) for request in self._exchange.requests]
+            streams = [self.context.engine.stream(request) for request in self.wanted.requests]
             async with aclosing(Merged(streams)) as deltas:
                 async for index, delta in deltas:
                     meter.take_delta(index, delta)
                     _check_finish(delta.finish_reason, delta.error, delta.error_code)
                     is_first = (index, delta.index) not in begun
                     begun.add((index, delta.index))
-                    if is_first and _has_long_logprobs(self._exchange.requests[index]):
+                    if is_first and _has_long_logprobs(self.wanted.requests[index]):
                         frames = await off_loop(partial(renderer.chunk, index, delta, usage))
                     else:
                         frames = renderer.chunk(index, delta, usage)
@@ -275,9 +286,9 @@ class Generation:
     def _named(self, error: InvalidRequestError) -> InvalidRequestError:
         """Return an error with the names of prompt and grammar in this route's body."""
         if isinstance(error, ContextLengthExceededError):
-            return ContextLengthExceededError(str(error), param=self._exchange.prompt_param)
+            return ContextLengthExceededError(str(error), param=self.wanted.prompt_param)
         if error.param == "structured":
-            return self._exchange.facts[0].grammar_places.name(error)
+            return self.wanted.facts[0].grammar_places.name(error)
         return error
 
 
@@ -291,14 +302,6 @@ def _check_finish(reason: str | None, error: str | None, code: str | None) -> No
         raise RequestFailedError(error or "the request failed while it ran", code=code)
     if reason == "abort":
         raise ApiError(503, error or "The request was aborted by the server.", code="aborted")
-
-
-Body = TypeVar("Body", bound=BaseModel)
-
-AnyRenderer = TypeVar("AnyRenderer", bound=WholeRenderer, covariant=True)
-
-#: Makes the engine's work and the answer's renderer of a body and its sender.
-Parse = Callable[[ServerContext, Body, Tenant], Awaitable[tuple[Asking, AnyRenderer]]]
 
 
 def json_response(value: Json, status: int = 200) -> Response:
@@ -332,23 +335,12 @@ def name_adapter(context: ServerContext, body: BaseModel, caller: Tenant, wanted
     return lora
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted(Generic[AnyRenderer]):
-    """Request of a generation route, read and checked but not run yet."""
-
-    context: ServerContext
-    record: RequestRecord
-    wanted: Asking
-    renderer: AnyRenderer
-    generation: Generation
-
-
 async def begin(
     context: ServerContext,
     record: RequestRecord,
     read: Callable[[], Awaitable[Body]],
     parse: Parse[Body, AnyRenderer],
-) -> Admitted[AnyRenderer]:
+) -> Generation[AnyRenderer]:
     """Read a body, parse it, and count the request for its caller's limits.
 
     Raises:
@@ -360,11 +352,11 @@ async def begin(
     record.adapter = name_adapter(context, body, record.caller, wanted)
     record.ignored += [word for facts in wanted.facts for word in facts.ignored]
     record.notes += dict.fromkeys(note for facts in wanted.facts for note in facts.notes)
-    generation = Generation(context, record, wanted)
+    generation = Generation(context, record, wanted, renderer)
     if len(wanted.requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
     visit.expect(wanted.num_prompt_tokens, wanted.longest_answer(ASSUMED_ANSWER_TOKENS))
-    return Admitted(context, record, wanted, renderer, generation)
+    return generation
 
 
 async def respond(
@@ -387,18 +379,18 @@ async def respond(
     return await answer(request, dialect, await begin(context, record_of(request.scope), read, parse))
 
 
-async def answer(request: HttpRequest, dialect: Dialect, begun: Admitted[WholeRenderer]) -> Response:
+async def answer(request: HttpRequest, dialect: Dialect, generation: Generation[WholeRenderer]) -> Response:
     """Run a request and answer it, whole or as a stream.
 
     Raises:
         RadixKVError: the request failed before its answer began.
         ClientDisconnect: the client left first.
     """
-    generation, renderer = begun.generation, begun.renderer
-    if begun.wanted.stream:
+    renderer = generation.renderer
+    if generation.wanted.stream:
         assert isinstance(renderer, Renderer)
-        frames, ping = generation.frames(renderer), begun.context.settings.ping_interval_s
-        return EventStream(frames, renderer.stream_dialect(dialect), begun.record, ping)
+        ping = generation.context.settings.ping_interval_s
+        return EventStream(generation.frames(), renderer.stream_dialect(dialect), generation.record, ping)
     outputs = await run_until_disconnect(request.receive, generation.run())
     usage = generation.usage
     size = usage.prompt_tokens + usage.completion_tokens

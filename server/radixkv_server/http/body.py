@@ -23,7 +23,7 @@ from radixkv_server.concurrency import off_loop
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.fields import Ignored, Refused, Rule, asks_for_nothing, passed_on, rules_of
-from radixkv_server.http.json_pieces import WINDOW, Outline, outline, parse_pieces
+from radixkv_server.http.json_pieces import WINDOW, outline, parse_pieces
 from radixkv_server.http.request_record import record_of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -68,16 +68,15 @@ def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
         return bad_request(f"The request body is not valid JSON: {reason}.", code="invalid_json")
 
     few = body.count(b"[") + body.count(b"{") + body.count(b":") <= min(max_depth, max_parts)
-    if few and len(body) <= WINDOW:
-        shape = Outline()
-    else:
-        shape = outline(body, max_depth=max_depth, max_parts=max_parts)
-    if shape.depth > max_depth:
-        raise refuse(f"it nests deeper than {max_depth} levels")
-    if shape.num_parts > max_parts:
-        message = f"The request body has more than {max_parts:,} arrays, objects and fields."
-        raise ApiError(413, message, code="request_too_large")
     try:
+        if few and len(body) <= WINDOW:
+            return _loads(body.rstrip(b" \t\n\r").decode("utf-8"))
+        shape = outline(body, max_depth=max_depth, max_parts=max_parts)
+        if shape.depth > max_depth:
+            raise refuse(f"it nests deeper than {max_depth} levels")
+        if shape.num_parts > max_parts:
+            message = f"The request body has more than {max_parts:,} arrays, objects and fields."
+            raise ApiError(413, message, code="request_too_large")
         return parse_pieces(body, shape, _loads)
     except UnicodeDecodeError as error:
         raise refuse(f"byte {error.start} is not UTF-8") from None

@@ -15,12 +15,12 @@ from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.background import KEPT_S, BackgroundAnswer
-from radixkv_server.generation.generation import Admitted, Generation, json_response
+from radixkv_server.generation.generation import Generation, json_response
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream
 
 
-async def answer_in_background(request: Request, begun: Admitted[ResponseRenderer]) -> Response:
+async def answer_in_background(request: Request, begun: Generation[ResponseRenderer]) -> Response:
     """Start a response that continues without its client, and answer with its state or its stream.
 
     Raises:
@@ -30,12 +30,12 @@ async def answer_in_background(request: Request, begun: Admitted[ResponseRendere
     context, record, renderer = begun.context, begun.record, begun.renderer
     context.background.check_room(record.tenant)
     work = record.hand_over()
-    generation = Generation(context, work, begun.wanted)
+    generation = Generation(context, work, begun.wanted, renderer)
     running = BackgroundAnswer(
         record.tenant,
         begun.wanted.id,
         renderer,
-        generation.frames(renderer),
+        generation.frames(),
         generation.usage,
         lambda error: _ended(context, request.scope, work, error),
     )

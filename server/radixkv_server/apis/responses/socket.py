@@ -31,7 +31,7 @@ from radixkv_server.apis.responses.stored import StoredResponse
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request, is_expected, shutting_down, to_api_error
-from radixkv_server.generation.generation import Admitted, begin
+from radixkv_server.generation.generation import Generation, begin
 from radixkv_server.http.body import ParamError, StrictModel, set_text_owner
 from radixkv_server.http.middleware import authenticate
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, record_of
@@ -176,13 +176,13 @@ class ResponsesSocket:
         scope = self._socket.scope
         record = RequestRecord(f"{record_of(scope).request_id}-{time.monotonic_ns():x}")
         extra = {} if event.stream_id is None else {STREAM_ID: event.stream_id}
-        begun: Admitted[ResponseRenderer] | None = None
+        begun: Generation[ResponseRenderer] | None = None
         last: bytes | None = None
         try:
             if before is not None:
                 await asyncio.wait([before])
             begun = await self._begin(event, record, extra)
-            async with aclosing(begun.generation.frames(begun.renderer)) as frames:
+            async with aclosing(begun.frames()) as frames:
                 async for frame in frames:
                     if begun.renderer.has_ended:
                         last = frame
@@ -205,7 +205,7 @@ class ResponsesSocket:
 
     async def _begin(
         self, event: CreateEvent, record: RequestRecord, extra: Mapping[str, Any]
-    ) -> Admitted[ResponseRenderer]:
+    ) -> Generation[ResponseRenderer]:
         context = self._context
         record.caller = authenticate(self._socket.scope, context.tenants)
         set_text_owner(record.tenant, event)
@@ -219,7 +219,7 @@ class ResponsesSocket:
         self,
         error: ApiError,
         record: RequestRecord,
-        begun: Admitted[ResponseRenderer] | None,
+        begun: Generation[ResponseRenderer] | None,
         extra: Mapping[str, Any],
     ) -> bytes:
         """Return the last events of a response that failed."""
