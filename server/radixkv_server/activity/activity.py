@@ -153,8 +153,8 @@ class SeenRequest:
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
         if report is not None and report.reason == "diverged":
-            self.cause = None if facts.hint is None else facts.hint(report)
-            self.place = None if facts.place_name is None else facts.place_name(self.before, self.after)
+            self.cause = facts.hint(report)
+            self.place = facts.place_name(self.before, self.after)
 
 
 class _Tenant:

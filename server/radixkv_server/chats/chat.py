@@ -43,7 +43,7 @@ from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import Hint, PlaceName, PromptFacts, sampling_params
+from radixkv_server.generation.request import MakeParts, PromptFacts, sampling_params
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
@@ -111,9 +111,9 @@ class Chat:
         return [*self.tools, *self.unlisted_tools]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Rendered chat.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt(PromptFacts):
+    """Rendered chat, and its facts.
 
     Attributes:
         ids: the prompt's tokens; their number is not checked.
@@ -121,9 +121,8 @@ class ChatPrompt:
         messages: messages given to the template.
         tools: tools in the form that the prompt shows.
         reasoning_sent: True if the messages carry the reasoning of earlier turns.
-        client_rule: rule that held the client's own text constant; None: none applied.
-        ignored: settings without effect with this template, described for the client.
         traits: parts of a conversation that the template shows.
+        tokenizer: of the model.
     """
 
     ids: Sequence[int] | npt.NDArray[np.int32]
@@ -131,9 +130,36 @@ class ChatPrompt:
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
     reasoning_sent: bool
-    client_rule: ClientRule | None
-    ignored: Sequence[str]
     traits: TemplateTraits
+    tokenizer: TextTokenizer
+
+    @property
+    def last_message(self) -> str:
+        texts = (message.get("content") for message in reversed(self.messages))
+        return next((text for text in texts if isinstance(text, str) and text), "")[:SHOWN_CHARS]
+
+    @property
+    def parts(self) -> MakeParts:
+        return functools.partial(PromptParts.of_chat, self.messages, self.tools)
+
+    def hint(self, report: MissReport) -> str | None:
+        """Explain changes by the template or client to an earlier turn."""
+        if report.diverged_at is None:
+            return None
+        cached, new = (
+            self.tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
+            for ids in (report.cached_tokens_after, report.new_tokens_after)
+        )
+        drops = self.traits.drops_content and any(
+            message.get("content") and message.get("tool_calls") for message in self.messages
+        )
+        return divergence_hint(
+            cached, new, self.format, reasoning_sent=self.reasoning_sent, content_dropped=drops
+        )
+
+    def place_name(self, before: Sequence[int], after: Sequence[int]) -> str | None:
+        texts = (b"".join(map(self.tokenizer.token_bytes, ids)) for ids in (before, after))
+        return place_name(self.messages, self.tools, *texts)
 
 
 class AnswerReaders:
@@ -237,8 +263,17 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     )
     if rule is not None:
         context.applied_rules.note(rule)
-    ignored = template.thinking.unheeded(chat.thinking)
-    return ChatPrompt(ids, template.format, messages, tools, reasoning_sent, rule, ignored, template.traits)
+    return ChatPrompt(
+        ids=ids,
+        format=template.format,
+        messages=messages,
+        tools=tools,
+        reasoning_sent=reasoning_sent,
+        traits=template.traits,
+        tokenizer=context.engine.tokenizer,
+        client_rule=rule,
+        ignored=tuple(template.thinking.unheeded(chat.thinking)),
+    )
 
 
 async def chat_request(
@@ -248,7 +283,7 @@ async def chat_request(
     *,
     renamed: Mapping[str, str] | None = None,
     prompt_only: bool = False,
-) -> tuple[Request, PromptFacts, AnswerReaders]:
+) -> tuple[Request, ChatPrompt, AnswerReaders]:
     """Return the prompt of a chat with its sampling parameters, and the readers of its answers.
 
     Args:
@@ -296,14 +331,10 @@ async def chat_request(
         forced=forced,
         tools=schemas_of(chat.callable_tools),
     )
-    facts = PromptFacts(
-        hint=_hint(tokenizer, prompt),
-        place_name=_place_name(tokenizer, chat, prompt),
-        last_message=_last_text(prompt.messages)[:SHOWN_CHARS],
-        client_rule=prompt.client_rule,
-        parts=functools.partial(PromptParts.of_chat, prompt.messages, prompt.tools),
+    facts = replace(
+        prompt,
+        ids=encoded.token_ids,
         grammar_places=places,
-        ignored=tuple(prompt.ignored),
         notes=context.templates.notes(prompt.format) if chat.callable_tools else (),
     )
     hides = chat.reasoning_place == "hidden"
@@ -432,36 +463,3 @@ def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
     if len(ids) != 1:
         return None
     return MarkToken(ids[0], is_special=tokenizer.is_added_token(ids[0]))
-
-
-def _hint(tokenizer: TextTokenizer, prompt: ChatPrompt) -> Hint:
-    """Return a function that explains changes by the template or client to an earlier turn."""
-
-    def hint(report: MissReport) -> str | None:
-        if report.diverged_at is None:
-            return None
-        cached, new = (
-            tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
-            for ids in (report.cached_tokens_after, report.new_tokens_after)
-        )
-        drops = prompt.traits.drops_content and any(
-            message.get("content") and message.get("tool_calls") for message in prompt.messages
-        )
-        return divergence_hint(
-            cached, new, prompt.format, reasoning_sent=prompt.reasoning_sent, content_dropped=drops
-        )
-
-    return hint
-
-
-def _place_name(tokenizer: TextTokenizer, chat: Chat, prompt: ChatPrompt) -> PlaceName:
-    def name(before: Sequence[int], after: Sequence[int]) -> str | None:
-        texts = (b"".join(map(tokenizer.token_bytes, ids)) for ids in (before, after))
-        return place_name(prompt.messages, chat.tools, *texts)
-
-    return name
-
-
-def _last_text(messages: Sequence[Message]) -> str:
-    texts = (message.get("content") for message in reversed(messages))
-    return next((text for text in texts if isinstance(text, str) and text), "")

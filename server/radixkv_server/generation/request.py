@@ -158,10 +158,8 @@ class PromptProgress:
         self._rated_at = now
 
 
-#: What else to say of a prompt's miss report; None: nothing.
+#: Adds to a prompt's miss report; None: nothing.
 Hint = Callable[["MissReport"], str | None]
-#: Whose text a place of a prompt lies in, by the token ids before and after it; None: not known.
-PlaceName = Callable[[Sequence[int], Sequence[int]], str | None]
 
 
 @dataclass(slots=True)
@@ -175,7 +173,7 @@ class Usage:
     """
 
     prompts: Sequence[PromptProgress] = ()
-    hints: Sequence[Hint | None] = ()
+    hints: Sequence[Hint] = ()
     written_ends: Sequence[int | None] = ()
 
     @property
@@ -247,7 +245,7 @@ class Usage:
         Empty where the engine does not say.
         """
         return [
-            (prompt.report, None if hint is None else hint(prompt.report))
+            (prompt.report, hint(prompt.report))
             for prompt, hint in zip(self.prompts, self.hints, strict=True)
             if prompt.report is not None
         ]
@@ -269,27 +267,37 @@ _SALT = re.compile(r"[A-Za-z0-9_.+/=:~-]+")
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Facts of a chat about its prompt.
+    """Facts of a request about its prompt; a chat knows more (`ChatPrompt`).
 
     Args:
-        hint: makes an addition to the reason in the prompt's miss report.
-        place_name: names the message that contains a place of the prompt.
-        last_message: beginning of a chat's last message; "" is no chat.
         grammar_places: fields of the body that the answer's grammar comes from, for errors.
         client_rule: rule that held the client's own text constant; None: none applied.
-        parts: makes the parts by which prompts are compared; None: only the text is known.
         ignored: fields of the body without effect, for the header `warning`.
         notes: further notes for that header.
     """
 
-    hint: Hint | None = None
-    place_name: PlaceName | None = None
-    last_message: str = ""
     grammar_places: GrammarPlaces = _AS_GIVEN
     client_rule: ClientRule | None = None
-    parts: MakeParts | None = None
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def last_message(self) -> str:
+        """Beginning of a chat's last message; "" is no chat."""
+        return ""
+
+    @property
+    def parts(self) -> MakeParts | None:
+        """Maker of the parts by which prompts are compared; None: only the text is known."""
+        return None
+
+    def hint(self, report: MissReport) -> str | None:
+        """Return an addition to the reason in the prompt's miss report; None: nothing."""
+        return None
+
+    def place_name(self, before: Sequence[int], after: Sequence[int]) -> str | None:
+        """Name the message that contains a place, by the token ids before and after it; None: not known."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,13 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
         caller.owner,
         ids,
         report,
-        prompt.parts,
+        prompt.facts.parts,
         explanation["place"],
-        None if prompt.hint is None else prompt.hint(report),
+        prompt.facts.hint(report),
         cached=(around.get("before") or "", around.get("prompt") or "", around.get("cached") or ""),
     )
     found = await breaker_of(context, broken)
-    tools = await tools_first_tokens(context, found, prompt.parts)
+    tools = await tools_first_tokens(context, found, prompt.facts.parts)
     return {
         **explanation,
         "cached_under": await cached_under(context, caller, ids, report),
@@ -114,20 +114,18 @@ def _explanation(
         **report_json(report),
         "detail": _detail(report),
         "place": None if report.reason == "hit" else found.place,
-        "normalized": normalized_json(prompt.client_rule),
+        "normalized": normalized_json(prompt.facts.client_rule),
         "recoverable_tokens": recoverable,
         "family": prompt_group_json(point),
         "around": around,
-        "advice": miss_advice(report, found, None if prompt.hint is None else prompt.hint(report)),
+        "advice": miss_advice(report, found, prompt.facts.hint(report)),
     }
 
 
 def _place(prompt: Prompt, position: int) -> str | None:
     """Name the part that contains a place of a prompt."""
-    if prompt.place_name is None:
-        return None
     ids = prompt.ids
-    return prompt.place_name(
+    return prompt.facts.place_name(
         ids[max(0, position - SHOWN_TOKENS) : position], ids[position : position + SHOWN_TOKENS]
     )
 
@@ -177,7 +175,7 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
             advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
-            breaker = breaker_between(context, (earlier.parts, other), (prompt.parts, ids), place)
+            breaker = breaker_between(context, (earlier.facts.parts, other), (prompt.facts.parts, ids), place)
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),

@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.schemas import CachePromptFields
 from radixkv_server.apis.common.chat_completion import completion_request
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import Hint, MakeParts, PlaceName, token_ids
+from radixkv_server.generation.request import PromptFacts, token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt with the facts of its chat; see `PromptFacts`."""
+    """Prompt with its facts."""
 
     ids: list[int]
-    hint: Hint | None = None
-    place_name: PlaceName | None = None
-    client_rule: ClientRule | None = None
-    parts: MakeParts | None = None
+    facts: PromptFacts = field(default_factory=PromptFacts)
 
 
 async def prompt_ids(
@@ -52,4 +48,4 @@ async def prompt_of(
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
     request, facts, _ = await completion_request(context, body)
     ids = token_ids(request).tolist()
-    return Prompt(ids, facts.hint, facts.place_name, facts.client_rule, facts.parts)
+    return Prompt(ids, facts)

@@ -79,7 +79,7 @@ class CacheDiagnosis:
             cached = self._text_of(report.cached_tokens_after[:SHOWN_TOKENS])
         return {
             **found,
-            "place": facts.place_name and facts.place_name(before, after),
+            "place": facts.place_name(before, after),
             "around": {
                 "position": at,
                 "before": self._text_of(before),
