@@ -418,8 +418,7 @@ class AdmissionControl:
         was_row = self._running.remove(request)
         self._waiting.put_back(request)
         self._in_flight.forget(request)
-        lease = request.lease
-        assert lease is not None
+        assert request.lease is not None
+        request.release()
         request.preempt()
-        lease.release(keep=request.request.keep_tokens)
         return was_row

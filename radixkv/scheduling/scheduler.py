@@ -212,11 +212,7 @@ class Scheduler:
         self._running.remove(request, flush=not discard)
         self._in_flight.forget(request)
         self._long_prompts.forget(request)
-        lease, request.lease = request.lease, None
-        request.match = request.producer = None
-        if lease is not None:
-            asked = request.request
-            lease.release(discard=discard, keep=asked.keep_tokens, done=asked.session_done)
+        request.release(discard=discard, done=request.request.session_done)
 
     # ------------------------------------------------------------------ one step
 

@@ -190,8 +190,7 @@ class SequenceState:
     @property
     def num_kept_tokens(self) -> int:
         """Of its prompt, what may stay cached because of it."""
-        keep, most = self.request.keep_tokens, min(self.most_shared, self.num_prompt_tokens)
-        return most if keep is None else min(keep, most)
+        return self.request.num_kept(min(self.most_shared, self.num_prompt_tokens))
 
     @property
     def most_shared(self) -> int:
@@ -223,9 +222,16 @@ class SequenceState:
         return self.finish_reason is not None
 
     def preempt(self) -> None:
-        """It waits again, and has nothing in the cache; whoever held its lease releases it."""
+        """It waits again, and has nothing in the cache: its lease was released, or is gone with the cache."""
         self.lease = self.match = self.producer = self.tier_wait = None
         self.num_computed = 0
+
+    def release(self, *, discard: bool = False, done: bool = False) -> None:
+        """End its lease, if it has one; see `Lease.release`."""
+        lease, self.lease = self.lease, None
+        self.match = self.producer = None
+        if lease is not None:
+            lease.release(discard=discard, keep=self.request.keep_tokens, done=done)
 
     def output_token_ids(self) -> list[int]:
         """The generated tokens as a list."""

@@ -118,9 +118,8 @@ class Meter:
         fingerprint, outcome = self._exchange.fingerprint, prompt.outcome
         if fingerprint is None or outcome is None:
             return
-        reusable, keep = prompt.num_tokens, self._exchange.requests[0].keep_tokens
-        if keep is not None:
-            reusable = min(reusable, max(keep, outcome.num_cached_tokens))
+        kept = self._exchange.requests[0].num_kept(prompt.num_tokens)
+        reusable = max(kept, outcome.num_cached_tokens)
         if not outcome.num_cached_tokens + outcome.num_cache_write_tokens:
             reusable = 0  # nothing is cached
         fingerprint.reusable_tokens = reusable

@@ -360,12 +360,6 @@ def pin_whole(request: Request, ttl: float | None) -> None:
         request.pins = (*request.pins, PrefixPin(len(request.prompt), ttl))
 
 
-def do_not_cache(request: Request) -> None:
-    """Have a request run without the prefix cache."""
-    request.pins, request.keep_tokens = (), 0
-    request.salt, request.cache_key_hint = new_id("uncached-"), ""
-
-
 def check_salt(salt: str) -> str:
     """Return a salt after a check of its form.
 

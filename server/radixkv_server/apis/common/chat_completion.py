@@ -46,7 +46,7 @@ from radixkv_server.chats.chat import AnswerReaders, Chat, InputGrammar, chat_re
 from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import Asking, PromptFacts, do_not_cache, pin_whole
+from radixkv_server.generation.request import Asking, PromptFacts, new_id, pin_whole
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
@@ -101,7 +101,7 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
         exchange = super().exchange(answer_id, requests, facts, param, operation=operation)
         if self.cache_prompt is False:
             for request in requests:
-                do_not_cache(request)
+                request.stay_uncached(new_id("uncached-"))
         return exchange
 
     @property

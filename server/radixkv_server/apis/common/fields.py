@@ -191,8 +191,7 @@ class RequestFields(StrictModel):
     ) -> Asking:
         """Return the engine's work for these prompts; `param` names their field in the body."""
         for request in requests:
-            request.salt = "" if self.cache_salt is None else check_salt(self.cache_salt)
-            request.cache_key_hint = self.cache_key_hint
+            set_cache_key(request, self.cache_salt, self.cache_key_hint)
             request.priority = self.priority or 0
             request.session_done = self.ends_session
         return Asking(
@@ -203,6 +202,16 @@ class RequestFields(StrictModel):
             prompt_param=param,
             operation=operation,
         )
+
+
+def set_cache_key(request: Request, salt: str | None, hint: str) -> None:
+    """Set the part of its tenant's space in which a request is cached, and the key it shares with others.
+
+    Raises:
+        ApiError: the salt is malformed.
+    """
+    request.salt = "" if salt is None else check_salt(salt)
+    request.cache_key_hint = hint
 
 
 class SamplingFields(RequestFields):

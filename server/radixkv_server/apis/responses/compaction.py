@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from radixkv.engine.outputs import RequestOutput
 from radixkv_server.apis.common.chat_messages import with_cache_controls
 from radixkv_server.apis.common.compared_requests import Diagnosed, diagnosed, text_block
+from radixkv_server.apis.common.fields import set_cache_key
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
@@ -27,7 +28,7 @@ from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import WholeRenderer
-from radixkv_server.generation.request import Asking, Usage, check_salt, new_id
+from radixkv_server.generation.request import Asking, Usage, new_id
 from radixkv_server.tenants.tenant import Tenant
 
 #: Most tokens of a summary.
@@ -82,8 +83,7 @@ async def parse_compaction(
     asking, facts, readers = await chat_request(context, chat, {"max_tokens": room})
     marked = marked_items(body, new, kept, tools)
     await with_cache_controls(context, body, chat, asking, marked)
-    asking.salt = "" if body.cache_salt is None else check_salt(body.cache_salt)
-    asking.cache_key_hint = body.cache_key_hint
+    set_cache_key(asking, body.cache_salt, body.prompt_cache_key or "")
     request = Asking(response_id, (asking,), (facts,), stream=False, prompt_param="input")
     messages = list(map(comparable_item, kept))
     parts = RequestParts(
