@@ -36,9 +36,8 @@ from radixkv.engine.counts import Counters, EngineStats
 from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
-from radixkv.engine.output_processor import StepResult
+from radixkv.engine.output_processor import Sample, StepResult, sample_of
 from radixkv.engine.runner import Runner
-from radixkv.engine.sample import Sample, sample_of
 from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,

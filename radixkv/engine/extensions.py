@@ -20,7 +20,7 @@ from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.counts import EventCounts, SpeculationCounts, TierCounts, TransferCounts
-from radixkv.engine.sample import Sample
+from radixkv.engine.output_processor import Sample
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.batch import Batch, Entry

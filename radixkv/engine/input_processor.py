@@ -24,7 +24,7 @@ from radixkv.cache.keys import (
 )
 from radixkv.engine.adapters import Adapters, adapted, adapter_part
 from radixkv.engine.extensions import Grammars
-from radixkv.engine.sample import Sample, SampleOutput
+from radixkv.engine.output_processor import Sample, SampleOutput
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import Counters
 from radixkv.engine.extensions import BlockTiers, Drafts
-from radixkv.engine.output_processor import OutputProcessor
-from radixkv.engine.sample import Sample, TextSource, sample_of
+from radixkv.engine.output_processor import OutputProcessor, Sample, TextSource, sample_of
 from radixkv.engine.step_pipeline import StepOutcome
 from radixkv.errors import ENDS_ENGINE, InvalidRequestError
 from radixkv.scheduling.batch import Batch

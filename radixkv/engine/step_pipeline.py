@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from radixkv.engine.output_processor import Sample, sample_of
 from radixkv.engine.runner import Runner
-from radixkv.engine.sample import Sample, sample_of
 from radixkv.errors import ENDS_PROCESS
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampler import SampledToken, Sampling

@@ -13,7 +13,7 @@ from itertools import takewhile
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import SpeculationCounts
 from radixkv.engine.extensions import Drafts
-from radixkv.engine.sample import Sample, sample_of
+from radixkv.engine.output_processor import Sample, sample_of
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.drafter import Drafter

@@ -63,7 +63,7 @@ from radixkv_server.apis.cache_api import routes as cache_routes
 from radixkv_server.apis.cache_api.events import EVENT_CHANGES
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.fields import DEFAULT_TTL, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from radixkv_server.apis.openai.parse import DEFAULT_MAX_TOKENS
+from radixkv_server.apis.openai.routes import DEFAULT_MAX_TOKENS
 from radixkv_server.apis.openai.schemas import CompletionRequest
 from radixkv_server.apis.responses.compaction import SUMMARY_TOKENS
 from radixkv_server.apis.responses.schemas import MAX_METADATA

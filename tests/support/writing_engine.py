@@ -16,8 +16,8 @@ from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 from tokenizers import AddedToken
 
+from radixkv.engine.output_processor import SampleOutput
 from radixkv.engine.outputs import OutputDelta
-from radixkv.engine.sample import SampleOutput
 from radixkv.scheduling.request import RequestTimes
 from radixkv.text.tokenizer import Tokenizer
 

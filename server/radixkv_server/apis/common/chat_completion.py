@@ -247,7 +247,9 @@ class MessageFields(ChatFields):
 
     @model_validator(mode="after")
     def _sound(self) -> MessageFields:
-        check_breakpoints([control for control, _ in self.breakpoints])
+        controls = [control for control, _ in self.breakpoints]
+        if controls:
+            check_breakpoints(controls)
         self.check_ending(self.messages)
         return self
 

@@ -357,7 +357,7 @@ def plain_choice(given: str | ToolChoice | None) -> str | dict[str, Any] | None:
 
 
 class PromptCacheOptions(StrictModel):
-    """Breakpoints that a request writes, and their TTL; see `apis.common.cache_controls`.
+    """Breakpoints that a request writes, and their TTL; see `apis.common.chat_messages`.
 
     Args:
         prewarm: compute the prompt, for the cache, and generate nothing.
