@@ -43,7 +43,7 @@ FLOORS = (
     ("scheduling",),
     ("model",),
     ("engine",),
-    ("grammar", "lora", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
+    ("grammar", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
     ("entrypoints",),
     ("cluster",),

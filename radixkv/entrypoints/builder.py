@@ -24,10 +24,10 @@ from radixkv.engine.extensions import EventFeed
 from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
+from radixkv.entrypoints.adapter_registry import open_adapters, parse_lora
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
-from radixkv.lora.registry import open_adapters, parse_lora
 from radixkv.model.computed_by import computed_by
 from radixkv.model.device_paths import check_instruction_set
 from radixkv.model.loading.loader import LoadedModel, load_model
