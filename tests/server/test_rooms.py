@@ -22,7 +22,6 @@ FLOORS = (
         *(
             "chats.applied_rules",
             "chats.call_memory",
-            "chats.structured",
         ),
         *("generation.background", "generation.grammar_places"),
         *("generation.prompts", "generation.request"),

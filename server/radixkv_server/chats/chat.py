@@ -39,11 +39,11 @@ from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
 from radixkv.text.chat_formats.template_input import Thinking, reasoning_of, template_messages, template_tools
 from radixkv.text.chat_formats.template_traits import TemplateTraits
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.chats.structured import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.request import MakeParts, PromptFacts, sampling_params
+from radixkv_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport
@@ -367,6 +367,15 @@ async def _steady_ends(
         return ()
     end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES
     return (end,) if end else ()
+
+
+def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> StructuredOutputs | None:
+    """Apply the server's default for unlisted properties where the request gives none."""
+    if wanted is None or wanted.json is None or wanted.disable_additional_properties is not None:
+        return wanted
+    return replace(
+        wanted, disable_additional_properties=settings.structured_additional_properties == "closed"
+    )
 
 
 def _check_free(chat: Chat, param: str) -> None:

@@ -21,10 +21,10 @@ from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
+from radixkv_server.apis.common.answer_fields import grammar_of
 from radixkv_server.apis.common.compared_requests import diagnosed
 from radixkv_server.chats.breakpoints import prefix_pins
 from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
-from radixkv_server.chats.structured import grammar_of
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request

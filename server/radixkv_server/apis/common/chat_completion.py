@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.scheduling.request import Request
-from radixkv_server.apis.common.answer_fields import GrammarFields, ReasoningFields
+from radixkv_server.apis.common.answer_fields import GrammarFields, ReasoningFields, tool_choice
 from radixkv_server.apis.common.chat_messages import (
     ChatMessage,
     breakpoints_in,
@@ -43,7 +43,6 @@ from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
 from radixkv_server.chats.chat import AnswerReaders, Chat, InputGrammar, chat_request
-from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import Asking, PromptFacts, new_id, pin_whole

@@ -14,8 +14,7 @@ from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, Co
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.ollama.render import OllamaRenderer
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from radixkv_server.chats.chat import AnswerReaders
-from radixkv_server.chats.structured import with_default
+from radixkv_server.chats.chat import AnswerReaders, with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.generation.grammar_places import GrammarPlaces

@@ -24,7 +24,7 @@ from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.chats.structured import with_default
+from radixkv_server.chats.chat import with_default
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Api, Json

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import model_validator
 
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv_server.apis.common.answer_fields import SchemaFields
+from radixkv_server.apis.common.answer_fields import SchemaFields, format_grammar
 from radixkv_server.apis.common.fields import Verbosity
-from radixkv_server.chats.structured import format_grammar
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.fields import EmptyCounts, NoOp, WithoutEffect

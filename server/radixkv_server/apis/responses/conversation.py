@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.text.chat_formats.template_input import Thinking
+from radixkv_server.apis.common.answer_fields import tool_choice
 from radixkv_server.apis.common.chat_completion import template_options
 from radixkv_server.apis.common.chat_messages import MarkedPart, marked_parts
 from radixkv_server.apis.common.fields import plain_choice
@@ -26,7 +27,6 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.stored_conversations import StoredConversations, check_ids
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.chats.chat import Chat
-from radixkv_server.chats.structured import tool_choice
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
