@@ -65,14 +65,14 @@ def choose_row_multiple(model: nn.Module, max_rows: int) -> int:
         1 when no product is left to a library, a multiple from `ROW_MULTIPLES`, or 0 when none holds: then
         use `use_fixed_tiles`.
     """
-    dtype = next(model.parameters()).dtype
-    device = next(model.parameters()).device
     layers: dict[tuple[int, int], nn.Module] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear):
             layers.setdefault((module.in_features, module.out_features), module)
     if not layers:
         return 1
+    dtype = next(model.parameters()).dtype
+    device = next(model.parameters()).device
     for multiple in ROW_MULTIPLES:
         if all(
             _holds(layer, size[0], multiple, min(max_rows, _PROBE_NUMBERS // size[1]), dtype, device)

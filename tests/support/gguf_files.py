@@ -129,20 +129,20 @@ def family_config(path: Path) -> Any:
     """The transformers configuration of a GGUF file."""
     from transformers import AutoConfig
 
-    from radixkv.model.loading.gguf_configs import own_config, set_expert_sizes
+    from radixkv.model.loading.gguf_configs import complete_config, own_config
 
-    config = own_config(path) or AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    set_expert_sizes(path, config)
+    config = own_config(path)
+    if config is None:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        complete_config(path, config)
     return config
 
 
 def names_of(model: Any, architecture: str) -> tuple[dict[str, str], Any]:
     """Tensors of a file -> parameters of a model, but for experts; and transformers' processor of values."""
-    from transformers import modeling_gguf_pytorch_utils as reading
+    from radixkv.model.loading.gguf_tensors import tensor_names
 
-    kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
-    processor = kind(config=model.config.to_dict())
-    return reading.get_gguf_hf_weights_map(model, processor, model_type=architecture), processor
+    return tensor_names(model, architecture)
 
 
 def write_family_gguf(
@@ -230,3 +230,208 @@ def expert_state(path: Path, model: Any, architecture: str) -> dict[str, torch.T
                 both, down = both.transpose(1, 2), down.transpose(1, 2)
             state[f"{name}.gate_up_proj{suffix}"], state[f"{name}.down_proj{suffix}"] = both, down
     return state
+
+
+#: Sizes of the models of `CONVERTED`, by transformers' names.
+_TINY: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "pad_token_id": None,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+_TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_CHOSEN = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+}  # fmt: skip
+_GROUPS = {"n_group": 2, "topk_group": 1}
+_LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16,
+           "qk_rope_head_dim": 8, "v_head_dim": 24, "head_dim": 8}  # fmt: skip
+_KINDS = ["sliding_attention", "full_attention"]
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+    "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+#: Architecture of a file -> transformers' model type, settings of its configuration.
+CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", {}),
+    "cohere2": ("cohere2", {"sliding_window": 8, "num_hidden_layers": 4, "logit_scale": 0.3}),
+    "command-r": ("cohere", {"logit_scale": 0.3}),
+    "deepseek2": ("deepseek_v2", {**_LATENT, **_CHOSEN, **_GROUPS, "topk_method": "group_limited_greedy"}),
+    "deepseek2 with biases": ("deepseek_v3", {**_LATENT, **_CHOSEN, **_GROUPS, "q_lora_rank": 32}),
+    "dots1": ("dots1", {**_CHOSEN, "n_group": 1, "topk_group": 1}),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5-moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32,
+                                      "moe_layer_start_index": 1, "moe_num_shared_experts": 1}),
+    "exaone": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}}),
+    "exaone4": ("exaone4", {"sliding_window": 8, "layer_types": _KINDS}),
+    "gemma": ("gemma", {}),
+    "glm4": ("glm4", _HALF),
+    "glm4moe": ("glm4_moe", {**_CHOSEN, **_HALF, "n_group": 1, "topk_group": 1, "use_qk_norm": True}),
+    "granite": ("granite", _GRANITE),
+    "granitemoe": ("granitemoe", {**_GRANITE, **_TWO_OF_FOUR}),
+    "granitemoe with one for all": (
+        "granitemoeshared", {**_GRANITE, **_TWO_OF_FOUR, "shared_intermediate_size": 32}
+    ),
+    "hunyuan-dense": ("hunyuan_v1_dense", {}),
+    "internlm2": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "jais2": ("jais2", {}),
+    "mistral3": ("ministral3", {"rope_parameters": _YARN}),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 with windows": ("olmo3", {"sliding_window": 8, "layer_types": _KINDS, "rope_parameters": None}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phi2": ("phi", {**_HALF, "num_key_value_heads": 4}),
+    "seed_oss": ("seed_oss", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "xverse": ("llama", {}),
+}  # fmt: skip
+#: Methods of a GGUF writer -> fields of configurations that it states.
+_STATED: dict[str, tuple[str, ...]] = {
+    "add_context_length": ("max_position_embeddings",),
+    "add_embedding_length": ("hidden_size",),
+    "add_block_count": ("num_hidden_layers",),
+    "add_feed_forward_length": ("intermediate_size",),
+    "add_head_count": ("num_attention_heads",),
+    "add_head_count_kv": ("num_key_value_heads",),
+    "add_vocab_size": ("vocab_size",),
+    "add_layer_norm_rms_eps": ("rms_norm_eps",),
+    "add_layer_norm_eps": ("layer_norm_eps",),
+    "add_sliding_window": ("sliding_window",),
+    "add_attention_scale": ("attention_multiplier",),
+    "add_embedding_scale": ("embedding_multiplier",),
+    "add_residual_scale": ("residual_multiplier",),
+    "add_logit_scale": ("logits_scaling", "logit_scale"),
+    "add_expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "add_expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "add_expert_feed_forward_length": ("moe_intermediate_size",),
+    "add_expert_shared_feed_forward_length": ("shared_intermediate_size",),
+    "add_expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "add_expert_weights_scale": ("routed_scaling_factor",),
+    "add_expert_weights_norm": ("norm_topk_prob",),
+    "add_expert_group_count": ("n_group",),
+    "add_expert_group_used_count": ("topk_group",),
+    "add_leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "add_q_lora_rank": ("q_lora_rank",),
+    "add_kv_lora_rank": ("kv_lora_rank",),
+}
+_INTERLEAVED = ("arcee", "granite", "internlm2", "mistral3", "olmo", "smollm3", "xverse")
+
+
+def write_converted(path: Path, case: str) -> Any:
+    """A random model of transformers as a GGUF file of Q8_0, as llama.cpp's conversion writes it.
+
+    Args:
+        case: of `CONVERTED`.
+
+    Returns:
+        The model, with the values that the file's blocks stand for.
+    """
+    from tiny_models import randomize
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    architecture, kind, changes = case.split()[0], *CONVERTED[case]
+    default = AutoConfig.for_model(kind)
+    sizes = {name: value for name, value in _TINY.items() if hasattr(default, name)} | changes
+    if sizes.get("rope_parameters", 0) is None:
+        del sizes["rope_parameters"]
+    config = AutoConfig.for_model(kind, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    randomize(model, 0)
+    writer = gguf.GGUFWriter(str(path), architecture)
+    _state_sizes(writer, architecture, config)
+    names = {parameter: name for name, parameter in names_of(model, architecture)[0].items()}
+    for parameter, value in model.state_dict().items():
+        if "experts." in parameter and "shared" not in parameter:
+            parts = _expert_parts(parameter, value)
+        elif parameter.endswith("kv_b_proj.weight"):
+            heads = value.view(config.num_attention_heads, -1, value.shape[-1])
+            keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+            layer = names[parameter].rpartition("attn")[0]
+            writer.add_tensor(f"{layer}attn_k_b.weight", keys.transpose(1, 2).contiguous().numpy())
+            writer.add_tensor(f"{layer}attn_v_b.weight", values.contiguous().numpy())
+            continue
+        elif "input_linear" in parameter:
+            layer = names[parameter].rpartition("ffn")[0]
+            parts = [
+                (f"{layer}ffn_{each}_shexp.weight", half)
+                for each, half in zip(("gate", "up"), value.chunk(2), strict=True)
+            ]
+        elif parameter in names and not (parameter == "lm_head.weight" and config.tie_word_embeddings):
+            parts = [(names[parameter], value)]
+        else:
+            continue
+        for name, part in parts:
+            _add_rounded(writer, name, part, config, architecture)
+    if not hasattr(config, "rope_parameters"):
+        raise ValueError(f"{kind} has no rotary parameters")
+    finish_gguf(writer)
+    return model.eval()
+
+
+def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
+    for method, fields in _STATED.items():
+        for field in fields:
+            value = getattr(config, field, None)
+            if value is not None:
+                getattr(writer, method)(value)
+    rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if architecture == "deepseek2":
+        rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
+        writer.add_head_count_kv(1)
+        writer.add_key_length(latent + rope)
+        writer.add_value_length(latent)
+        writer.add_key_length_mla(config.qk_nope_head_dim + rope)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_rope_dimension_count(rope)
+    else:
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+        writer.add_rope_dimension_count(int(size * rotary.get("partial_rotary_factor", 1)))
+    if getattr(config, "sliding_window", None) and architecture != "cohere2":
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    if "factor" in rotary:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rotary["rope_type"]))
+        writer.add_rope_scaling_factor(rotary["factor"])
+    if rotary["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rotary["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rotary["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rotary["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(rotary["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rotary["llama_4_scaling_beta"])
+
+
+def _expert_parts(parameter: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    layer = parameter.partition("layers.")[2].partition(".")[0]
+    if parameter.endswith("down_proj"):
+        return [(f"blk.{layer}.ffn_down_exps.weight", value)]
+    gate, up = value.chunk(2, 1)
+    return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
+
+
+def _add_rounded(writer: Any, name: str, value: torch.Tensor, config: Any, architecture: str) -> None:
+    """Add a tensor in its order of rows, and round it in place."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    plain = value.dim() == 1 or name.endswith(".bias") or "_inp." in name
+    stored = value.numpy() if plain else gguf.quantize(value.contiguous().numpy(), kind)
+    if not plain:
+        value.copy_(torch.from_numpy(np.array(gguf.dequantize(stored, kind))))
+    if architecture.startswith(_INTERLEAVED) and architecture != "olmo2" and architecture != "olmoe":
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        count = heads.get(name.split(".")[-2])
+        if count is not None:  # first halves and second halves of a head -> pairs
+            stored = (
+                stored.reshape(count, 2, len(stored) // count // 2, -1).swapaxes(1, 2).reshape(stored.shape)
+            )
+    if architecture == "gemma" and name.endswith("norm.weight"):
+        stored = stored + 1
+    writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=None if plain else kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a GGUF file whose weights stay blocks: from the mapped file into panels, tensor by tensor.
+"""A model of a GGUF file, read tensor by tensor from the mapped file: its weights stay blocks, in panels.
 
     1. the model is built without memory for its weights (on torch's meta device)
     2. norms, biases and other small tensors become float32
@@ -8,9 +8,10 @@
     4. embeddings read the rows they need from the mapped file
     5. nothing may be left without a value
 
-transformers says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order of
-a weight's rows is found by sending row numbers through the same function, so rows of blocks move and nothing
-is dequantised.
+With a dtype, tensors are dequantised to it instead: for architectures that transformers does not read.
+`gguf_tensors` says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order
+of a weight's rows is found by sending row numbers through the same function, so rows of blocks move and
+nothing is dequantised.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ from torch import nn
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.file_pages import release_mapped_pages
-from radixkv.model.loading.gguf_experts import expected_shapes, expert_modules, expert_tensors, pack_experts
+from radixkv.model.loading.gguf_experts import (
+    expected_shapes,
+    expert_modules,
+    expert_tensors,
+    pack_experts,
+    stacked_experts,
+)
 from radixkv.model.loading.gguf_metadata import known_metadata
+from radixkv.model.loading.gguf_tensors import STAY_PLAIN, join_tensors, tensor_names
 from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
@@ -67,12 +75,15 @@ def _is_read_otherwise(architecture: str) -> bool:
 
 
 @torch.no_grad()
-def load_blocks(path: Path, config: Any, attention: str, *, show_progress: bool = True) -> Any:
-    """Build the transformers model of a GGUF file, with weights in blocks, for a CPU.
+def load_gguf(
+    path: Path, config: Any, attention: str, *, dtype: torch.dtype | None = None, show_progress: bool = True
+) -> Any:
+    """Build the transformers model of a GGUF file.
 
     Args:
         config: its transformers configuration.
         attention: name of the attention function.
+        dtype: of dequantised weights; None for weights in blocks, which a CPU can multiply.
 
     Raises:
         ModelLoadError: a parameter of the model is not in the file, or has another shape there.
@@ -84,9 +95,14 @@ def load_blocks(path: Path, config: Any, attention: str, *, show_progress: bool 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     _make_buffers(model)
-    file = _File(path, reader, model)
+    file = _File(path, reader, model, dtype)
     total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
-    with progress_bar(f"Packing {path.name}", total, show=show_progress, patience=2.0) as update:
+    with progress_bar(
+        f"{'Packing' if dtype is None else 'Dequantising'} {path.name}",
+        total,
+        show=show_progress,
+        patience=2.0,
+    ) as update:
         done = 0
         for tensor in file.in_order():
             file.place(tensor)
@@ -120,37 +136,35 @@ def _make_buffers(model: Any) -> None:
 class _File:
     """The tensors of one file on their way into one model."""
 
-    def __init__(self, path: Path, reader: Any, model: Any) -> None:
-        from transformers import modeling_gguf_pytorch_utils as reading
-
+    def __init__(self, path: Path, reader: Any, model: Any, dtype: torch.dtype | None) -> None:
         from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
-        self.path, self.reader, self.model = path, reader, model
+        self.path, self.reader, self.model, self.dtype = path, reader, model, dtype
         architecture = reader.get_field("general.architecture").contents()
-        kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
-        self._processor = kind(config=model.config.get_text_config(decoder=True).to_dict())
-        self._names = reading.get_gguf_hf_weights_map(model, self._processor, model_type=architecture)
+        self._names, self._processor = tensor_names(model, architecture)
         self._rows: BlockRows = BlockRows()
-        self._embedded: dict[nn.Module, Any] = {}
+        self._embedded: dict[str, Any] = {}
         self._experts = expert_tensors(reader)
         self._widened: Counter[str] = Counter()
 
     def in_order(self) -> list[Any]:
         """Tensors that the model has a place for; biases before the weights that they belong to."""
-        known = [tensor for tensor in self.reader.tensors if tensor.name in self._names]
+        joined = join_tensors(self.reader.tensors, self._names)
+        known = [tensor for tensor in joined if tensor.name in self._names]
         return sorted(known, key=lambda tensor: len(tensor.shape) > 1)
 
     def place(self, tensor: Any) -> None:
         """Give a tensor to its module."""
         path, _, leaf = self._names[tensor.name].rpartition(".")
         module = self.model.get_submodule(path)
-        stored = len(tensor.shape) == 2 and leaf == "weight"
+        plain = self.dtype is not None or path.endswith(STAY_PLAIN)
+        stored = not plain and len(tensor.shape) == 2 and leaf == "weight"
         if stored and isinstance(module, nn.Embedding) and self._order(tensor) is None:
             self._check_shape(tensor, module.weight.shape)
-            self._embedded[module] = tensor
+            self._embedded[path] = tensor
             self._put(path, _embedding(module, tensor))
             return
-        if leaf == "weight" and type(module) is nn.Linear:
+        if leaf == "weight" and type(module) is nn.Linear and not plain:
             self._put(path, self._linear(module, tensor))
         else:
             self._set_parameter(module, leaf, tensor)
@@ -172,6 +186,10 @@ class _File:
             if tensor is None:
                 self._refuse_missing([f"{path} ({name})"])
             self._check_shape(tensor, torch.Size(shape))
+        if self.dtype is not None:
+            for name, value in stacked_experts(module, tensors).items():
+                setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
+            return sum(int(tensor.n_bytes) for tensor in tensors.values())
         experts, rounded = pack_experts(module, tensors, self._rows)
         self._put(path, experts)
         self._widened.update(rounded)
@@ -189,9 +207,12 @@ class _File:
         """Make the output product of tied embeddings, where the file has none."""
         output = self.model.get_output_embeddings()
         if type(output) is nn.Linear and output.weight.is_meta and self.model.config.tie_word_embeddings:
-            (tensor,) = self._embedded.values() or (None,)
+            if self.dtype is not None:
+                self.model.tie_weights()
+                return
+            names = {id(module): name for name, module in self.model.named_modules()}
+            tensor = self._embedded.get(names[id(self.model.get_input_embeddings())])
             if tensor is not None:
-                names = {id(module): name for name, module in self.model.named_modules()}
                 self._put(names[id(output)], self._linear(output, tensor))
                 release_mapped_pages(tensor.data.ctypes.data, tensor.data.nbytes)
 
@@ -224,6 +245,8 @@ class _File:
             panels = BlockPanels(int(tensor.tensor_type), data, order)
             return BlockLinear(panels, module.bias, self._rows)
         weight = torch.from_numpy(np.array(self._processed(tensor)))
+        if weight.shape[:1] == (1,):  # a product with one output, of a file with its dimension
+            weight = weight.reshape(1, -1)
         if weight.shape != module.weight.shape:
             self._refuse(tensor, tuple(weight.shape), module.weight.shape)
         if tensor.tensor_type.name not in ("F32", "F16"):
@@ -265,6 +288,8 @@ class _File:
         if value.shape != old.shape:
             self._refuse(tensor, tuple(value.shape), old.shape)
         if isinstance(old, nn.Parameter):
+            if self.dtype is not None:
+                value = value.to(self.dtype)
             setattr(module, leaf, nn.Parameter(value, requires_grad=False))
         else:
             old.copy_(value)

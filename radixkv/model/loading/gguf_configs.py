@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of GGUF files with experts, as far as transformers does not read them.
+"""Configurations of GGUF files, as far as transformers does not read them.
 
 Mixtral's files are of the architecture `llama`, of which transformers makes a model without experts; it can't
-read a gpt-oss with scaled rotary frequencies; and it leaves experts' sizes at a default.
+read a gpt-oss with scaled rotary frequencies; it leaves what it has no key for at the default of one model
+(sizes of experts and heads, soft caps, scaled rotary frequencies); and it knows half of the architectures.
 """
 
 from __future__ import annotations
@@ -11,13 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_architectures import ARCHITECTURES, make_config
 from radixkv.model.loading.gguf_metadata import GGUFMetadata, known_metadata
+from radixkv.model.loading.gguf_rotary import scaling
 
-#: Keys of a file, without the architecture -> fields of transformers' configurations.
-_SIZES = {
+#: Keys of a file, without the architecture -> fields that transformers leaves at their default.
+_LEFT_OUT = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attention.key_length": "head_dim",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
+#: Architecture -> number of layers of its one model whose queries are scaled by width / heads, not by the
+#: size of a head. No key says so; llama.cpp goes by the number of layers, too.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+#: Names in transformers' list of what it reads that are none of a decoder it has.
+_NO_DECODERS = {"deci", "general", "t5", "tokenizer", "umt5"}
 
 
 def own_config(path: Path) -> Any | None:
@@ -25,20 +37,66 @@ def own_config(path: Path) -> Any | None:
 
     Raises:
         KeyError: the file lacks a size.
+        ModelLoadError: its layers differ in a size.
     """
     known = known_metadata(path)
-    make = _OWN.get(str(known.values.get("general.architecture")))
-    return None if make is None else make(known)
+    architecture = str(known.values.get("general.architecture"))
+    make = _OWN.get(architecture)
+    if make is not None:
+        return make(known)
+    return make_config(architecture, known) if architecture in ARCHITECTURES else None
 
 
-def set_expert_sizes(path: Path, hf_config: Any) -> None:
-    """Set the sizes of experts that a file states and transformers leaves out."""
+def unread(path: Path, name: str, readable: list[str]) -> ModelLoadError:
+    """The error for a file of an architecture that neither transformers nor the table reads.
+
+    Args:
+        readable: architectures of files that transformers reads, by its names for them.
+    """
+    names = {each.replace("_", "-") for each in readable} - _NO_DECODERS
+    return ModelLoadError(
+        f"{path} is a GGUF file of the architecture {name}, which can't be read from GGUF. These can: "
+        f"{', '.join(sorted({*names, *ARCHITECTURES}))}. Serve the folder of safetensors that the file was "
+        "made from instead: it works wherever transformers has the model."
+    )
+
+
+def complete_config(path: Path, hf_config: Any) -> None:
+    """Set what a file states, or its architecture implies, and transformers leaves at a default."""
     values = known_metadata(path).values
-    architecture = values.get("general.architecture")
-    for key, name in _SIZES.items():
-        size = values.get(f"{architecture}.{key}")
-        if isinstance(size, int) and hasattr(hf_config, name):
-            setattr(hf_config, name, size)
+    architecture = str(values.get("general.architecture"))
+
+    def of(key: str, *default: Any) -> Any:
+        return (
+            values[f"{architecture}.{key}"] if not default else values.get(f"{architecture}.{key}", *default)
+        )
+
+    for key, name in _LEFT_OUT.items():
+        value = of(key, None)
+        if isinstance(value, int | float) and hasattr(hf_config, name):
+            setattr(hf_config, name, value)
+    if hasattr(hf_config, "query_pre_attn_scalar"):
+        by_width = hf_config.num_hidden_layers == _SCALED_BY_WIDTH.get(architecture)
+        hf_config.query_pre_attn_scalar = (
+            hf_config.hidden_size // hf_config.num_attention_heads if by_width else hf_config.head_dim
+        )
+    if architecture == "gpt2":
+        hf_config.n_positions = of("context_length")
+    vocab_size = getattr(hf_config, "vocab_size", 0)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(hf_config, name, None)
+        if isinstance(token, int) and token >= vocab_size:
+            setattr(hf_config, name, None)
+    _scale_frequencies(hf_config, scaling(of))
+
+
+def _scale_frequencies(hf_config: Any, scaled: dict[str, Any]) -> None:
+    parameters = getattr(hf_config, "rope_parameters", None)
+    if not scaled or not isinstance(parameters, dict):
+        return
+    own = parameters.get("full_attention", parameters)
+    if own.get("rope_type", "default") == "default":
+        own.update(scaled)
 
 
 def _common(known: GGUFMetadata, of: Callable[[str], Any]) -> dict[str, Any]:

@@ -100,6 +100,28 @@ def pack_experts(module: Any, tensors: dict[str, Any], rows: Any) -> tuple[nn.Mo
     return PackedExperts(module, packed(first), packed(["down"])), rounded
 
 
+def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Dequantise a layer's experts into the parameters of transformers' module, by their names; float32."""
+    found: dict[str, torch.Tensor] = {}
+    for leaf, suffix in (("weight", ""), ("bias", "_bias")):
+        if f"down.{leaf}" not in tensors:
+            continue
+        plain = {
+            name: torch.from_numpy(_dequantised(each.data, each.tensor_type))
+            for name, each in tensors.items()
+            if name.endswith(leaf)
+        }
+        down, both = plain[f"down.{leaf}"], plain.get(f"gate_up.{leaf}")
+        if both is None:
+            both = torch.cat([plain[f"gate.{leaf}"], plain[f"up.{leaf}"]], 1)
+        if not module.is_concatenated:
+            both = torch.stack(both.chunk(2, 1), 2).flatten(1, 2)
+        if module.is_transposed and leaf == "weight":
+            both, down = both.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
+        found |= {f"gate_up_proj{suffix}": both, f"down_proj{suffix}": down}
+    return found
+
+
 def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) -> nn.Module:
     """One expert's weights, one above the other."""
     from radixkv.model.cpu_layers.packed_linear import PackedLinear

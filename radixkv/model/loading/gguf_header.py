@@ -36,6 +36,7 @@ _WIDTHS = re.compile(
 _LARGEST_WIDTH = 2**21
 _PARTS = re.compile(r"\.(expert_count|head_count|head_count_kv)$")
 _MOST_PARTS = 2**13
+_MOST_GUESSING = 8
 _LAYER = re.compile(rb"blk\.(\d{1,9})\.")
 
 
@@ -86,7 +87,10 @@ class _Header:
             if _WIDTHS.search(key) and not 0 <= number <= most:
                 raise _Damage(f"its {key} is {number}")
             split = self._numbers.get("split.count", 0) > 1  # other layers are in other parts
-            if key.endswith(".block_count") and tensors and not split and not 0 <= number <= layers:
+            # Layers that guess tokens are counted, and may have been left out.
+            guessing = self._numbers.get(key.replace(".block_count", ".nextn_predict_layers"), 0)
+            most = layers + min(max(guessing, 0), _MOST_GUESSING)
+            if key.endswith(".block_count") and tensors and not split and not 0 <= number <= most:
                 raise _Damage(f"its {key} is {number}, and it has tensors of {layers} layers")
 
     def _number(self, form: str) -> int:

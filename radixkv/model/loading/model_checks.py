@@ -171,6 +171,12 @@ def _rope_settings(config: Any) -> Iterator[Mapping[str, Any]]:
             return
 
 
+def _device(model: Any) -> torch.device:
+    """Device of a model; weights in blocks, which no parameter may be left beside, are on a CPU."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
 @torch.inference_mode()
 def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
     """Run a few tokens through the hook; check that every layer called it once, with the expected arguments.
@@ -185,7 +191,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
     """
     architecture = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    positions = torch.arange(_DRY_RUN_TOKENS, device=model.device)
+    positions = torch.arange(_DRY_RUN_TOKENS, device=_device(model))
     ids = (positions + 1) * 31 % int(config.vocab_size)
     num_mixers = install_mixers(model)
     step = PlainCausalStep(positions)
@@ -206,7 +212,7 @@ def check_model(name: str, model: Any, max_model_len: int) -> AttentionShape:
             f"{name} computes infinite or undefined logits in {str(model.dtype).removeprefix('torch.')} for "
             "a trial input; its weights may be damaged, or need --dtype float32."
         )
-    rows = torch.tensor(_SHUFFLED_ROWS, device=model.device)
+    rows = torch.tensor(_SHUFFLED_ROWS, device=_device(model))
     shuffled_step = PlainCausalStep(positions[rows])
     shuffled = call_model(model, ids[rows], positions[rows], None, shuffled_step)
     if _deviation(shuffled, logits[rows]) > _tolerance(logits.dtype):

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.loading.gguf_configs import own_config, set_expert_sizes
+from radixkv.model.loading.gguf_configs import complete_config, own_config, unread
 from radixkv.model.loading.gguf_conversion import align_special_tokens
 from radixkv.model.loading.gguf_extras import check_size, divide_frequencies, own_tokenizer
+from radixkv.model.loading.gguf_splits import split_text
 from radixkv.model.loading.load_progress import counted_tensors, progress_bar
 from radixkv.model.loading.model_source import ModelSource
 
@@ -56,7 +57,7 @@ class Pretrained:
             try:
                 found = AutoConfig.from_pretrained(self.source.folder, **self._keywords())
                 if self.source.gguf_file is not None:
-                    set_expert_sizes(self.source.path, found)
+                    complete_config(self.source.path, found)
                 return found
             except (ValueError, KeyError) as error:
                 text = str(error)
@@ -64,6 +65,9 @@ class Pretrained:
                 if found is None and "Unrecognized model" not in text:
                     raise
                 name = (found[1] or found[2]) if found else "of an unnamed type"
+                if self.source.gguf_file is not None and found is not None:
+                    readable = _gguf_reading().GGUF_SUPPORTED_ARCHITECTURES
+                    raise unread(self.source.path, name, readable) from error
                 raise unsupported(
                     self.source.name,
                     name,
@@ -81,11 +85,20 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable, or in need of code that is not trusted.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         def read() -> Any:
-            whole = None if self.source.gguf_file is None else own_tokenizer(self.source.path)
-            return whole or AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
+            if self.source.gguf_file is not None:
+                whole = own_tokenizer(self.source.path)
+                if whole is not None:
+                    return whole
+                if own_config(self.source.path) is not None:
+                    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                        self.source.folder, **self._keywords()
+                    )
+                    split_text(self.source.path, tokenizer)
+                    return tokenizer
+            return AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
 
         tokenizer = self.explained("tokenizer", read)
         if self.source.gguf_file is not None:
@@ -105,17 +118,13 @@ class Pretrained:
         from radixkv.model.loading.model_checks import architecture_name, unsupported
         from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
 
+        gguf = self.source.gguf_file
+        if gguf is not None and own_config(self.source.path) is not None:
+            return self._file_model(hf_config, show_progress, dtype).to(device)
         own = has_own_attention(str(getattr(hf_config, "model_type", "")))
 
         # Models that also read images are in a list of their own.
         kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
-
-        gguf = self.source.gguf_file
-        if gguf is not None and own_config(self.source.path) is not None:
-            raise ConfigError(
-                f"{gguf} has experts that transformers can't dequantise: they can only stay packed, on a "
-                "CPU and without --dtype, --quantization, --gguf float32 and --tensor-parallel"
-            )
 
         def read() -> Any:
             try:
@@ -165,16 +174,28 @@ class Pretrained:
         Raises:
             ModelLoadError: see `model`.
         """
-        from radixkv.model.attention_hook import register_attention_hook
-        from radixkv.model.loading.gguf_blocks import load_blocks
+        return self._file_model(hf_config, show_progress)
 
+    def _file_model(self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None) -> Any:
+        """The model of a GGUF file, read tensor by tensor; `dtype`: dequantised, None: as blocks."""
+        from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
+        from radixkv.model.latent_attention import absorb_latents
+        from radixkv.model.loading.gguf_blocks import load_gguf
+        from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
+
+        path = self.source.path
+        own = has_own_attention(str(hf_config.model_type))
+        attention = "eager" if own else register_attention_hook()
+        if dtype is not None:
+            self.explained("weights", lambda: check_size(path, hf_config))
         model = self.explained(
             "weights",
-            lambda: load_blocks(
-                self.source.path, hf_config, register_attention_hook(), show_progress=show_progress
-            ),
+            lambda: load_gguf(path, hf_config, attention, dtype=dtype, show_progress=show_progress),
         )
-        divide_frequencies(self.source.path, model)
+        divide_frequencies(path, model)
+        if own:
+            call_hook_from_own_attention(model)
+        absorb_latents(model, ATTENTION_NAME)
         return model
 
     def explained(self, what: str, read: Callable[[], _T]) -> _T:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Architectures of GGUF files that radixkv reads itself, held to the models that the files were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf_files import CONVERTED, family_config, write_converted
+from tiny_models import finish_gguf
+
+from radixkv.engine.config import EngineConfig
+from radixkv.errors import ModelLoadError
+from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
+from radixkv.model.loading.gguf_architectures import ARCHITECTURES
+from radixkv.model.loading.gguf_blocks import load_gguf
+from radixkv.model.loading.loader import load_model
+from radixkv.model.step_context import call_model
+
+pytest.importorskip("numba")
+from radixkv.model.cpu_layers.block_linear import BlockLinear
+from radixkv_kernels.cpu.linear.block_method import methods
+
+if not methods():
+    pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
+
+TOKENS = torch.tensor([5, 90, 17, 23, 4, 4, 61, 100, 12, 8, 77, 15, 99, 3])
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> torch.Tensor:
+    positions = torch.arange(len(TOKENS))
+    return call_model(model, TOKENS, positions, None, PlainCausalStep(positions))
+
+
+def test_every_architecture_of_the_table_is_tested() -> None:
+    assert {case.split()[0] for case in CONVERTED} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("case", CONVERTED)
+@torch.inference_mode()
+def test_a_file_computes_what_its_model_does(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = write_converted(path, case)
+    expected = model(TOKENS[None], use_cache=False).logits[0]
+    config, attention = family_config(path), register_attention_hook()
+    plain = load_gguf(path, config, attention, dtype=torch.float32, show_progress=False)
+    assert (logits_of(plain) - expected).abs().max() < 1e-4 * expected.abs().max()
+    packed = load_gguf(path, family_config(path), attention, show_progress=False)
+    assert sum(isinstance(module, BlockLinear) for module in packed.modules()) > 8
+    assert (logits_of(packed) - expected).norm() < 0.04 * expected.norm()
+
+
+def test_what_can_t_be_read_is_named_with_what_can(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(str(path), "deci")
+    writer.add_context_length(64)
+    finish_gguf(writer)
+    expected = r"of the architecture deci, which can't be read from GGUF\. These can: .*granite.*olmo2"
+    with pytest.raises(ModelLoadError, match=expected):
+        load_model(EngineConfig(model=str(path), device="cpu"), show_progress=False)
