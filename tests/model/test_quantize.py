@@ -19,12 +19,7 @@ from radixkv.model.step_context import call_model
 
 TOKENS = [5, 90, 17, 230, 4, 4, 61, 300, 12, 8, 77, 150]
 #: Settings without a name in GGUF, as their readers expect them.
-_AS_GGUF_HAS_IT = {
-    "query_pre_attn_scalar": 256,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "layer_types": None,
-}
+_AS_GGUF_HAS_IT = {"query_pre_attn_scalar": 32, "layer_types": None}
 TEXT = "<|im_start|>user\nSaid 12 <think> Grüße  twice<|im_end|>"
 
 

@@ -18,7 +18,7 @@ from radixkv.model.loading.gguf_metadata import GGUFMetadata, known_metadata
 from radixkv.model.loading.gguf_rotary import scaling
 
 #: Keys of a file, without the architecture -> fields that transformers leaves at their default.
-_LEFT_OUT = {
+LEFT_OUT = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.key_length": "head_dim",
@@ -71,7 +71,7 @@ def complete_config(path: Path, hf_config: Any) -> None:
             values[f"{architecture}.{key}"] if not default else values.get(f"{architecture}.{key}", *default)
         )
 
-    for key, name in _LEFT_OUT.items():
+    for key, name in LEFT_OUT.items():
         value = of(key, None)
         if isinstance(value, int | float) and hasattr(hf_config, name):
             setattr(hf_config, name, value)

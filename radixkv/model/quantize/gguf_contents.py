@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_configs import LEFT_OUT, complete_config
 
 #: transformers' model_type -> the architecture's name in GGUF.
 ARCHITECTURES = {
@@ -46,7 +47,7 @@ def add_sizes(writer: Any, config: Any) -> None:
     architecture = ARCHITECTURES[config.model_type]
     rope = getattr(config, "rope_parameters", None) or {}
     known: dict[str, Any] = reading.GGUF_TO_TRANSFORMERS_MAPPING
-    names = known["config"][architecture]
+    names = known["config"][architecture] | LEFT_OUT
     writer.add_name(str(getattr(config, "_name_or_path", "") or "model").rstrip("/").rpartition("/")[2])
     for suffix, name in names.items():
         value = None if name is None else getattr(config, name, rope.get(name))
@@ -74,7 +75,9 @@ def lost_settings(config: Any) -> list[str]:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         writer.close()
-        found = AutoConfig.from_pretrained(folder, gguf_file=path.name).to_dict()
+        read = AutoConfig.from_pretrained(folder, gguf_file=path.name)
+        complete_config(path, read)
+        found = read.to_dict()
     return [
         f"{name} ({value!r:.80})"
         for name, value in sorted(config.to_dict().items())
