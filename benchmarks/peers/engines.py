@@ -35,13 +35,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the inputs of all engines lie, and how patient to be."""
+    """Where the inputs of all engines lie, and how patient to be.
+
+    Attributes:
+        only_gguf: the GGUF file is any one, which all engines serve in its own precision.
+    """
 
     model_folder: Path
     gguf: Path
     logs: Path
     install_timeout: float
     start_timeout: float
+    only_gguf: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ def start_radixkv(
 
 
 def radixkv_settings(places: Places) -> list[Setting]:
-    """radixkv itself, as it starts by default, and with int8 weights."""
+    """radixkv itself, as it starts by default, and with int8 weights; or with a GGUF file's blocks."""
+    if places.only_gguf:
+        return [Setting("radixkv packed", "radixkv", "packed", lambda: start_radixkv(places))]
     return [
         Setting("radixkv float32", "radixkv", "float32", lambda: start_radixkv(places)),
         Setting(

@@ -22,6 +22,10 @@ def prepare(places: Places) -> Peer:
         PeerUnavailable: it can't be installed, or the file can't be made.
     """
     environment = prepare_environment("llamacpp", REQUIREMENTS, timeout=places.install_timeout)
+    if places.only_gguf:
+        return Peer(
+            environment.versions("xllamacpp"), _settings(environment, places, ("GGUF", "packed", places.gguf))
+        )
     plain = environment.folder / f"{places.gguf.stem}.F32.gguf"
     if not plain.exists():
         staging = plain.with_suffix(".part")
@@ -29,13 +33,19 @@ def prepare(places: Places) -> Peer:
         run_step(command, timeout=300, what="writing the float32 GGUF file")
         staging.replace(plain)
 
+    files = ("F32", "float32", plain), ("Q4_1", "quantised", places.gguf)
+    return Peer(environment.versions("xllamacpp"), _settings(environment, places, *files))
+
+
+def _settings(environment: Environment, places: Places, *files: tuple[str, str, Path]) -> list[Setting]:
+    """Settings with 8 slots and 1 for each label, precision and file."""
     settings = []
-    for label, precision, file in (("F32", "float32", plain), ("Q4_1", "quantised", places.gguf)):
+    for label, precision, file in files:
         for slots in (8, 1):
             name = f"llama.cpp {label}, {slots} slot{'s' if slots > 1 else ''}"
             start = functools.partial(_start, environment, places, file, slots)
             settings.append(Setting(name, "llamacpp", precision, start))
-    return Peer(environment.versions("xllamacpp"), settings)
+    return settings
 
 
 def _start(

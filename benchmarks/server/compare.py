@@ -10,6 +10,7 @@ equals radixkv's float32 answer. W1 warm and what follows run on the server that
 
     python -m benchmarks.compare --peers vllm,llamacpp,transformers
     python -m benchmarks.compare --peers vllm --workloads "W1 cold,W1 warm" --rounds 5 --json results.json
+    python -m benchmarks.compare --peers llamacpp --gguf model.Q4_K_M.gguf --rounds 1
     python -m benchmarks.compare --list
 """
 
@@ -45,7 +46,8 @@ PEERS: dict[str, Callable[[Places], Peer]] = {
     "llamacpp": llama_cpp.prepare,
     "transformers": hf_transformers.prepare,
 }
-BASELINE = "radixkv float32"
+#: Whose answers are compared with: the first that runs.
+BASELINES = ("radixkv float32", "radixkv packed")
 
 
 @dataclass
@@ -74,8 +76,9 @@ class Comparison:
         return [run for run in self.runs if run.setting == setting]
 
     def agreement(self, run: Run, workload: str) -> float | None:
-        """Share of a workload's answers with the same text as radixkv's float32 answers of that round."""
-        base = next((own for own in self.of(BASELINE) if own.round == run.round), None)
+        """Share of a workload's answers with the same text as radixkv's answers of that round."""
+        bases = (own for name in BASELINES for own in self.of(name))
+        base = next((own for own in bases if own.round == run.round), None)
         if base is None or workload not in base.results or workload not in run.results:
             return None
         pairs = zip(base.results[workload].answers, run.results[workload].answers, strict=True)
@@ -305,6 +308,12 @@ def main() -> None:
         help="keep the servers of a round side by side and change over after each workload: for machines "
         "whose load varies; needs memory for all of them",
     )
+    parser.add_argument(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="serve this file's blocks beside llama.cpp, in place of the model",
+    )
     parser.add_argument("--list", action="store_true", help="set the peers up, list their settings and stop")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first round's prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here after every run")
@@ -320,6 +329,9 @@ def main() -> None:
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
     wanted = [name.strip() for name in args.settings.split(";")] if args.settings else None
 
+    if args.gguf is not None and (names != ["llamacpp"] or not args.gguf.is_file()):
+        parser.error("--gguf takes a file, and --peers llamacpp: other engines do not read it")
+
     from radixkv.engine.config import EMBEDDED_MODEL
     from radixkv.model.loading.embedded_model import fetch_gguf, find_embedded, prepare_embedded
     from radixkv.model.loading.model_cache import cache_home
@@ -327,11 +339,12 @@ def main() -> None:
     embedded = find_embedded(EMBEDDED_MODEL)
     assert embedded is not None
     places = Places(
-        model_folder=prepare_embedded(embedded),
-        gguf=fetch_gguf(embedded),
+        model_folder=args.gguf or prepare_embedded(embedded),
+        gguf=args.gguf or fetch_gguf(embedded),
         logs=cache_home() / "peers" / "logs",
         install_timeout=args.install_timeout,
         start_timeout=args.start_timeout,
+        only_gguf=args.gguf is not None,
     )
     comparison = prepare(names, places, wanted)
     if args.list:
