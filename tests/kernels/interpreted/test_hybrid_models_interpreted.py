@@ -11,11 +11,15 @@ import pytest
 import torch
 from hand_made_steps import BLOCK, NUM_BLOCKS, HandMade
 from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
+from paged_language_model import run_all
 from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.speculation.step_costs import StepCosts
 from radixkv_kernels.states import GRID, StateSpec
 
 LENGTH = GRID + 4
@@ -24,6 +28,14 @@ FAMILIES = [
     family if family == "lfm2" else pytest.param(family, marks=pytest.mark.nightly)
     for family in HYBRID_FAMILIES
 ]
+
+
+def interpreted_runner(model: Path, length: int) -> ModelRunner:
+    loaded = load_model(EngineConfig(model=str(model), device="cpu"), show_progress=False)
+    spec = loaded.attention.layout(NUM_BLOCKS, BLOCK, loaded.dtype, loaded.device, None)
+    limits = {"max_num_tokens": length, "max_num_seqs": 2, "max_model_len": length}
+    states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2)
+    return ModelRunner(loaded, spec, backend="triton", states=states, **limits)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -36,11 +48,7 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
         expected = reference(
             input_ids=torch.tensor([tokens]), position_ids=positions, use_cache=False
         ).logits[0]
-    loaded = load_model(EngineConfig(model=str(tmp_path), device="cpu"), show_progress=False)
-    spec = loaded.attention.layout(NUM_BLOCKS, BLOCK, loaded.dtype, loaded.device, None)
-    limits = {"max_num_tokens": LENGTH, "max_num_seqs": 2, "max_model_len": LENGTH}
-    states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2)
-    runner = ModelRunner(loaded, spec, backend="triton", states=states, **limits)
+    runner = interpreted_runner(tmp_path, LENGTH)
     for tensor in runner.kv.tensors():
         tensor.view(torch.uint8).zero_()
     pieces = HandMade(runner, tokens).run([GRID - 2, LENGTH - 1, LENGTH], saves={GRID: 2})
@@ -48,3 +56,37 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     runner.load_states([3], list(runner.save_states([2]).result()))
     resumed = HandMade(runner, tokens, base=GRID, slot=3).run([LENGTH])
     torch.testing.assert_close(resumed, pieces[GRID:], rtol=0, atol=2e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "model_type", ["lfm2", "qwen3_5_text", "mamba2", "mamba", "recurrent_gemma", "kimi_linear"]
+)
+def test_an_engine_gives_the_same_answers_from_its_states(model_type: str, tmp_path: Path) -> None:
+    """A model of each kind of state: two requests at once, cold and hot, with guesses."""
+    save_hybrid_model(tmp_path, model_type)
+    runner = interpreted_runner(tmp_path, 2 * GRID)
+    config = EngineConfig(model=str(tmp_path), max_num_seqs=2, speculation="auto")
+    limits = {"max_model_len": 2 * GRID, "max_num_batched_tokens": GRID + 12}
+    costs = StepCosts.of_backend("triton")
+    engine = engine_on_runner(config, runner, tokenizer=None, step_costs=costs, **limits)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(1).integers(3, 320, 8).tolist() * 9
+    prompts = [tokens[: GRID + 4], [*tokens[: GRID + 1], 5, 6]]
+    for expected_hit in (0, GRID):
+        names = [
+            engine.add_request(prompt, SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+            for prompt in prompts
+        ]
+        outputs = run_all(engine)
+        for name, prompt in zip(names, prompts, strict=True):
+            answer = list(outputs[name].outputs[0].token_ids)
+            text = torch.tensor([prompt + answer[:-1]])
+            with torch.inference_mode():
+                logits = reference(
+                    input_ids=text, position_ids=torch.arange(text.shape[1])[None], use_cache=False
+                ).logits[0]
+            assert answer == logits[len(prompt) - 1 :].argmax(-1).tolist()
+            assert outputs[name].num_cached_tokens >= expected_hit
+    engine.check()
+    assert engine.stats().speculation.num_draft_tokens
