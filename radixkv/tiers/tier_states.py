@@ -118,7 +118,9 @@ class TierStates:
             if count <= 0:
                 continue
             part = run.part(0, count)
-            place, taken, undecided = -1, None, None
+            place = -1
+            taken: MeasuredTier | None = None
+            undecided: MeasuredTier | None = None
             for tier in self._tiers:
                 try:
                     found = tier.last_state(part)
