@@ -277,12 +277,15 @@ def chat_formats() -> str:
 def architectures() -> str:
     """Write a table of transformers' causal architectures: served, how tested, or refused and why."""
     found = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
-    served = sum(each["status"] == "served" for each in found.values())
+    tested = tested_architectures()
+    states = [name if name in tested else each["status"] for name, each in found.items()]
+    served = sum(state == "served" or state in tested for state in states)
     lines = [
         "# Architectures",
         "",
         f"Written by `{COMMAND}` from `docs/architectures.json`, which `python docs/survey_architectures.py`",
-        f"finds out: of {len(found)} causal architectures of transformers, {served} are served.",
+        f"finds out: of {len(found)} causal architectures of transformers, {served} are served;",
+        f"{states.count('as text')} more, which read images or sound, too, are served for text.",
         "",
         "*tests*: the suite holds greedy tokens or logits to transformers', cold, hot and beside others.",
         "*checked*: its layers reach paged attention, and its logits are transformers' own on a tiny random",
@@ -290,7 +293,6 @@ def architectures() -> str:
         "holds.",
         "",
     ]
-    tested = tested_architectures()
     rows = []
     for name, each in sorted(found.items()):
         how = "tests" if name in tested else "checked" if each["status"] == "served" else ""
@@ -303,13 +305,19 @@ def architectures() -> str:
 def tested_architectures() -> set[str]:
     """The model types that the suite computes with, read from the tables of its tiny models."""
     kinds: set[str] = set()
-    for name, table_name in (("tiny_models", "FAMILIES"), ("attention_shapes", "SHAPES")):
+    tables = (
+        ("tiny_models", "FAMILIES"),
+        ("attention_shapes", "SHAPES"),
+        ("hybrid_models", "HYBRID_FAMILIES"),
+    )
+    for name, table_name in tables:
         tree = ast.parse((ROOT / "tests" / "support" / f"{name}.py").read_text(encoding="utf-8"))
         for node in tree.body:
             is_table = isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table_name
             if is_table and isinstance(node.value, ast.Dict):
-                first = (value.elts[0] for value in node.value.values if isinstance(value, ast.Tuple))
-                kinds |= {kind.value for kind in first if isinstance(kind, ast.Constant)}
+                first = [value.elts[0] for value in node.value.values if isinstance(value, ast.Tuple)]
+                named = first or node.value.keys  # where the name of an entry is not that of its type
+                kinds |= {kind.value for kind in named if isinstance(kind, ast.Constant)}
     return kinds
 
 

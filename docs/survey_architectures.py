@@ -25,9 +25,15 @@ from radixkv.model.latent_attention import absorb_latents
 from radixkv.model.loading.model_checks import check_config, check_model
 from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from attention_shapes import SHAPES
+from attention_shapes import tiny_config as tiny_shape
+from hybrid_models import HYBRID_FAMILIES, tiny_hybrid
+
 RESULT = Path(__file__).with_name("architectures.json")
 _LARGEST = 20_000_000
-_MORE_THAN_TEXT = "it reads more than text; its text half is served where that has a row which says so"
 #: What is set where a configuration has it.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 320),
@@ -56,24 +62,65 @@ _SIZES: dict[str, Any] = {
     "index_head_dim": 16,
     "sliding_window": 5,
 }
+#: Sizes of single families whose parts do not fit together by rule.
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "axk2": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gemma4_unified_text": SHAPES["gemma4"][1],
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
 def tiny_config(model_type: str) -> Any:
-    """A small configuration; raises whatever the class does where its parts no longer fit together."""
+    """A small configuration: that of the tests where they have one, else one by rule.
+
+    Raises whatever the class does where its parts no longer fit together.
+    """
+    for name, (kind, _) in SHAPES.items():
+        if kind == model_type:
+            return tiny_shape(name)
+    if model_type in HYBRID_FAMILIES:
+        return tiny_hybrid(model_type)
     kind = CONFIG_MAPPING[model_type]
     whole = kind()
-    sizes = {name: size for name, size in _SIZES.items() if getattr(whole, name, None) is not None}
+    sizes = {name: size for name, size in _SIZES.items() if _has(whole, name)}
+    sizes |= _OWN_SIZES.get(model_type, {})
     if model_type in ("phi", "gpt_neox", "persimmon", "stablelm", "deepseek_v2", "deepseek_v3", "minicpm3"):
         sizes.pop("num_key_value_heads", None)
     return kind(**sizes)
 
 
+def _has(config: Any, name: str) -> bool:
+    try:
+        return getattr(config, name, None) is not None
+    except Exception:  # it differs by layer
+        return True
+
+
 def survey(model_type: str) -> tuple[str, str]:
     """`served` or `refused`, and why it is refused."""
     try:
+        text = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
+        if text.model_type != model_type:
+            return _survey_text_half(text.model_type)
         config = tiny_config(model_type)
-        if getattr(config, "sub_configs", None) and config.get_text_config(decoder=True) is not config:
-            return "not tried", _MORE_THAN_TEXT
         limit = check_config("it", config, None)
         with torch.device("meta"):
             size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
@@ -94,8 +141,19 @@ def survey(model_type: str) -> tuple[str, str]:
     except ModelLoadError as error:
         return "refused", reason_of(str(error))
     except Exception as error:  # whatever a class does with a configuration it was not made for
+        if isinstance(error, KeyError) and ATTENTION_NAME in str(error):
+            return "refused", "it does not go through transformers' attention interface"
+        print(f"  {model_type}: {error!r:.300}", flush=True)
         return "not tried", f"no small model of it could be made ({type(error).__name__})"
     return "served", ""
+
+
+def _survey_text_half(model_type: str) -> tuple[str, str]:
+    """The same of a model that reads more than text, by the type of its text half."""
+    status, reason = survey(model_type)
+    if status == "served":
+        return "as text", f"it reads more than text; of that, its text half is served, as `{model_type}`"
+    return status, f"it reads more than text; its text half, `{model_type}`: {reason}"
 
 
 def reason_of(message: str) -> str:

@@ -173,13 +173,16 @@ class GroupedKV:
     Attributes:
         spec: the layout it was made with.
         groups: one cache per group.
+        windows: saves and loads the blocks of the pool of windows.
     """
 
     def __init__(self, spec: KVLayout) -> None:
         self.spec = spec
         self.groups = [PagedKV(each) for each in spec.specs]
-        # Blocks are saved and loaded without what is in the pool of windows.
-        self._whole = [kv for group, kv in zip(spec.groups, self.groups, strict=True) if group.window is None]
+        # Blocks are saved and loaded without what is in the pool of windows, whose blocks go on their own.
+        parts = list(zip(spec.groups, self.groups, strict=True))
+        self._whole = _JoinedBlocks([kv for group, kv in parts if group.window is None])
+        self.windows = _JoinedBlocks([kv for group, kv in parts if group.window is not None])
 
     def __repr__(self) -> str:
         return f"GroupedKV({', '.join(map(repr, self.groups))})"
@@ -202,11 +205,31 @@ class GroupedKV:
 
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """See `PagedKV.save_blocks`: of each block, one group after the other."""
-        return np.concatenate([kv.save_blocks(blocks) for kv in self._whole], axis=1)
+        return self._whole.save_blocks(blocks)
 
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """See `PagedKV.block_reader`."""
-        readers = list(zip((kv.block_reader() for kv in self._whole), self._columns(), strict=True))
+        return self._whole.block_reader()
+
+    def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `PagedKV.load_blocks`."""
+        self._whole.load_blocks(blocks, data)
+
+
+class _JoinedBlocks:
+    """Blocks of several caches that have the same ids, saved and loaded as one: one cache after the other."""
+
+    def __init__(self, parts: Sequence[PagedKV]) -> None:
+        self._parts = parts
+        self._size = sum(kv.spec.bytes_per_block for kv in parts)
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """See `PagedKV.save_blocks`."""
+        return np.concatenate([kv.save_blocks(blocks) for kv in self._parts], axis=1)
+
+    def block_reader(self) -> Callable[[int, np.ndarray], None]:
+        """See `PagedKV.block_reader`."""
+        readers = list(zip((kv.block_reader() for kv in self._parts), self._columns(), strict=True))
 
         def read(block: int, row: np.ndarray) -> None:
             for read_group, columns in readers:
@@ -216,19 +239,19 @@ class GroupedKV:
 
     def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """See `PagedKV.load_blocks`."""
-        size = self.spec.bytes_per_block
+        size = self._size
         rows = [np.frombuffer(row, np.uint8) for row in data]
         if len(rows) != len(blocks) or any(len(row) != size for row in rows):
             raise ValueError(
                 f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
                 f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
             )
-        for kv, columns in zip(self._whole, self._columns(), strict=True):
+        for kv, columns in zip(self._parts, self._columns(), strict=True):
             kv.load_blocks(blocks, [row[columns] for row in rows])
 
     def _columns(self) -> list[slice]:
-        """Slices of the groups' bytes in a block."""
-        ends = np.cumsum([0, *(kv.spec.bytes_per_block for kv in self._whole)]).tolist()
+        """Slices of the caches' bytes in a block."""
+        ends = np.cumsum([0, *(kv.spec.bytes_per_block for kv in self._parts)]).tolist()
         return [slice(start, end) for start, end in pairwise(ends)]
 
 

@@ -128,6 +128,16 @@ class Runner(Protocol):
             ValueError: they are not as many or not as long as they should be; nothing was written.
         """
 
+    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
+        """Copy the contents of blocks of windows out, like `save`: `windows.block_bytes` bytes each."""
+
+    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill blocks of windows with saved data, as `load` does others.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
+        """
+
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step: the batch's copies, group after group; then write its K/V and attend, layer by layer.
 

@@ -40,6 +40,7 @@ from radixkv.observe.advisor import Advisor
 from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tenancy.tenant_cache import TenantCache
+from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import STATE_FORMAT, BlockKind
 from radixkv.tiers.spec import parse_tiers
@@ -172,15 +173,12 @@ def _block_kind(
 
 
 def _state_kind(kind: BlockKind, runner: Runner) -> BlockKind | None:
-    """The kind of a model's states, which depend on the K/V beside them; None: it has none."""
-    if not runner.num_state_slots:
+    """The kind of a model's states or windows, which depend on the K/V beside them; None: it has none."""
+    size = bytes_per_checkpoint(runner)
+    if not size:
         return None
-    return replace(
-        kind,
-        kv_format=f"states {STATE_FORMAT} beside {kind.kv_format}",
-        block_size=GRID,
-        block_bytes=runner.bytes_per_state,
-    )
+    what = f"states {STATE_FORMAT}" if runner.windows is None else "windows"
+    return replace(kind, kv_format=f"{what} beside {kind.kv_format}", block_size=GRID, block_bytes=size)
 
 
 def _pinned(size: int) -> npt.NDArray[np.uint8]:

@@ -146,12 +146,20 @@ class ModelRunner(WithoutStates):
 
     @property
     def kv_format(self) -> str:
-        """Type, shape and order of a saved block; groups of layers one after the other."""
+        """Type, shape and order of a saved block; groups of layers one after the other.
+
+        Groups whose windows are kept apart are named, too, since a block depends on them.
+        """
         spec = self.spec
         dtype = str(spec.storage_dtype).removeprefix("torch.")
         scaled = "" if spec.quantization is None else " scaled"
-        groups = spec.specs if isinstance(spec, KVLayout) else (spec,)
-        return f"{dtype}{scaled} {' + '.join(map(_block_shape, groups))}"
+        if isinstance(spec, KVSpec):
+            return f"{dtype}{scaled} {_block_shape(spec)}"
+        shapes = (
+            _block_shape(each) + ("" if group.window is None else f" before {group.window}")
+            for group, each in zip(spec.groups, spec.specs, strict=True)
+        )
+        return f"{dtype}{scaled} {' + '.join(shapes)}"
 
     @property
     def windows(self) -> WindowSpec | None:
@@ -240,6 +248,17 @@ class ModelRunner(WithoutStates):
             super().load_states(slots, data)
         else:
             self._states.load(slots, data)
+
+    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
+        """See `radixkv.engine.runner.Runner`."""
+        return super().save_windows(blocks) if self._windows is None else self._windows.save(self.kv, blocks)
+
+    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `radixkv.engine.runner.Runner`."""
+        if self._windows is None:
+            super().load_windows(blocks, data)
+        else:
+            self.kv.windows.load_blocks(blocks, data)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.block_copy import BlockCopy
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchWindows
 from radixkv_kernels import AttentionBackend, KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
+from radixkv_kernels.kv_groups import GroupedKV
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +70,13 @@ class RunnerWindows:
             window_layers=self._layers,
             window_slots=slots,
         )
+
+    def save(self, kv: GroupedKV, blocks: Sequence[int]) -> BlockCopy:
+        """Copy blocks out; see `radixkv.engine.runner.Runner.save_windows`."""
+        rows, read = np.empty((len(blocks), self.spec.block_bytes), np.uint8), kv.windows.block_reader()
+        copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
+        copy.run()
+        return copy
 
     def _idle(self, batch: Batch) -> BatchWindows:
         """Tables for a batch as run before the first request."""

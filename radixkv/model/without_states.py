@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WithoutStates: the states' part of `radixkv.engine.runner.Runner` for a runner that keeps none."""
+"""WithoutStates: the states' and windows' part of `radixkv.engine.runner.Runner` for runners without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WithoutStates:
-    """Mixin of runners without states: there are no slots to save or load."""
+    """Mixin of runners without states or freed windows: there is nothing of them to save or load."""
 
     @property
     def windows(self) -> WindowSpec | None:
@@ -46,3 +46,19 @@ class WithoutStates:
             AssertionError: always: there is no slot that could be named.
         """
         raise AssertionError(f"a runner without states has no slots {list(slots)}")
+
+    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
+        """Never called.
+
+        Raises:
+            AssertionError: always: there is no block that could be named.
+        """
+        raise AssertionError(f"a runner that keeps windows whole has no blocks {list(blocks)} of them")
+
+    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Never called.
+
+        Raises:
+            AssertionError: always: there is no block that could be named.
+        """
+        raise AssertionError(f"a runner that keeps windows whole has no blocks {list(blocks)} of them")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TierStates: the states of a model's state layers on their way between checkpoints and tiers.
+"""TierStates: checkpoints, of states or of windows, on their way between the tree and tiers.
 
     an ended request's text    its checkpoints go to each tier beside the K/V before them
     a prompt                   the deepest state that a tier has, within the K/V at hand or in a tier
     a state arrives            a free slot -> a checkpoint of the tree, after the K/V before it
 
 A prompt gains nothing by K/V without a state: no tier is asked for more K/V than a state sums up. Slots are
-copied on the engine's thread, so none is held for a copy and running requests never lack one.
+copied on the engine's thread, so none is held for a copy and running requests never lack one. The window
+before a grid point is a state in this sense, where windows are freed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.cache.states.checkpoints import Checkpoints
-from radixkv.model.block_copy import BlockMemory
 from radixkv.tiers.block_leases import BlockLeases
+from radixkv.tiers.checkpoint_memory import CheckpointMemory
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier import Bytes
 from radixkv.tiers.transfer_log import TransferLog
@@ -30,7 +31,7 @@ class TierStates:
     Args:
         tiers: all of them keep states; asked in this order.
         keeper: the cache's checkpoints.
-        memory: the slots' contents.
+        memory: the checkpoints' contents.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class TierStates:
         tiers: Sequence[MeasuredTier],
         cache: PrefixCache,
         keeper: Checkpoints,
-        memory: BlockMemory,
+        memory: CheckpointMemory,
         log: TransferLog,
     ) -> None:
         self._tiers = tiers
@@ -79,9 +80,7 @@ class TierStates:
                 if not len(tier.wants(state)):
                     continue
                 if data is None:
-                    copy = self._memory.save_states([slot])
-                    copy.run()
-                    data = copy.result()
+                    data = self._memory.save(slot)
                 tier.save(state, data)
             except Exception as error:
                 self._log.counts.failed_saves += 1
@@ -138,21 +137,16 @@ class TierStates:
         return None
 
     def restore(self, lease: Lease, state: BlockRun, data: Bytes) -> bool:
-        """Make a checkpoint of an arrived state; False: no slot is free for it, or its K/V has gone.
+        """Make a checkpoint of an arrived state; False: there is no room for it, or its K/V has gone.
 
         Args:
             lease: on the K/V of its tokens.
         """
-        slot = self._keeper.take_slot()
+        slot = self._memory.restore(state.end, data)
         if slot is None:
             return False
-        is_there = False
-        try:
-            self._memory.load_states([slot], [data])
-            is_there = lease.shares and state.end <= lease.tree_tokens
-        finally:
-            if not is_there:
-                self._keeper.pool.drop(slot)
-        if is_there:
-            self._keeper.add(lease.node, state.end, slot)
-        return is_there
+        if not lease.shares or state.end > lease.tree_tokens:
+            self._keeper.pool.drop(slot)
+            return False
+        self._keeper.add(lease.node, state.end, slot)
+        return True

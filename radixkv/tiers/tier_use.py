@@ -18,6 +18,7 @@ from radixkv.engine.extensions import BlockTiers
 from radixkv.engine.runner import Runner
 from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
+from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.stack import TierStack
@@ -59,8 +60,11 @@ class TierUse(BlockTiers):
                 raise TypeError(
                     f"tier: {one!r:.80} is not a Tier; make its class a subclass of {Tier.__module__}.Tier"
                 )
-            if runner.windows is not None:
-                raise ConfigError(f"the tier {one.name} keeps no windows; use --window-memory 0 with tiers")
+            if runner.windows is not None and not one.keeps_states:
+                raise ConfigError(
+                    f"the tier {one.name} keeps no windows, and a hit of this model needs them, since they are "
+                    "freed; use --kv-tier host:SIZE or disk:PATH, or --window-memory 0"
+                )
             if runner.num_state_slots and not one.keeps_states:
                 raise ConfigError(
                     f"the tier {one.name} keeps no states, and a hit of this model (it has recurrent or "
@@ -69,7 +73,7 @@ class TierUse(BlockTiers):
         self._tier = tier
         self._runner = runner
         self._speeds = EngineSpeeds()
-        sizes = runner.bytes_per_block, runner.bytes_per_state
+        sizes = runner.bytes_per_block, bytes_per_checkpoint(runner)
         self._tiers = [MeasuredTier(one, clock, self._speeds, *sizes) for one in tiers]
         self._clock = clock
         self._load_deadline_s = load_deadline_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.model.block_copy import BlockMemory
+from radixkv.tiers.checkpoint_memory import open_checkpoint_memory
 from radixkv.tiers.loads import Loads
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
 from radixkv.tiers.saves import Saves
@@ -31,7 +32,7 @@ class Transfers:
     Attributes:
         ends: tells when one has ended.
         log: counts of the transfers.
-        states: transfers of a model's states; None: it has none.
+        states: transfers of a model's states or kept windows; None: it has none.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class Transfers:
         self.log = log = TransferLog(clock)
         self.ends = ends = TransferEnds(clock, wake)
         keeper = cache.states
-        self.states = states = None if keeper is None else TierStates(tiers, cache, keeper, memory, log)
+        self.states = states = None
+        if keeper is not None:
+            kept = open_checkpoint_memory(keeper, memory)
+            self.states = states = TierStates(tiers, cache, keeper, kept, log)
         self.saves = Saves(tiers, cache, memory, clock, ends, log, states)
         self.loads = Loads(tiers, cache, memory, self.saves, speeds, clock, ends, log, states)
         self._clock = clock

@@ -33,6 +33,7 @@ from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch_states import GRID
 from radixkv.scheduling.request import PrefixPin
+from radixkv.tiers.checkpoint_memory import bytes_per_window
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.host import HostTier
 from radixkv.tiers.record import BlockKind
@@ -45,6 +46,8 @@ from radixkv.tiers.stack import TierStack
 BLOCK_SIZE = 16
 #: Between the seeds of an engine and the next one over its folder.
 RESTART = 1_000_000
+#: Tokens that layers with a window see.
+_WINDOWS = (17, 1, 300, 5, 64, 100, 129)
 
 
 def fuzz(
@@ -61,7 +64,7 @@ def fuzz(
         with_tier: None: every other seed has one.
         store: folder of a disk tier below a host tier, or the URL of a Redis, as another run left it; runs
             whose seeds are `RESTART` apart ask the same texts.
-        windows: of a model that frees its windows, without a tier.
+        windows: of a model that frees its windows.
     """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
@@ -76,17 +79,18 @@ def fuzz(
 
     model: Any
     if windows:
-        with_tier, budget = False, r.choice([24, 96, 300])
-        model = WindowedHashModel(
-            num_blocks, block_size, _window_spec(r, most, budget, block_size), fail_if=fails
-        )
+        budget = r.choice([24, 96, 300])
+        window = r.choice(_WINDOWS) if store is None else _WINDOWS[seed % RESTART % len(_WINDOWS)]
+        spec = _window_spec(r, window, most, budget, block_size)
+        model = WindowedHashModel(num_blocks, block_size, spec, fail_if=fails)
     else:
         model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=fails)
     now = iter(range(10**9))
     act: Any = lambda: None  # noqa: E731
     tiers: dict[str, Any] = {}
     if store is not None:
-        tiers = {"tier": _real_tiers(r, store), "load_deadline_s": 5.0}
+        size = bytes_per_window(model.spec, block_size) if windows else BYTES_PER_STATE
+        tiers = {"tier": _real_tiers(r, store, size), "load_deadline_s": 5.0}
     elif seed % 2 if with_tier is None else with_tier:
         wild = WildTier(np.random.default_rng(seed))
         wild.selection, act = r.choice([None, Selection(), Selection(0)]), wild.act
@@ -179,24 +183,28 @@ def fuzz(
     return counts
 
 
-def _window_spec(r: random.Random, most: int, budget: int, block_size: int) -> WindowSpec:
+def _window_spec(r: random.Random, window: int, most: int, budget: int, block_size: int) -> WindowSpec:
     """A pool that is just enough for some of the requests, or has room for checkpoints, too."""
-    spec = WindowSpec(r.choice([1, 5, 17, 64, 100, 129, 300]), 0, budget)
+    spec = WindowSpec(window, 0, budget, 8 * block_size)
     needed = spec.blocks_per_request(block_size) * r.choice([1, most]) - (-budget // block_size)
     return replace(spec, num_blocks=needed + r.choice([0, 3, 200]))
 
 
-def _real_tiers(r: random.Random, store: Path | str) -> TierStack:
-    """A host tier over a disk tier, both with room for a few texts or for all, or over a Redis."""
+def _real_tiers(r: random.Random, store: Path | str, size: int) -> TierStack:
+    """A host tier over a disk tier, both with room for a few texts or for all, or over a Redis.
+
+    Args:
+        size: bytes of a state or a kept window.
+    """
     kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
-    states = replace(kind, kv_format="states", block_size=GRID, block_bytes=BYTES_PER_STATE)
-    host = HostTier(r.choice([3, 60]) * (BYTES_PER_STATE + 24 * GRID), selection=Selection(0))
+    states = replace(kind, kv_format="states", block_size=GRID, block_bytes=size)
+    host = HostTier(r.choice([3, 60]) * (size + 24 * GRID), selection=Selection(0))
     if isinstance(store, str):
         owners = OwnerKeys(kind, b"", states=states)
         return TierStack(
             [host, RedisTier(store, kind, owners, ttl_s=900, states=states, selection=Selection(0))]
         )
-    room = r.choice([8, 400]) * (BYTES_PER_STATE + 2 * 24 * GRID)
+    room = r.choice([8, 400]) * (size + 2 * 24 * GRID) + 2**15
     return TierStack([host, DiskTier(store, room, kind, states=states, selection=Selection(0))])
 
 
@@ -241,8 +249,7 @@ if __name__ == "__main__":
     while time.monotonic() < until:
         try:
             with tempfile.TemporaryDirectory() as folder, redis_server() as redis:
-                stores = [] if sys.argv[3:] else [Path(folder), redis.url]
-                store = stores[seed % 4 // 2] if stores and seed % 2 == 0 else None
+                store = [Path(folder), redis.url][seed % 4 // 2] if seed % 2 == 0 else None
                 for part in range(1 if store is None else 3):
                     options: dict[str, Any] = {"store": store, "windows": bool(sys.argv[3:])}
                     for what, count in fuzz(seed + part * RESTART, **options).items():

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from attention_shapes import save_shape
+from tiny_adapters import greedy, peft_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.errors import ConfigError
 from radixkv.model.attention_shape import AttentionShape
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
@@ -36,8 +38,10 @@ def make_llm(folder: Path, **options: Any) -> LLM:
         "block_size": 8,
         "max_num_batched_tokens": 48,
         "max_num_seqs": 4,
+        "threads": 1,
+        "warm_up": "off",
     }
-    limits |= {"max_model_len": 256, "window_memory": 1 << 22, "speculation": "off", "warm_up": "off"}
+    limits |= {"max_model_len": 256, "window_memory": 1 << 22, "speculation": "off"}
     return LLM(model=str(folder), device="cpu", **limits | options)
 
 
@@ -128,6 +132,55 @@ def test_settings_go_together(model: tuple[Path, Reference], options: dict[str, 
             assert answers == [wanted(text) for text in texts]
 
 
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_adapters_have_windows_of_their_own(model: tuple[Path, Reference], tmp_path: Path) -> None:
+    folder, wanted = model
+    adapted = {name: peft_model(folder, seed, r=4) for seed, name in enumerate("ab")}
+    paths = {name: save_adapter(each, tmp_path / name) for name, each in adapted.items()}
+    prompt = some_tokens(150, 1)
+    right = {name: greedy(each, prompt, ANSWER) for name, each in adapted.items()} | {"": wanted(prompt)}
+    assert len({tuple(answer) for answer in right.values()}) == 3
+    params = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
+    llm = make_llm(folder, lora=tuple(f"{name}={path}" for name, path in paths.items()))
+    for cached in (0, 128):
+        ids = {llm.engine.add_request(prompt, params, lora=name): name for name in ("b", "", "a")}
+        outs = []
+        while len(outs) < len(ids):
+            outs += llm.engine.step().finished
+        llm.engine.check()
+        for out in outs:
+            assert list(out.outputs[0].token_ids) == right[ids[out.request_id]]
+            assert out.num_cached_tokens == cached
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_samples_and_beams_are_those_of_whole_windows(model: tuple[Path, Reference]) -> None:
+    prompts = [some_tokens(125, 1), some_tokens(60, 2)]
+    found = []
+    for memory in (1 << 22, 0):
+        llm = make_llm(model[0], window_memory=memory, num_blocks=200)
+        beams = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True))
+        params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=3, ignore_eos=True)
+        samples = llm.generate(prompts, params, progress=False)
+        llm.engine.check()
+        found.append([[list(one.token_ids) for one in out.outputs] for out in (*beams, *samples)])
+    assert found[0] == found[1]
+
+
+def test_windows_come_back_from_a_tier(model: tuple[Path, Reference], tmp_path: Path) -> None:
+    folder, wanted = model
+    prompt, short = some_tokens(150, 1), some_tokens(70, 2)
+    options = {"kv_tier": f"disk:{tmp_path},max=1GiB,long=0"}
+    with make_llm(folder, **options) as llm:
+        ask(llm, prompt, short)
+    with make_llm(folder, **options) as llm:
+        for text, cached in ((prompt, 128), (short, 64), (prompt[:140] + short, 128)):
+            assert ask(llm, text) == ([wanted(text)], cached)
+        counts = llm.engine.stats().transfers
+        assert counts is not None
+        assert counts.failed_loads == 0
+
+
 def test_deterministic_mode_gives_the_same_bits(tmp_path: Path) -> None:
     llm = make_llm(save_tiny_model(tmp_path / "model", "gemma3", sliding_window=WINDOW), deterministic=True)
     prompt = some_tokens(150, 1)
@@ -176,7 +229,7 @@ def test_long_requests_take_a_part_of_the_memory(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"kv_tier": ("host:1GiB",)}, "--kv-tier"),
+        ({"kv_tier": ("redis://localhost/0",)}, "--kv-tier redis keeps no windows"),
         ({"tensor_parallel": 2}, "--tensor-parallel"),
         ({"block_size": 128}, "--block-size that divides 64"),
         ({"window_memory": 1000}, "one request needs"),

@@ -162,10 +162,14 @@ HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def tiny_hybrid(model_type: str, **changes: Any) -> Any:
+    """The configuration of a family."""
+    return AutoConfig.for_model(model_type, **{**_COMMON, **HYBRID_FAMILIES[model_type], **changes})
+
+
 def save_hybrid_model(folder: Path, model_type: str, seed: int = 0, **changes: Any) -> Path:
     """Write a random model of a family with state layers, with a byte-level tokenizer, to `folder`."""
-    config = AutoConfig.for_model(model_type, **{**_COMMON, **HYBRID_FAMILIES[model_type], **changes})
-    return save_random_model(folder, config, seed)
+    return save_random_model(folder, tiny_hybrid(model_type, **changes), seed)
 
 
 def save_seeing_model(folder: Path) -> None:

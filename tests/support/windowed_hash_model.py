@@ -8,6 +8,7 @@ wrongly or never written is noted in `violations`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from paged_language_model import PagedHashModel, prefix_hashes
 
 from radixkv.cache.states.window_pool import WindowSpec
+from radixkv.model.block_copy import BlockCopy
 from radixkv.scheduling.batch import Batch
 
 
@@ -34,6 +36,18 @@ class WindowedHashModel(PagedHashModel):
     @property
     def windows(self) -> WindowSpec:
         return self.spec
+
+    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
+        return BlockCopy(self._blocks()[list(blocks)].view(np.uint8))
+
+    def load_windows(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
+        if [len(row) for row in data] != [self.spec.block_bytes] * len(blocks):
+            raise ValueError("the K/V of other windows")
+        for block, row in zip(blocks, data, strict=True):
+            self._blocks()[block] = np.frombuffer(row, np.uint64)
+
+    def _blocks(self) -> np.ndarray[Any, Any]:
+        return self.seen.reshape(-1, self.block_size)
 
     def execute(self, batch: Batch) -> torch.Tensor:
         assert batch.windows is not None

@@ -49,7 +49,6 @@ class LeaseWindows:
         self.first = end // block_size - len(blocks)
         self.table = array("i", bytes(4 * self.first)) + array("i", blocks)
         self._block_size = block_size
-        self._before = keeper.spec.tokens - 1  # positions that a query sees besides its own
         for block in blocks:
             keeper.pool.blocks.share(block)
 
@@ -111,7 +110,7 @@ class LeaseWindows:
 
     def _first_block(self, position: int) -> int:
         """Index of the first block that is seen from a position on."""
-        return max(0, position - self._before) // self._block_size
+        return self.keeper.spec.window_before(position, self._block_size).start
 
     def _free_before(self, index: int) -> None:
         for block in self.table[self.first : index]:

@@ -57,6 +57,24 @@ class WindowCheckpoints(Checkpoints):
             self._evict(victim)
         return self.pool.blocks.take()
 
+    def take_window(self, end: int) -> int | None:
+        """Return the slot of a new kept window before a grid point, to be filled; None: there is no room.
+
+        Checkpoints worth less than others make room; pinned ones stay, and blocks that requests share.
+        """
+        blocks = self.pool.blocks
+        count = len(self.spec.window_before(end, self.block_size))
+        while blocks.num_free < count:
+            victim = self._victim(spare_some=True)
+            if victim is None:
+                return None
+            self._evict(victim)
+        taken = [block for _ in range(count) if (block := blocks.take()) is not None]
+        slot = self.pool.keep(taken)
+        for block in taken:
+            blocks.drop(block)
+        return slot
+
     def _victim(self, *, spare_some: bool) -> Checkpoint | None:
         victim = super()._victim(spare_some=spare_some)
         if victim is None and not spare_some:  # each of the others' blocks is in two windows

@@ -20,7 +20,7 @@ import torch
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, Entry
-from radixkv.scheduling.batch_states import BatchStates
+from radixkv.scheduling.batch_states import BatchStates, BatchWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,13 @@ def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.in
         fed_tokens=None if fed is None else fed[to_device(rows, fed.device)],
         num_rows=0,
         states=None if batch.states is None else _moved_states(batch.states, order),
+        windows=None if batch.windows is None else _moved_windows(batch.windows, order, rows),
     )
     return moved, np.argsort(np.argsort(logit_rows))
+
+
+def _moved_windows(windows: BatchWindows, order: Sequence[int], rows: npt.NDArray[np.int64]) -> BatchWindows:
+    return BatchWindows([windows.block_tables[r] for r in order], windows.write_slots[rows])
 
 
 def _moved_states(states: BatchStates, order: Sequence[int]) -> BatchStates:

@@ -188,7 +188,17 @@ function showPool(box, cache) {
       ["States kept", `${number(cache.states.checkpoints)} of ${number(cache.states.total_slots)}`],
       ["States evicted", number(cache.states.evicted_checkpoints)],
     ]) : null,
+    cache.freed_windows ? facts(windowFacts(cache.freed_windows)) : null,
   );
+}
+
+/** The pool of layers with a sliding window, where their past is freed. */
+function windowFacts({ total_blocks: total, free_blocks: free, checkpoints, evicted_checkpoints: evicted }) {
+  return [
+    ["Window blocks used", `${number(total - free)} of ${number(total)}`],
+    ["Windows kept", number(checkpoints)],
+    ["Windows evicted", number(evicted)],
+  ];
 }
 
 function showMissed(box, missed) {

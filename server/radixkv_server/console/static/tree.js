@@ -329,7 +329,7 @@ class TreeView {
       role: "treeitem", id: `node-${node.id}`, dataset: { node: node.id }, "aria-level": node.level + 1,
       "aria-setsize": siblings.length, "aria-posinset": siblings.indexOf(node) + 1, "aria-selected": String(node === selected),
       "aria-expanded": node.children.length ? String(isOpen) : null, style: { "--level": node.level },
-    }, el("span", { class: "item-text" }, label(node)), " ", el("span", { class: "muted" }, `${plural(node.data.tokens, "token")}, ${KINDS[model.kind(node)][0].toLowerCase()}${node.data.checkpoints ? `, ${plural(node.data.checkpoints.length, "state")}` : ""}`));
+    }, el("span", { class: "item-text" }, label(node)), " ", el("span", { class: "muted" }, `${plural(node.data.tokens, "token")}, ${KINDS[model.kind(node)][0].toLowerCase()}${node.data.checkpoints ? `, ${plural(node.data.checkpoints.length, "resume point")}` : ""}`));
   }
 
   // ------------------------------------------------------------------ mouse and keys
@@ -360,7 +360,7 @@ class TreeView {
       el("p", null, `${plural(data.tokens, "token")}${below}`),
       el("p", null, data.hits === null ? "shared with others" : `${plural(data.hits, "hit")}, used ${duration(node.idle)} ago, ${plural(node.leases, "holder")}`),
       el("p", null, KINDS[this.#model.kind(node)].join(": ")),
-      data.checkpoints ? el("p", null, `a state is kept after token ${data.checkpoints.map((one) => one.tokens).join(", ")}`) : null);
+      data.checkpoints ? el("p", null, `requests can go on after token ${data.checkpoints.map((one) => one.tokens).join(", ")}`) : null);
   }
 
   #click(event) {

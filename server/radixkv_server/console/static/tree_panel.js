@@ -20,7 +20,7 @@ function facts(node, model) {
     ["Hits", number(data.hits)],
     ["Last used", node.idle === null || node.idle === undefined ? "unknown" : `${duration(node.idle)} ago`],
     ["Eviction", data.eviction_rank === null ? "can't go now" : `number ${number(data.eviction_rank)} in line`],
-    ...(data.checkpoints ? [["States kept", states(data.checkpoints)]] : []),
+    ...(data.checkpoints ? [["Resume points kept", states(data.checkpoints)]] : []),
     ...(data.adapter ? [["Adapter", data.adapter]] : []),
     ...(data.tenant === undefined ? [] : [["Owner", owner(data)]]),
   ];

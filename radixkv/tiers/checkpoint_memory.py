@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CheckpointMemory: the contents of a checkpoint, as tiers keep them: one record of a fixed size.
+
+a state     one slot of the states' memory
+a window    its blocks, one after the other; zeros after the fewer ones near the beginning of a text
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.window_checkpoints import WindowCheckpoints
+from radixkv.engine.runner import Runner
+from radixkv.model.block_copy import BlockMemory
+from radixkv.tiers.tier import Bytes
+
+
+class CheckpointMemory(ABC):
+    """Copies the contents of checkpoints, by their slots. Used by the engine's thread only."""
+
+    @abstractmethod
+    def save(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Return a copy of what a checkpoint keeps, uint8 [1, bytes of a record]."""
+
+    @abstractmethod
+    def restore(self, end: int, data: Bytes) -> int | None:
+        """Return a new slot with saved contents after `end` tokens; None: there is no room.
+
+        Raises:
+            ValueError: the data are not as long as they should be; nothing was taken.
+        """
+
+
+class StateMemory(CheckpointMemory):
+    """Checkpoints of states."""
+
+    def __init__(self, keeper: Checkpoints, memory: BlockMemory) -> None:
+        self._keeper, self._memory = keeper, memory
+
+    def save(self, slot: int) -> npt.NDArray[np.uint8]:
+        copy = self._memory.save_states([slot])
+        copy.run()
+        return copy.result()
+
+    def restore(self, end: int, data: Bytes) -> int | None:
+        slot = self._keeper.take_slot()
+        if slot is not None:
+            try:
+                self._memory.load_states([slot], [data])
+            except BaseException:
+                self._keeper.pool.drop(slot)
+                raise
+        return slot
+
+
+class WindowMemory(CheckpointMemory):
+    """Checkpoints of models that free their windows."""
+
+    def __init__(self, keeper: WindowCheckpoints, memory: BlockMemory) -> None:
+        self._keeper, self._memory = keeper, memory
+        self._num_bytes = keeper.spec.bytes_per_window(keeper.block_size)
+
+    def save(self, slot: int) -> npt.NDArray[np.uint8]:
+        copy = self._memory.save_windows(self._keeper.pool.kept(slot))
+        copy.run()
+        contents, record = copy.result().reshape(-1), np.zeros((1, self._num_bytes), np.uint8)
+        record[0, : len(contents)] = contents
+        return record
+
+    def restore(self, end: int, data: Bytes) -> int | None:
+        size, record = self._keeper.spec.block_bytes, np.frombuffer(data, np.uint8)
+        if len(record) != self._num_bytes:
+            raise ValueError(f"a window has {self._num_bytes} bytes, not {len(record)}")
+        slot = self._keeper.take_window(end)
+        if slot is not None:
+            blocks = self._keeper.pool.kept(slot)
+            try:
+                rows = record[: len(blocks) * size].reshape(len(blocks), size)
+                self._memory.load_windows(blocks, list(rows))
+            except BaseException:
+                self._keeper.pool.drop(slot)
+                raise
+        return slot
+
+
+def open_checkpoint_memory(keeper: Checkpoints, memory: BlockMemory) -> CheckpointMemory:
+    """Make the memory of a cache's checkpoints."""
+    return (
+        WindowMemory(keeper, memory) if isinstance(keeper, WindowCheckpoints) else StateMemory(keeper, memory)
+    )
+
+
+def bytes_per_checkpoint(runner: Runner) -> int:
+    """Return the size of a record; 0: requests of this model need no checkpoints."""
+    windows = runner.windows
+    return runner.bytes_per_state if windows is None else windows.bytes_per_window(runner.block_size)
