@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.window_checkpoints import WindowCheckpoints
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.runner import Runner
 from radixkv.model.block_copy import BlockMemory
 from radixkv.tiers.tier import Bytes
@@ -62,7 +63,7 @@ class WindowMemory(CheckpointMemory):
 
     def __init__(self, keeper: WindowCheckpoints, memory: BlockMemory) -> None:
         self._keeper, self._memory = keeper, memory
-        self._num_bytes = keeper.spec.bytes_per_window(keeper.block_size)
+        self._num_bytes = bytes_per_window(keeper.spec, keeper.block_size)
 
     def save(self, slot: int) -> npt.NDArray[np.uint8]:
         copy = self._memory.save_windows(self._keeper.pool.kept(slot))
@@ -97,4 +98,9 @@ def open_checkpoint_memory(keeper: Checkpoints, memory: BlockMemory) -> Checkpoi
 def bytes_per_checkpoint(runner: Runner) -> int:
     """Return the size of a record; 0: requests of this model need no checkpoints."""
     windows = runner.windows
-    return runner.bytes_per_state if windows is None else windows.bytes_per_window(runner.block_size)
+    return runner.bytes_per_state if windows is None else bytes_per_window(windows, runner.block_size)
+
+
+def bytes_per_window(spec: WindowSpec, block_size: int) -> int:
+    """Return the size of a whole kept window."""
+    return spec.blocks_per_window(block_size) * spec.block_bytes

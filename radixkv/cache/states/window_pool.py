@@ -41,10 +41,6 @@ class WindowSpec:
         """Most blocks of a kept window, and at least one."""
         return max(1, (self.tokens + block_size - 2) // block_size)
 
-    def bytes_per_window(self, block_size: int) -> int:
-        """Bytes of a whole kept window."""
-        return self.blocks_per_window(block_size) * self.block_bytes
-
     def window_before(self, position: int, block_size: int) -> range:
         """Blocks of a text, by index, with the window before a grid point."""
         return range(max(0, position - self.tokens + 1) // block_size, position // block_size)
