@@ -132,11 +132,7 @@ class Runner(Protocol):
         """Copy the contents of blocks of windows out, like `save`: `windows.block_bytes` bytes each."""
 
     def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill blocks of windows with saved data, as `load` does others.
-
-        Raises:
-            ValueError: they are not as many or not as long as they should be; nothing was written.
-        """
+        """Fill blocks of windows with saved data, as `load` does others, with its errors."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step: the batch's copies, group after group; then write its K/V and attend, layer by layer.

@@ -50,12 +50,7 @@ class WindowCheckpoints(Checkpoints):
 
     def take_block(self) -> int | None:
         """Return a block to write to, evicting checkpoints of least worth; None: requests hold all."""
-        while not self.pool.blocks.num_free:
-            victim = self._victim(spare_some=False)
-            if victim is None:
-                return None
-            self._evict(victim)
-        return self.pool.blocks.take()
+        return self.pool.blocks.take() if self._make_room(1, spare_some=False) else None
 
     def take_window(self, end: int) -> int | None:
         """Return the slot of a new kept window before a grid point, to be filled; None: there is no room.
@@ -64,16 +59,21 @@ class WindowCheckpoints(Checkpoints):
         """
         blocks = self.pool.blocks
         count = len(self.spec.window_before(end, self.block_size))
-        while blocks.num_free < count:
-            victim = self._victim(spare_some=True)
-            if victim is None:
-                return None
-            self._evict(victim)
+        if not self._make_room(count, spare_some=True):
+            return None
         taken = [block for _ in range(count) if (block := blocks.take()) is not None]
         slot = self.pool.keep(taken)
         for block in taken:
             blocks.drop(block)
         return slot
+
+    def _make_room(self, num_blocks: int, *, spare_some: bool) -> bool:
+        while self.pool.blocks.num_free < num_blocks:
+            victim = self._victim(spare_some=spare_some)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
 
     def _victim(self, *, spare_some: bool) -> Checkpoint | None:
         victim = super()._victim(spare_some=spare_some)
