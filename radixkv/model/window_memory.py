@@ -22,8 +22,6 @@ _LEAST_WINDOWS, _LEAST_TOKENS = 8, 8192
 _LARGEST_SHARE = 1 / 3
 #: One kept window for so many windows' worth of tokens, besides those of running requests.
 _TOKENS_PER_KEPT = 16
-#: Kinds of tiers that take windows beside K/V.
-_KEEPING_TIERS = ("host:", "disk:")
 #: Windows are kept whole rather than let fewer requests run at once.
 _LEAST_REQUESTS = 4
 
@@ -66,8 +64,6 @@ def _hindrance(config: EngineConfig, attention: AttentionShape, device: torch.de
         return "this works on a CPU only"
     if config.tensor_parallel > 1:
         return "this does not work with --tensor-parallel"
-    if odd := [tier for tier in config.kv_tier if not tier.startswith(_KEEPING_TIERS)]:
-        return f"--kv-tier {odd[0].partition(':')[0]} keeps no windows"
     if GRID % config.block_size:
         return f"it needs a --block-size that divides {GRID}, not {config.block_size}"
     return None

@@ -62,8 +62,8 @@ class TierUse(BlockTiers):
                 )
             if runner.windows is not None and not one.keeps_states:
                 raise ConfigError(
-                    f"the tier {one.name} keeps no windows, and this model needs them, since they are "
-                    "freed; use --kv-tier host:SIZE or disk:PATH, or --window-memory 0"
+                    f"the tier {one.name} keeps no windows, and this model needs them, since they are freed; "
+                    "use --kv-tier, or --window-memory 0"
                 )
             if runner.num_state_slots and not one.keeps_states:
                 raise ConfigError(
