@@ -6,18 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from radixkv.model.without_windows import WithoutWindows
+
 if TYPE_CHECKING:
-    from radixkv.cache.states.window_pool import WindowSpec
     from radixkv.model.block_copy import BlockCopy
     from radixkv_kernels import Bytes
 
 
-class WithoutStates:
+class WithoutStates(WithoutWindows):
     """Mixin of runners without states or freed windows: there is nothing of them to save or load."""
-
-    @property
-    def windows(self) -> WindowSpec | None:
-        return None
 
     @property
     def num_state_slots(self) -> int:
@@ -46,19 +43,3 @@ class WithoutStates:
             AssertionError: always: there is no slot that could be named.
         """
         raise AssertionError(f"a runner without states has no slots {list(slots)}")
-
-    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
-        """Never called.
-
-        Raises:
-            AssertionError: always: there is no block that could be named.
-        """
-        raise AssertionError(f"a runner that keeps windows whole has no blocks {list(blocks)} of them")
-
-    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Never called.
-
-        Raises:
-            AssertionError: always: there is no block that could be named.
-        """
-        raise AssertionError(f"a runner that keeps windows whole has no blocks {list(blocks)} of them")

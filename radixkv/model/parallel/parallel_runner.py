@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv.model.block_copy import BlockCopy
@@ -22,6 +21,7 @@ from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
+from radixkv.model.without_windows import WithoutWindows
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import Bytes
 
@@ -46,7 +46,7 @@ def make_parallel_runner(
     return TensorParallelRunner(runner, group, communicator, sizes), max_model_len
 
 
-class TensorParallelRunner:
+class TensorParallelRunner(WithoutWindows):
     """See `radixkv.engine.runner.Runner`. Not thread-safe.
 
     Args:
@@ -80,10 +80,6 @@ class TensorParallelRunner:
         """Of all ranks together."""
         total: int = self._starts[-1]
         return total
-
-    @property
-    def windows(self) -> WindowSpec | None:
-        return self._own.windows
 
     @property
     def num_state_slots(self) -> int:
