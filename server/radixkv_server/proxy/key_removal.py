@@ -59,7 +59,9 @@ _IN_COMMANDS = re.compile(
 )
 _CREDENTIALS = re.compile(r"\b(bearer|basic)\s+(?=[^\s]*[0-9+/=_.-])[\w.~+/=-]{12,}", re.IGNORECASE)
 _MIN_ENCODED = 12  # characters of base64 that stand for a key
-_ESCAPED = re.compile(r"\\+(?:u00([2-7][0-9a-fA-F])|([/\"]))")
+_ESCAPED = re.compile(r"(?:\\+u00|%)([2-7][0-9a-fA-F])|\\+([/\"])")
+#: Fields that say which of an answer's texts an event goes on with.
+_PLACES = ("index", "output_index", "content_index", "type")
 
 
 def record_without_keys(
@@ -76,47 +78,78 @@ def record_without_keys(
     hide = _hiding(secrets)
     kind = exchange.request_headers.get("content-encoding", "")
     answer_kind = exchange.response_headers.get("content-encoding", "")
+    told = _ToldTexts()
     exchange = replace(
         exchange,
         request=_cleaned(limits.unpacked(exchange.request, kind), hide, limits),
-        response=_cleaned_answer(exchange.response, answer_kind, hide, limits),
+        response=_cleaned_answer(exchange.response, answer_kind, hide, limits, told),
         request_headers={},
         response_headers={},
     )
     record = exchange.record(limits=limits)
-    if any(hide(text) != text for block in record.answer for text in (block.text, block.name)):
-        events = list(events_in(exchange.response.decode("utf-8", "replace")))  # told in pieces
+    if told.any_holds_key(hide):
+        events = list(events_in(exchange.response.decode("utf-8", "replace")))
         whole = json.dumps(answer_of_events(events, record.dialect)).encode()
         exchange = replace(exchange, response=_cleaned(whole, hide, limits))
         record = exchange.record(limits=limits)
     return exchange, record
 
 
-def _cleaned_answer(data: bytes, kind: str, hide: Callable[[str], str], limits: BodyLimits) -> bytes:
+class _ToldTexts:
+    """Texts that the events of a stream tell in pieces, which may be those of a key."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[Any, ...], list[str]] = {}
+
+    def add(self, value: Any, place: tuple[Any, ...] = ()) -> None:
+        """Add the strings of an event's data, each to the text of its place in an answer. O(size)."""
+        if isinstance(value, str):
+            self._pieces.setdefault(place, []).append(value)
+        elif isinstance(value, list):
+            for item in value:
+                self.add(item, place)
+        elif isinstance(value, dict):
+            place += tuple(part for name in _PLACES if isinstance(part := value.get(name), str | int))
+            for name, item in value.items():
+                self.add(item, (*place, name))
+
+    def any_holds_key(self, hide: Callable[[str], str]) -> bool:
+        """Tell whether one of the texts, put together, holds a key."""
+        texts = ("".join(pieces) for pieces in self._pieces.values() if len(pieces) > 1)
+        return any(hide(text) != text for text in texts)
+
+
+def _cleaned_answer(
+    data: bytes, kind: str, hide: Callable[[str], str], limits: BodyLimits, told: _ToldTexts
+) -> bytes:
     try:
         data = limits.unpacked(data, kind)
         if data.lstrip()[:1] in (b"{", b"["):
             return _cleaned(data, hide, limits)
         lines = data.decode("utf-8", "replace").split("\n")
-        return "\n".join(_cleaned_line(line, hide, limits) for line in lines).encode()
+        return "\n".join(_cleaned_line(line, hide, limits, told) for line in lines).encode()
     except NoRequest:
         return b""  # it can't be read
 
 
-def _cleaned_line(line: str, hide: Callable[[str], str], limits: BodyLimits) -> str:
+def _cleaned_line(line: str, hide: Callable[[str], str], limits: BodyLimits, told: _ToldTexts) -> str:
     """Return a line of an event stream without keys: its data is JSON, or text."""
     head, space, data = line.partition(" ")
     if head == "data:" and data[:1] == "{":
         try:
-            return head + space + _cleaned(data.encode(), hide, limits).decode()
+            return head + space + _cleaned(data.encode(), hide, limits, told).decode()
         except NoRequest:
             pass
     return hide(line)
 
 
-def _cleaned(data: bytes, hide: Callable[[str], str], limits: BodyLimits) -> bytes:
+def _cleaned(
+    data: bytes, hide: Callable[[str], str], limits: BodyLimits, told: _ToldTexts | None = None
+) -> bytes:
     """Return JSON without keys; JSON that has none stays unchanged byte for byte."""
     value = limits.parsed(data)
+    if told is not None:
+        told.add(value)
     cleaned = _without_keys(value, hide)
     return data if cleaned == value else json.dumps(cleaned).encode()
 
@@ -129,7 +162,7 @@ def _hiding(secrets: tuple[str, ...]) -> Callable[[str], str]:
     known = tuple(form for secret in secrets for form in (secret, *_encoded_forms(secret)))
 
     def hide(text: str) -> str:
-        plain = _ESCAPED.sub(_character, text) if "\\" in text else text
+        plain = _ESCAPED.sub(_character, text) if "\\" in text or "%" in text else text
         for secret in known:
             if secret in plain or secret in text:
                 text = re.sub("".join(map(_spelling, secret)), REMOVED, text)
@@ -152,7 +185,8 @@ def _spelling(character: str) -> str:
     plain = re.escape(character)
     if character in '/"\\':
         plain = rf"\\*{plain}"
-    return rf"(?:{plain}|\\+u{ord(character):04x}|\\+u{ord(character):04X})"
+    code = f"{ord(character):04x}"
+    return rf"(?:{plain}|(?i:\\+u{code}|%{code[2:]}))"
 
 
 def _character(found: re.Match[str]) -> str:

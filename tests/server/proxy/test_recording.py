@@ -279,6 +279,42 @@ def test_keys_are_found_however_they_are_spelled(key: str) -> None:
     assert escaped(key, True) not in cleaned.response.decode()
 
 
+def _told(*events: dict[str, Any]) -> str:
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+
+
+PIECES = (KEY[:4], KEY[4:9], KEY[9:])
+COMPLETED = {"type": "response.completed", "response": {"object": "response", "output": [{"content": KEY}]}}
+TOLD_IN_PIECES = {
+    "/v1/responses": _told(
+        *({"type": "response.output_text.delta", "delta": part} for part in PIECES), COMPLETED
+    ),
+    "/v1/chat/completions": _told(
+        {"choices": [{"index": 0, "delta": {"content": "Aye."}}]},
+        *({"choices": [{"index": 1, "delta": {"content": part}}]} for part in PIECES),
+    ),
+    "/v1/chat/completions?": _told(*({"choices": [{"delta": {"refusal": part}}]} for part in PIECES)),
+}
+
+
+@pytest.mark.parametrize("path", TOLD_IN_PIECES)
+def test_keys_told_in_pieces_are_found_wherever_a_stream_tells_them(path: str) -> None:
+    body = {"model": "m", "input": "Aye?", "messages": [{"role": "user", "content": "Aye?"}]}
+    seen = Exchange(path, json.dumps(body).encode(), TOLD_IN_PIECES[path].encode())
+    cleaned, record = record_without_keys(seen, (KEY,), BodyLimits())
+    for piece in PIECES:
+        assert piece not in cleaned.response.decode()
+        assert piece not in repr(record.other_answers)
+
+
+def test_keys_are_found_where_only_some_characters_are_percent_encoded() -> None:
+    content = "".join(f"%{ord(char):02x}" if at % 3 else char for at, char in enumerate(KEY))
+    body = {"model": "m", "messages": [{"role": "user", "content": f"50%2b {content}"}]}
+    seen = Exchange("/v1/chat/completions", json.dumps(body).encode())
+    cleaned, _ = record_without_keys(seen, (KEY,), BodyLimits())
+    assert json.loads(cleaned.request)["messages"][0]["content"] == "50%2b (key removed)"
+
+
 def test_fields_and_urls_that_hold_keys_are_emptied_and_texts_stay() -> None:
     schema = {"password": {"type": "string", "description": "of the ship"}, "token": {"type": "string"}}
     tools = [
