@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents whose contexts outgrow the pool: the real scheduler and prefix cache in virtual time, with the rule
-of long prompts and without it.
+"""Agents whose contexts outgrow the pool: the real scheduler and prefix cache in virtual time, with the rules
+of long prompts and without them.
 
 A step costs a fixed time and a time for each token; nothing is computed, so that all figures are the same on
 every machine. Agents are in closed loops: a turn is sent when the pause after the answer before it is over.
@@ -61,6 +61,7 @@ class Loop:
 
     Args:
         long_prompt_tokens: see `Scheduler`.
+        guard: long prompts displace no prefixes in use (`radixkv.scheduling.reuse_guard`).
         say_done: the last request of each agent says that its session is over.
         policy: order of admission.
     """
@@ -71,6 +72,7 @@ class Loop:
         jobs: Sequence[AgentJob],
         *,
         long_prompt_tokens: int | None,
+        guard: bool = True,
         policy: str = "prefix",
         eviction: str = "lru",
         seed: int = 0,
@@ -78,16 +80,17 @@ class Loop:
     ) -> None:
         self._machine = machine
         self._say_done = say_done
-        self._cache = PrefixCache(machine.pool // BLOCK, BLOCK, eviction)
+        self._now = 0.0
+        self._cache = PrefixCache(machine.pool // BLOCK, BLOCK, eviction, clock=self._clock)
         self._scheduler = Scheduler(
             self._cache,
             max_num_batched_tokens=machine.budget,
             max_num_seqs=machine.max_num_seqs,
             policy=policy,
             long_prompt_tokens=long_prompt_tokens,
+            clock=self._clock if guard else None,
         )
         self._rng = np.random.default_rng(seed)
-        self._now = 0.0
         self._due: list[tuple[float, int, _Conversation]] = []
         self._order = itertools.count()
         self._asking: dict[int, tuple[SequenceState, _Conversation, AgentAnswer]] = {}
@@ -100,6 +103,9 @@ class Loop:
             context = np.concatenate([shared[job.group], self._random(job.start)])
             if job.turns:
                 self._push(job.delay_s, _Conversation(number, context, job.turns, known))
+
+    def _clock(self) -> float:
+        return self._now
 
     def _random(self, count: int) -> Tokens:
         return self._rng.integers(0, VOCABULARY, count, dtype=np.int32)
@@ -118,8 +124,10 @@ class Loop:
                 self._now = max(self._now, self._due[0][0] if self._due else 0.0)
                 continue
             tokens = sum(entry.count for entry in batch.entries)
-            self._now += self._machine.step_s + self._machine.token_s * tokens
+            seconds = self._machine.step_s + self._machine.token_s * tokens
+            self._now += seconds
             self._scheduler.complete(batch)
+            self._scheduler.took(tokens, seconds)
             for entry in batch.entries:
                 if entry.samples:
                     self._sampled(entry.request)
@@ -200,8 +208,9 @@ def measure(machine: Machine, jobs: Sequence[AgentJob], **options: Any) -> dict[
 
 
 RULES: dict[str, dict[str, Any]] = {
-    "rule, done said": {"long_prompt_tokens": None, "say_done": True},
-    "with the rule": {"long_prompt_tokens": None},
+    "rules, done said": {"long_prompt_tokens": None, "say_done": True},
+    "both rules": {"long_prompt_tokens": None},
+    "halving alone": {"long_prompt_tokens": None, "guard": False},
     "without": {"long_prompt_tokens": NEVER_LONG},
 }
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents in closed loops against servers of their own: contexts that fit the pool, and twice as much,
-with the rule of long prompts and without it, in turn, on a random model with a long context.
+"""Agents in closed loops against servers of their own: contexts that fit the pool, and 1.7 and 2.5 times as
+much, with the rules of long prompts and without them, in turn, on a random model with a long context.
 
-    python -m benchmarks.agents_served                             # 14 and 28 agents, both rules; 4 minutes
-    python -m benchmarks.agents_served --rules with --agents 14 28 42 --context 12000 --pool 204800
+    python -m benchmarks.agents_served                                   # 14, 28 and 42 agents; 10 minutes
+    python -m benchmarks.agents_served --context 6000 --pool 102400      # half of all tokens; 5 minutes
+    python -m benchmarks.agents_served --rules with --say-done           # 3 minutes
     python -m benchmarks.agents_served --kind one-shot --agents 60      # one-shots, all at once
 """
 
@@ -65,6 +66,7 @@ def run(url: str, count: int, arguments: argparse.Namespace) -> dict[str, float]
     scale = arguments.context / CONTEXT / tokens_per_word(url)
     jobs = make_jobs(arguments.kind, count, arguments.seed, scale=scale)
     loop = AgentLoop(url, served_model(url, None))
+    loop.say_done = arguments.say_done
     return agent_figures(asyncio.run(loop.run_jobs(jobs, arguments.seed)))
 
 
@@ -73,10 +75,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kind", choices=sorted(KINDS), default="cliff")
-    parser.add_argument("--agents", type=int, nargs="+", default=[14, 28], help="the first ones fit")
+    parser.add_argument("--agents", type=int, nargs="+", default=[14, 28, 42], help="the first ones fit")
     parser.add_argument("--rules", choices=sorted(ARGUMENTS), nargs="+", default=["with", "without"])
-    parser.add_argument("--context", type=int, default=6000, help="tokens of an agent's first prompt")
-    parser.add_argument("--pool", type=int, default=102_400, help="tokens")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of an agent's first prompt")
+    parser.add_argument("--pool", type=int, default=204_800, help="tokens")
+    parser.add_argument(
+        "--say-done", action="store_true", help="the last requests say that sessions are over"
+    )
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--json", help="write the figures here")
     arguments = parser.parse_args()

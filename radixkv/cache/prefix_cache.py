@@ -306,6 +306,13 @@ class PrefixCache:
         in_pool, below = self._capacity.room(group)
         return in_pool, None if group.ceiling is None else below
 
+    def displaces_younger(self, num_blocks: int, age_s: float, namespace: NamespaceName = "") -> bool:
+        """True if `num_blocks` for a namespace would displace prefixes used less than `age_s` seconds ago.
+
+        By the order of eviction as it is now. O(leaves that would go and their ancestors).
+        """
+        return self._capacity.displaces_younger(num_blocks, age_s, self._group(namespace))
+
     def _group(self, namespace: NamespaceName) -> BlockAccount:
         return self._groups.of(self._namespaces.key(namespace))
 

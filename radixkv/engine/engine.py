@@ -138,6 +138,7 @@ class Engine:
             long_prompt_tokens=config.long_prompt_tokens,
             max_long_overtake=config.max_long_overtake,
             drafter=self._drafts.proposer,
+            clock=clock,
         )
         self._faults = FaultRecovery()
         self._counters = Counters()
@@ -295,6 +296,7 @@ class Engine:
                 if error is None:
                     seconds = self._counters.model_called(step.started, self.clock())
                     self._tiers.computed(step.batch, seconds)
+                    self.scheduler.took(step.batch.num_tokens, seconds)
                     self._requests.take_step(step.batch, step.outcome)
                     if self._steps.looks_ahead:
                         self.scheduler.update_rows(entry.request for entry in step.batch.entries)

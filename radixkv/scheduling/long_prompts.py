@@ -14,6 +14,8 @@ long prompt in progress has at least twice as many left to compute.
 At most log2(longest / threshold) long prompts are in progress, and their held, not computed blocks
 are at most twice the blocks of the longest. With no long prompt in progress the next one begins.
 
+It waits, too, while it would displace prefixes that are in use (`reuse_guard`) and others run.
+
 Exempt are a prompt of a smaller rank, from prompts of larger ones; one prompt at a time of a tenant that the
 policy lets go first; and any prompt while those in progress, capped as they are, leave a part of the step.
 
@@ -28,6 +30,7 @@ from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
@@ -47,6 +50,7 @@ class LongPrompts:
         threshold: most tokens that a prompt may miss without being long; None: the tokens of two steps.
         max_chunk: most tokens of one prompt in a step; None: there is no cap.
         max_overtake: most later long prompts of its line that begin before a long one.
+        guard: tells which prompts would displace prefixes in use; None: that is not asked.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class LongPrompts:
         max_chunk: int | None = None,
         max_overtake: int = 128,
         tier_waits: TierWaits,
+        guard: ReuseGuard | None = None,
     ) -> None:
         self._running = running
         self._in_flight = in_flight
@@ -69,6 +74,7 @@ class LongPrompts:
         self._max_chunk = budget if max_chunk is None else max_chunk
         self._max_overtake = max_overtake
         self._tier_waits = tier_waits
+        self._guard = guard
         self._waiting: set[int] = set()  # by arrival order: those whose turn had not come when last tried
         # Of the step being built: begun prompts by line; delayed ones; lines in which no other one begins.
         self._begun: dict[str, list[int]] = {}
@@ -87,6 +93,8 @@ class LongPrompts:
     def begin_step(self) -> None:
         """Forget the last step's prompts."""
         self._begun, self._put_off, self._closed = {}, set(), set()
+        if self._guard is not None:
+            self._guard.begin_step()
 
     def has_turn(self, request: SequenceState, match: Match) -> bool:
         """True if a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
@@ -115,6 +123,8 @@ class LongPrompts:
         """True if a long prompt may begin beside those in progress."""
         if self._policy.line(request) in self._closed:
             return False
+        # Behind another tenant's long prompt, the cached part of this one must not decide which comes first.
+        needed = missing if self._put_off <= {request.namespace} else request.num_tokens
         own, rank = self._policy.rank(request), self._policy.rank
         rivals = [
             other
@@ -122,15 +132,25 @@ class LongPrompts:
             if self._is_long(other.num_to_compute) and rank(other) <= own
         ]
         loads = [tokens for tokens in self._tier_waits.loads_as_tokens() if self._is_long(tokens)]
-        if not loads and sum(map(self._chunk, rivals)) < self._budget:
-            return True
-        # Behind another tenant's long prompt, the cached part of this one must not decide which comes first.
-        needed = missing if self._put_off <= {request.namespace} else request.num_tokens
-        if all(tokens >= 2 * needed for tokens in (*loads, *(other.num_to_compute for other in rivals))):
+        leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget
+        lefts = (*loads, *(other.num_to_compute for other in rivals))
+        has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)
+        if has_turn and not self._displaces_used(request, needed):
             return True
         goes_first = self._policy.goes_first(request, self._running.num_of)
         request.begins_early = goes_first and not any(other.begins_early for other in rivals)
         return request.begins_early
+
+    def _displaces_used(self, request: SequenceState, needed: int) -> bool:
+        """True if a long prompt waits for prefixes in use to be idle for longer, while others run."""
+        if self._guard is None or request.long_passes >= self._max_overtake:
+            return False
+        if 2 * needed <= request.num_tokens:  # its own prefix is in use, and would be idle for longer
+            return False
+        if not self._guard.holds_back(request, needed):
+            return False
+        own, rank = self._policy.rank(request), self._policy.rank
+        return any(rank(other) <= own for other in self._running)
 
     def _is_long(self, missing: int) -> bool:
         return missing > self._threshold
@@ -151,6 +171,8 @@ class LongPrompts:
 
     def began(self, request: SequenceState) -> None:
         """Note a request that was just admitted."""
+        if self._guard is not None and not request.was_admitted:
+            self._guard.admitted(request.num_computed, request.num_tokens)
         if self._is_long(request.num_to_compute):
             self._begun.setdefault(self._policy.line(request), []).append(request.arrival_order)
 

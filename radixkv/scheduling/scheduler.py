@@ -23,7 +23,7 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from radixkv.cache.keys import NamespaceName
@@ -35,6 +35,7 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
+from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
@@ -80,6 +81,7 @@ class Scheduler:
         max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: no guesses.
         tier_waits: lets requests wait for blocks that a tier has; None: there are no tiers.
+        clock: seconds, for the ages of prefixes in use (`reuse_guard`); None: there is no such guard.
         stats: counters that are gone on with.
     """
 
@@ -96,6 +98,7 @@ class Scheduler:
         max_long_overtake: int = 128,
         drafter: DraftProposer | None = None,
         tier_waits: TierWaits | None = None,
+        clock: Callable[[], float] | None = None,
         stats: SchedulerStats | None = None,
     ) -> None:
         self.cache = cache
@@ -119,6 +122,9 @@ class Scheduler:
             self._states = make_state_steps(cache.states, self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
+        self._guard: ReuseGuard | None = None
+        if clock is not None:
+            self._guard = ReuseGuard(cache, budget=max_num_batched_tokens, clock=clock)
         self._long_prompts = LongPrompts(
             self._running,
             self._in_flight,
@@ -128,6 +134,7 @@ class Scheduler:
             max_chunk=max_tokens_per_request,
             max_overtake=max_long_overtake,
             tier_waits=tier_waits,
+            guard=self._guard,
         )
         self._admission = AdmissionControl(
             cache,
@@ -437,6 +444,11 @@ class Scheduler:
                 request.lease.copies_done()
         if self._states is not None:
             self._states.completed(batch.entries)
+
+    def took(self, num_tokens: int, seconds: float) -> None:
+        """Take in how long a step of so many tokens took."""
+        if self._guard is not None:
+            self._guard.computed(num_tokens, seconds)
 
     def update_rows(self, requests: Iterable[SequenceState]) -> None:
         """The step's tokens have been given out, while the next one runs already. O(requests)."""

@@ -144,6 +144,7 @@ class SequenceState:
     overtaken_steps: int = 0  # steps in which later requests were admitted while it waited
     held_up_steps: int = 0  # steps in which it did not fit, and others after it were admitted
     long_passes: int = 0  # later long prompts of its line that began meanwhile
+    held_back_since: float | None = None  # clock seconds: it would have displaced prefixes in use
     begins_early: bool = False  # it began beside long prompts since its tenant goes first
     last_scheduled_step: int = -1
     cache_report: MissReport | None = None

@@ -28,6 +28,9 @@ def test_the_rule_of_long_prompts_saves_the_cache_of_agents_beyond_the_pool():
     assert rule["turns"] == without["turns"] == 160
     assert rule["turns_per_s"] > 1.5 * without["turns_per_s"]
     assert rule["computed_over_first_time"] < 0.6 * without["computed_over_first_time"]
+    halving = measure(machine, jobs, long_prompt_tokens=None, guard=False)
+    assert rule["computed_over_first_time"] < halving["computed_over_first_time"], "it spares prefixes in use"
+    assert rule["job_mean_s"] < halving["job_mean_s"]
     done = measure(machine, jobs, long_prompt_tokens=None, say_done=True)
     assert done["computed_over_first_time"] < rule["computed_over_first_time"]
     assert done["hit_rate_after_first"] > rule["hit_rate_after_first"]
