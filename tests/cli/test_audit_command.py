@@ -53,6 +53,30 @@ def test_estimated_tokens_come_near_those_that_were_reported(tmp_path: Path) -> 
     assert sum(map(abs, differ)) < 0.05 * told
 
 
+def test_tools_first_tells_what_the_same_tools_behind_two_system_prompts_cost(tmp_path: Path) -> None:
+    log, target = tmp_path / "tools.jsonl", tmp_path / "report.json"
+    tool = {"type": "function", "function": {"name": "find", "description": "Find a ship. " * 200}}
+    answer = {
+        "object": "chat.completion",
+        "choices": [{"message": {"role": "assistant", "content": "The second."}}],
+        "usage": {"prompt_tokens": 700, "completion_tokens": 4},
+    }
+    lines = []
+    for folder in ("/home/a", "/home/b"):
+        messages = [{"role": "system", "content": f"Work in {folder}."}, {"role": "user", "content": "Go."}]
+        request = {"model": "m", "messages": messages, "tools": [tool]}
+        lines.append(json.dumps({"request": request, "response": answer}))
+    log.write_text("\n".join(lines))
+    found = []
+    for flags in ((), ("--tools-first",)):
+        audit(log, "--json", target, *flags)
+        found.append(json.loads(target.read_text())["summary"]["predicted_cached_tokens"])
+    assert found[0] < 20
+    assert found[1] > 600
+    with pytest.raises(ConfigError, match="--tools-first counts estimated"):
+        audit(log, "--tools-first", "--tokenizer", "bytes")
+
+
 def log_of(tmp_path: Path, num_requests: int = 3, **more: Any) -> Path:
     path = tmp_path / "log.jsonl"
     lines = []

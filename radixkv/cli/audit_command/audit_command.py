@@ -48,6 +48,13 @@ FilesArgument = Annotated[
     typer.Argument(metavar="FILES...", help="Recorded requests, plain or gzipped; `-`: the standard input."),
 ]
 RulesOption = Annotated[str, typer.Option(help=f"Whose rules say what is cached: {', '.join(RULE_SETS)}.")]
+ToolsFirstOption = Annotated[
+    bool,
+    typer.Option(
+        "--tools-first",
+        help="Count as if tools came before the system prompt, as with `radixkv serve --tools-first`.",
+    ),
+]
 CapacityOption = Annotated[
     int | None, typer.Option(min=1, help="Tokens that the cache holds. Default: as many as come.")
 ]
@@ -92,6 +99,7 @@ ExampleOption = Annotated[
 def audit_command(
     files: FilesArgument = None,
     rules: RulesOption = "radixkv",
+    tools_first: ToolsFirstOption = False,
     capacity: CapacityOption = None,
     block_size: BlockSizeOption = None,
     model: ModelOption = None,
@@ -114,6 +122,9 @@ def audit_command(
     size, chosen = parse_size(memory), rule_set(rules)
     if size < _MIN_MEMORY:
         raise ConfigError(f"--memory takes at least 16M, as in 512M or 2G; not {memory!r}")
+    if tools_first and (model is not None or tokenizer is not None):
+        raise ConfigError("--tools-first counts estimated tokens: leave --model and --tokenizer out")
+    chosen = replace(chosen, tools_first=chosen.tools_first or tools_first)
     price_list = None if prices is None else read_prices(prices)
     coding = None if model is None and tokenizer is None else _coding_of(tokenizer or model or "")
     with readable_again(paths) as files, RequestRows() as rows:
