@@ -35,7 +35,6 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
-from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
@@ -43,6 +42,7 @@ from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
+    from radixkv.scheduling.reuse_guard import ReuseGuard
     from radixkv.scheduling.state_steps import StateSteps
 
 
@@ -124,6 +124,8 @@ class Scheduler:
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._guard: ReuseGuard | None = None
         if clock is not None:
+            from radixkv.scheduling.reuse_guard import ReuseGuard
+
             self._guard = ReuseGuard(cache, budget=max_num_batched_tokens, clock=clock)
         self._long_prompts = LongPrompts(
             self._running,
