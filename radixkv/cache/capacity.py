@@ -256,31 +256,6 @@ class Capacity:
             self._evict_from(victim_group, limit, "capacity")
         self.tree.end_changes()
 
-    def displaces_younger(self, count: int, age_s: float, group: BlockAccount) -> bool:
-        """True if `count` blocks for `group` would be taken from leaves used less than `age_s` seconds ago.
-
-        Those whose sessions are over go first, whatever their age. With a leaf go the ancestors that it alone
-        keeps. O(leaves that would go and their ancestors).
-        """
-        left, victims = count - self.pool.num_free, group
-        over = 0 if group.ceiling is None else group.used + count - group.ceiling
-        if over <= 0 < left:
-            victims = self.groups.first_for(group)
-        left = max(left, over)
-        if left <= 0:
-            return False
-        index, age_of = victims.index, self.tree.use_times.age_s
-        left -= sum(_alone(leaf) for leaf in index.all_done())
-        for leaf in index:
-            if left <= 0:
-                return False
-            if index.is_done(leaf):
-                continue
-            if age_of(leaf.last_access) < age_s:
-                return True
-            left -= _alone(leaf)
-        return False
-
     def _evict_from(self, group: BlockAccount, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
         index = group.index
@@ -320,15 +295,3 @@ class Capacity:
             freed += self._evict_from(group, count - freed, by)
         self.tree.end_changes()
         return freed
-
-
-def _alone(leaf: Any) -> int:
-    """Count the blocks of a leaf and of the ancestors that would be leaves without it. O(ancestors)."""
-    count, node = len(leaf.blocks), leaf
-    while (parent := node.parent) is not None and not parent.refs and _has_one_child(parent):
-        count, node = count + len(parent.blocks), parent
-    return count
-
-
-def _has_one_child(node: Any) -> bool:
-    return node.namespace_children is None and node.children is not None and len(node.children) == 1

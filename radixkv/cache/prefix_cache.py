@@ -311,7 +311,9 @@ class PrefixCache:
 
         By the order of eviction as it is now. O(leaves that would go and their ancestors).
         """
-        return self._capacity.displaces_younger(num_blocks, age_s, self._group(namespace))
+        from radixkv.cache.displacement import displaces_younger
+
+        return displaces_younger(self._capacity, self._group(namespace), num_blocks, age_s)
 
     def _group(self, namespace: NamespaceName) -> BlockAccount:
         return self._groups.of(self._namespaces.key(namespace))

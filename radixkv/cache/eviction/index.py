@@ -82,10 +82,6 @@ class EvictionIndex:
         """The candidates that were put first."""
         return iter(self._done.values())
 
-    def is_done(self, node: CachedRun) -> bool:
-        """True if a candidate was put first. O(1)."""
-        return id(node) in self._done
-
     def first(self) -> CachedRun:
         """The candidate with the lowest priority."""
         return self._entries[0][2]
