@@ -15,6 +15,7 @@ from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineStoppedError
+from radixkv.model.loading.lean_transformers import allow_lean_imports
 
 
 def start_engine(
@@ -45,6 +46,7 @@ def start_engine(
 def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
     """In the new process, until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this decides when it ends
+    allow_lean_imports()
     try:
         engine = make()
     except BaseException as error:

@@ -25,6 +25,7 @@ from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
+from radixkv.model.loading.lean_transformers import lean_transformers
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
@@ -90,7 +91,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = _resolve(config, show_progress)
-    with quiet_transformers(), gguf_parsed_once():
+    with lean_transformers(), quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
 
 
