@@ -40,6 +40,7 @@ def tensor_names(model: Any, architecture: str) -> tuple[dict[str, str], Any]:
 
     row = ARCHITECTURES.get(architecture)
     config = model.config.get_text_config(decoder=True).to_dict()
+    processor: Any
     if row is None:
         kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
         processor = kind(config=config)
@@ -53,7 +54,9 @@ def tensor_names(model: Any, architecture: str) -> tuple[dict[str, str], Any]:
             names[name] = parameter.replace("correction.bias", "correction_bias")
     for parameter in model.state_dict():
         layer = re.search(r"\.layers\.(\d+)\.", parameter)
-        for ending, tensor in _ENDINGS.items() if layer is not None else ():
+        if layer is None:
+            continue
+        for ending, tensor in _ENDINGS.items():
             if parameter.endswith(ending):
                 names[f"blk.{layer[1]}.{tensor}"] = parameter
     return names, processor
@@ -64,7 +67,9 @@ def join_tensors(tensors: list[Any], names: Mapping[str, str]) -> list[Any]:
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:
         found = _BLOCK.fullmatch(tensor.name)
-        for whole, parts in _JOINED.items() if found is not None else ():
+        if found is None:
+            continue
+        for whole, parts in _JOINED.items():
             name = f"{found[1]}{whole}"
             if found[2] == parts[0] and name in names and name not in by_name:
                 own = [by_name.get(f"{found[1]}{part}") for part in parts]
