@@ -13,11 +13,13 @@ def displaces_younger(capacity: Capacity, group: BlockAccount, count: int, age_s
     """True if `count` blocks for `group` would be taken from leaves used less than `age_s` seconds ago.
 
     Leaves of sessions that are over go first, whatever their age. With a leaf go the ancestors that it alone
-    keeps. O(leaves that would go and their ancestors).
+    keeps. Where nothing can be evicted, nothing is displaced. O(leaves that would go and their ancestors).
     """
     left, victims = count - capacity.pool.num_free, group
     over = 0 if group.ceiling is None else group.used + count - group.ceiling
     if over <= 0 < left:
+        if capacity.room(group)[0] <= capacity.pool.num_free:  # requests and floors hold the rest
+            return False
         victims = capacity.groups.first_for(group)
     left = max(left, over)
     if left <= 0:

@@ -27,6 +27,7 @@ from radixkv_kernels.cpu.linear.block_method import methods
 if not methods():
     pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
 
+BY_DAY = ("command-r", "deepseek2", "gemma", "glm4", "granitemoe", "mistral3", "olmoe", "phi2")
 TOKENS = torch.tensor([5, 90, 17, 23, 4, 4, 61, 100, 12, 8, 77, 15, 99, 3])
 
 
@@ -40,7 +41,9 @@ def test_every_architecture_of_the_table_is_tested() -> None:
     assert {case.split()[0] for case in CONVERTED} == set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("case", CONVERTED)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in BY_DAY else pytest.mark.nightly) for case in CONVERTED]
+)
 @torch.inference_mode()
 def test_a_file_computes_what_its_model_does(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
