@@ -289,6 +289,7 @@ def test_the_command_finds_loads(app: typer.Typer, trace_file: Path, tmp_path: P
     assert second["requests_per_s"] >= first["requests_per_s"]
 
 
+@pytest.mark.nightly
 def test_the_command_says_where_no_load_is_carried(app: typer.Typer, trace_file: Path) -> None:
     arguments = ["cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]
     arguments += ["--prefill-rate", "3000", "--ttft-limit", "0.00001", "--max-answer", "2"]

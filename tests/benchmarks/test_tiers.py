@@ -7,11 +7,13 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
 from tiny_models import save_tiny_model
 
 from benchmarks import tiers
 
 
+@pytest.mark.nightly
 def test_quick(tmp_path: Path, capsys):
     model = save_tiny_model(tmp_path / "model", "llama")
     traces = tmp_path / "traces"

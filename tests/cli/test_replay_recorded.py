@@ -70,6 +70,7 @@ def test_lru_is_exact(name: str) -> None:
         assert (found.blocks, found.tokens) == (expected["blocks"], expected["tokens"])
 
 
+@pytest.mark.nightly
 def test_adaptive_follows_the_better_order() -> None:
     shares = []
     for name, capacities in CONTENDED.items():

@@ -27,8 +27,6 @@ TESTED = [c for c in aot.CONFIGURATIONS if c.name.rsplit(", ", 1)[0] in aot.TEST
 #: The others of TESTED are compiled by night.
 BY_DAY = (
     "32:8 d128, long",
-    "16:8 d256 window, softcap, long",
-    "64:8 d64 window, sinks, short",
     "128:1 d576 latents deterministic, long",
 )
 #: Compiled for sm_80, too; the others take RADIXKV_ALL_TILES, to save time.
@@ -61,11 +59,8 @@ def test_attention(c: aot.Configuration) -> None:
     check(c, "sm_90")
 
 
-@pytest.mark.parametrize(
-    "c",
-    [c for c in TESTED if c.name in SM_80],
-    ids=lambda c: c.name,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("c", [c for c in TESTED if c.name in SM_80], ids=lambda c: c.name)
 def test_attention_on_sm_80(c: aot.Configuration) -> None:
     check(c, "sm_80")
 
@@ -208,7 +203,7 @@ def test_kernels_of_states(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "32:8 d128, long",
+        pytest.param("32:8 d128, long", marks=pytest.mark.nightly),
         pytest.param("32:8 d128, short", marks=ALL_TILES),
         pytest.param("16:8 d256 window, softcap, long", marks=ALL_TILES),
     ],
