@@ -34,11 +34,21 @@ def allow_lean_imports() -> None:
 
 
 @contextmanager
-def lean_transformers() -> Iterator[None]:
-    """Load a model within the block, with stand-ins where that is allowed and saves anything."""
+def lean_transformers(*, foreign_code: bool = False) -> Iterator[None]:
+    """Load a model within the block, with stand-ins where that is allowed and saves anything.
+
+    Args:
+        foreign_code: code that comes with the model may run, and import anything: no stand-ins.
+    """
     import torch
 
-    if not _allowed or _COMPILER in sys.modules or _MODELLING[0] in sys.modules or torch.cuda.is_available():
+    is_allowed = _allowed and not foreign_code
+    if (
+        not is_allowed
+        or _COMPILER in sys.modules
+        or _MODELLING[0] in sys.modules
+        or torch.cuda.is_available()
+    ):
         yield
         return
     with _stand_ins():

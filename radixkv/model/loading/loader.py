@@ -91,7 +91,8 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = _resolve(config, show_progress)
-    with lean_transformers(), quiet_transformers(), gguf_parsed_once():
+    lean = lean_transformers(foreign_code=config.trust_remote_code)
+    with lean, quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
 
 
