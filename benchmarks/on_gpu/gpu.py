@@ -11,15 +11,16 @@ its last line, and the next one runs:
 2. numbers, a process for each type, with edges and bit identity beside them: attention against float64 by
    head sizes, groups of heads, features, K/V types, split chunks, shared prefixes; caches of more than
    2^31 elements, copied blocks, slot -1, replayed steps against eager ones; deterministic mode bit by bit.
-3. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, the merge, beside torch's SDPA
+3. models: tiny models of every family, through the whole engine, beside transformers' tokens.
+4. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, the merge, beside torch's SDPA
    and, where it is installed, vLLM's Triton kernel. Targets: decode 80 % of the copy's speed, prefill 45 % of
-   the product's, a shared prefix 1.7 times as fast as without sharing.
-4. steps: decode and prompt steps of Llama-3.1-8B's shape through the engine's model runner, drafts, and the
+   the product's, a shared prefix 1.7 times as fast as without sharing. State layers: a prompt, decodes.
+5. steps: decode and prompt steps of Llama-3.1-8B's shape through the engine's model runner, drafts, and the
    15 kernels that take the most time.
-5. sampler: milliseconds for 1, 32 and 256 rows.
-6. throughput: the whole engine, and transformers' continuous batching, each alone. Targets: 3 times as fast
+6. sampler: milliseconds for 1, 32 and 256 rows.
+7. throughput: the whole engine, and transformers' continuous batching, each alone. Targets: 3 times as fast
    with a shared prefix, 1.5 times without.
-7. sanitizer: compute-sanitizer over a toy.
+8. sanitizer: compute-sanitizer over a toy.
 
 It needs no network, and no installation where torch, triton and transformers are there:
 `PYTHONPATH=.:kernels:server python3 -m benchmarks.gpu`. `--small` runs all parts at toy sizes, without a GPU

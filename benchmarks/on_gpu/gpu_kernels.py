@@ -37,6 +37,8 @@ def table(sizes: Sizes, report: Report) -> None:
         (f"prefill {rows} at {context}", functools.partial(prefill, sizes, rows, context, matmul))
         for rows, context in [*prompts, chunk]
     ]
+    latents = [(2, 1)] if small else [(32, 1), (1, 2048)]
+    loads += [(f"latents {n} x {t}", functools.partial(latent, sizes, n, t, copy)) for n, t in latents]
     loads.append(("shared prefix", functools.partial(shared, sizes)))
     loads.append(("fp8", functools.partial(fp8, sizes)))
     loads.append(("merge", functools.partial(merge, sizes)))
@@ -112,6 +114,18 @@ def prefill(sizes: Sizes, rows: int, context: int, matmul: float) -> dict[str, A
     if rows >= 8192 or sizes.small:
         fields |= {"target": PREFILL_TARGET, "met": rate / matmul >= PREFILL_TARGET}
     return fields
+
+
+def latent(sizes: Sizes, requests: int, rows: int, copy: float) -> dict[str, Any]:
+    """Decodes or a chunk over 8,192 latents of DeepSeek V3: 128 query heads on one of 576, values of 512."""
+    context, shape, value = (40, (4, 1, 40), 32) if sizes.small else (8192, (128, 1, 576), 512)
+    tokens = [rows] * requests
+    bench = Bench(sizes, [context] * requests, tokens=tokens, heads=shape, latent=value)
+    times = milliseconds({"radixkv ms": bench.attend()}, sizes)
+    rate = bench.kv_bytes() / times["radixkv ms"] * 1e3
+    pairs = requests * rows * (context - (rows - 1) / 2)
+    products = 2 * pairs * shape[0] * (shape[2] + value) / times["radixkv ms"] * 1e3
+    return {**times, "TB/s": rate / 1e12, "of the copy's": rate / copy, "TFLOP/s": products / 1e12}
 
 
 def shared(sizes: Sizes) -> dict[str, Any]:

@@ -28,6 +28,9 @@ SHAPES = (
     (64, 8, 64),
 )
 TOY_SHAPES = ((3, 1, 24),)
+#: Query heads, elements of a key, of which the first are its value: DeepSeek V3, GLM-4.7-Flash, MiniCPM3.
+LATENTS = ((128, 576, 512), (20, 576, 512), (40, 288, 256))
+TOY_LATENTS = ((4, 40, 32),)
 
 
 def compare(sizes: Sizes, report: Report, name: str, run: Callable[[], tuple[Any, Any, float]]) -> None:
@@ -89,6 +92,15 @@ def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
             *(sizes, report, "heads {}:{} of {}".format(*shape)),
             lambda s=shape, c=small: attended(  # type: ignore[misc]
                 Bench(sizes, c[0], tokens=c[1], dtype=dtype, heads=s)
+            ),
+        )
+
+    for heads, size, value in TOY_LATENTS if sizes.small else LATENTS:
+        small = ([40], [9]) if sizes.small else ([900, 700, 130], [1, 20, 3])
+        compare(
+            *(sizes, report, f"latents {heads}:1 of {size}, values of {value}"),
+            lambda h=heads, k=size, v=value, c=small: attended(  # type: ignore[misc]
+                Bench(sizes, c[0], tokens=c[1], dtype=dtype, heads=(h, 1, k), latent=v)
             ),
         )
 

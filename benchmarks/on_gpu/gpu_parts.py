@@ -39,7 +39,16 @@ STAGES: tuple[tuple[Part, ...], ...] = (
         Part("bit identity", "gpu_numbers:identity", 130),
         Part("states", "gpu_states:states", 130),
     ),
+    (
+        *(
+            Part(f"models {group} {i}/{count}", "gpu_models:models", 110, (group, f"{i}/{count}"))
+            for group, count in (("plain", 4), ("shapes", 5), ("states", 5))
+            for i in range(1, count + 1)
+        ),
+        Part("models adapters", "gpu_models:models", 110, ("adapters",)),
+    ),
     (Part("kernels", "gpu_kernels:table", 95),),
+    (Part("state speed", "gpu_states:speed", 60),),
     (Part("steps", "gpu_steps:steps", 110),),
     (Part("sampler", "gpu_sampler:sampler", 30),),
     (Part("overlap", "gpu_overlap:overlap", 45),),

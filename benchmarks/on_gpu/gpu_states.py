@@ -9,28 +9,65 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_parts import Report
-from benchmarks.paged_bench import Sizes
+from benchmarks.paged_bench import Sizes, milliseconds
 from radixkv_kernels.registry import make_state_backend
 from radixkv_kernels.state_interface import plan_states
 from radixkv_kernels.state_reference import reference_mix, shape_of
 from radixkv_kernels.states import GRID, PagedStates, StateSpec
 
-#: Largest error against float64, relative to the spread of the outputs.
-_ERROR = 1e-4
+#: Largest error against float64, relative to the spread of the outputs, by the type of the inputs.
+_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+KINDS, TOY_KINDS = ("lru", "conv", "scan", "ssd", "delta", "kda"), ("lru", "conv")
 
 
 def states(sizes: Sizes, report: Report) -> None:
-    """Every kind of state, inputs in float32: a whole sequence and the same in pieces, decodes among them."""
+    """Every kind of state: a whole sequence and the same in pieces, decodes among them."""
     length = GRID + 3 if sizes.small else 5 * GRID + 11
     ends = [GRID - 1, GRID, GRID + 1, length]
-    for kind in ("lru", "conv") if sizes.small else ("lru", "conv", "scan", "ssd", "delta", "kda"):
-        inputs, constants = layer(kind, length, sizes)
-        whole = run(kind, inputs, constants, [length])
-        expected, _ = reference_mix(kind, inputs, constants)
-        error = float((whole - expected).abs().max() / expected.std())
-        pieces = run(kind, inputs, constants, ends)
-        report(kind=kind, error=error, ok=error < _ERROR)
-        report(kind=kind, compared="pieces", ok=torch.equal(pieces, whole))
+    for kind in TOY_KINDS if sizes.small else KINDS:
+        for dtype, limit in _ERRORS.items():
+            try:
+                inputs, constants = layer(kind, length, sizes)
+                inputs = tuple(each.to(dtype) for each in inputs)
+                whole = run(kind, inputs, constants, [length])
+                expected, _ = reference_mix(kind, inputs, constants)
+                error = float((whole - expected).abs().max() / expected.std())
+                pieces = run(kind, inputs, constants, ends)
+            except Exception as error:
+                # The next kind may still tell something.
+                report(kind=kind, ok=False, error=f"{type(error).__name__}: {str(error)[:400]}")
+                continue
+            name = f"{kind} {str(dtype).removeprefix('torch.')}"
+            report(kind=name, error=error, ok=error < limit)
+            report(kind=name, compared="pieces", ok=torch.equal(pieces, whole))
+
+
+def speed(sizes: Sizes, report: Report) -> None:
+    """Milliseconds of a prompt and of a batch of decodes, and the decodes' bytes a second."""
+    rows, requests = (GRID + 2, 2) if sizes.small else (4096, 64)
+    for kind in TOY_KINDS if sizes.small else KINDS:
+        inputs, constants = layer(kind, rows, sizes)
+        inputs = tuple(each.to(torch.bfloat16) for each in inputs)
+        shape = shape_of(0, kind, inputs, constants)
+        memory = PagedStates(StateSpec((shape,), 2 * requests, requests), inputs[0].device)
+        backend = make_state_backend("triton")
+        last = (rows - 1) // GRID * GRID
+
+        def mix(
+            starts: np.ndarray, columns: list[np.ndarray], count: int, kind: str = kind, inputs: Any = inputs
+        ) -> Any:
+            plan = plan_states(memory.spec, starts, *columns)  # noqa: B023
+            part = tuple(each[:count] for each in inputs)
+            return lambda: backend.mix(memory, 0, kind, plan, part, constants)  # noqa: B023
+
+        prompt = mix(np.array([0, rows]), [np.array([x]) for x in (0, -1, 0, 0, 0, last)], rows)
+        each = np.arange(requests)
+        same = [np.full(requests, x) for x in (GRID + 1, GRID)]
+        columns = [same[0], each, same[1], each, np.full(requests, -1), same[1]]
+        decode = mix(np.arange(requests + 1), columns, requests)
+        times = milliseconds({"prompt ms": prompt, "decode ms": decode}, sizes)
+        moved = requests * memory.spec.bytes_per_slot
+        report(kind=kind, rows=rows, requests=requests, **times, **{"TB/s": moved / times["decode ms"] / 1e9})
 
 
 def layer(kind: str, length: int, sizes: Sizes) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:

@@ -57,6 +57,8 @@ class Bench:
         contexts: tokens of each request, of which the first `shared` are common to all.
         tokens: query rows of each request; None: one each.
         in_order: blocks lie one after the other.
+        heads: query heads, KV heads, elements of a key head; None: those of the sizes.
+        latent: values are the first `latent` elements of their keys; 0: they are apart, and as large.
         options: further fields of `BackendConfig`.
     """
 
@@ -71,6 +73,7 @@ class Bench:
         quantization: str | None = None,
         in_order: bool = False,
         heads: tuple[int, int, int] | None = None,
+        latent: int = 0,
         **options: Any,
     ) -> None:
         hq, hkv, size = heads or sizes.heads
@@ -78,7 +81,11 @@ class Bench:
         counts = [-(-c // BLOCK) for c in contexts]
         common = shared // BLOCK
         total = common + sum(n - common for n in counts)
-        spec = KVSpec(1, total, BLOCK, hkv, size, dtype, sizes.device, quantization)
+        spec = KVSpec(
+            *(1, total, BLOCK, hkv, size, dtype, sizes.device, quantization),
+            value_size=latent,
+            value_in_key=latent > 0,
+        )
         self.kv = PagedKV(spec)
         config = BackendConfig(
             num_query_heads=hq,
@@ -104,7 +111,7 @@ class Bench:
         # In pieces: random rows for a whole layer would double the memory needed.
         for part in slots.split(1 << 16):
             rows = torch.randn(2, len(part), hkv, size, device=sizes.device, dtype=dtype)
-            writer.write(self.kv, 0, rows[0], rows[1], part)
+            writer.write(self.kv, 0, rows[0], rows[1, ..., : spec.value_size], part)
         self.query = torch.randn(sum(tokens), hq, size, device=sizes.device, dtype=dtype)
         self.starts = np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32)
         self.contexts = np.array(contexts, np.int32)
@@ -113,7 +120,7 @@ class Bench:
     def attend(self, **features: Any) -> Callable[[], torch.Tensor]:
         """A function that attends the batch, planned once."""
         plan = self.backend.plan(self.starts, self.contexts, self.tables)
-        out = torch.empty_like(self.query)
+        out = self.query.new_empty(*self.query.shape[:2], self.kv.spec.value_size)
         return lambda: self.backend.attend(
             self.kv, 0, self.query, plan, scale=self.scale, out=out, **features
         )

@@ -27,10 +27,10 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
     "name",
     [
         pytest.param(p.name, marks=pytest.mark.nightly)
-        if p.name in ("edges", "steps", "overlap", "bit identity")
+        if p.name in ("edges", "steps", "overlap", "bit identity", "state speed", "models adapters")
         else p.name
         for p in PARTS
-        if not p.name.startswith("throughput")
+        if not p.name.startswith(("throughput", "models shapes", "models states", "models plain"))
     ],
 )
 def test_part(name: str) -> None:
@@ -40,7 +40,7 @@ def test_part(name: str) -> None:
     assert lines
     assert all(line.get("ok", True) for line in lines)
     figures = [x for line in lines for x in line.values() if isinstance(x, float)]
-    assert figures or name in ("bit identity", "sanitizer")
+    assert figures or name in ("bit identity", "sanitizer", "models adapters")
     assert all(x >= 0 for x in figures)
 
 
