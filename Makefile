@@ -135,7 +135,7 @@ bench: install-test
 
 # With the Python at hand where it has what is needed, so that it works without a network, too.
 bench-gpu:
-	@if $(PYTHON) -c 'import torch, triton, transformers; assert torch.cuda.is_available()' 2>/dev/null; \
+	@if $(PYTHON) -c 'import torch, triton, transformers, pydantic_core, llguidance; assert torch.cuda.is_available()' 2>/dev/null; \
 	then PYTHONPATH=.:kernels:server:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu $(ARGS); \
 	else $(MAKE) install-test && $(BIN)/python -m benchmarks.gpu $(ARGS); fi
 

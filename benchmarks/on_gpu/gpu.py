@@ -22,7 +22,7 @@ its last line, and the next one runs:
    with a shared prefix, 1.5 times without.
 8. sanitizer: compute-sanitizer over a toy.
 
-It needs no network, and no installation where torch, triton and transformers are there:
+It needs no network, and no installation where torch, triton, transformers, pydantic and llguidance are there:
 `PYTHONPATH=.:kernels:server python3 -m benchmarks.gpu`. `--small` runs all parts at toy sizes, without a GPU
 under Triton's interpreter: its times mean nothing.
 """
@@ -84,18 +84,22 @@ def run_stages(
     end = time.monotonic() + seconds
     for stage in stages:
         with ThreadPoolExecutor(len(stage)) as pool:
-            for done in [pool.submit(_run, part, lines, [*command, part.name], end) for part in stage]:
+            # So that parts which run at once do not take the processors from one another.
+            threads = max(1, (os.cpu_count() or 1) // len(stage))
+            for done in [
+                pool.submit(_run, part, lines, [*command, part.name], end, threads) for part in stage
+            ]:
                 done.result()
 
 
-def _run(part: Part, lines: Lines, command: Sequence[str], end: float) -> None:
+def _run(part: Part, lines: Lines, command: Sequence[str], end: float, threads: int) -> None:
     limit = min(part.seconds, end - time.monotonic())
     if limit <= 0:
         lines.add(part.name, status="not run", error="the time for all parts is over")
         return
     started = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        with _process(command, errors) as process:
+        with _process(command, errors, threads) as process:
             reader = threading.Thread(target=_read, args=(process, part, lines))
             reader.start()
             try:
@@ -126,10 +130,16 @@ SKIPPED = 75
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[str]]:
+def _process(command: Sequence[str], errors: Any, threads: int) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, which is gone with all of its children at the end."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": str(threads), **os.environ},
+        start_new_session=True,
     )
     try:
         yield process

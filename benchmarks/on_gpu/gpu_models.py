@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,14 @@ def families(group: str) -> dict[str, Callable[[Path], Path]]:
     if group == "plain":
         from tiny_models import FAMILIES, save_tiny_model
 
-        return {name: lambda folder, n=name: save_tiny_model(folder, n) for name in FAMILIES}
+        return {name: partial(save_tiny_model, family=name) for name in FAMILIES}
     if group == "shapes":
         from attention_shapes import SHAPES, save_shape
 
-        return {name: lambda folder, n=name: save_shape(folder, n) for name in SHAPES}
+        return {name: partial(save_shape, name=name) for name in SHAPES}
     from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 
-    return {name: lambda folder, n=name: save_hybrid_model(folder, n) for name in HYBRID_FAMILIES}
+    return {name: partial(save_hybrid_model, model_type=name) for name in HYBRID_FAMILIES}
 
 
 def check_family(sizes: Sizes, report: Report, name: str, folder: Path, *, states: bool) -> None:
@@ -86,7 +87,7 @@ def check_family(sizes: Sizes, report: Report, name: str, folder: Path, *, state
         max_model_len=256,
         warm_up="off",
     )
-    wrong = []
+    wrong: list[str] = []
 
     def compare(way: str, got: list[list[int]], expected: list[list[int]]) -> None:
         wrong.extend(f"{way} {i}" for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)

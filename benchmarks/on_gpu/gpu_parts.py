@@ -30,7 +30,7 @@ class Part:
 
 #: One stage after the other; the parts of a stage run at the same time. 10 minutes in all.
 STAGES: tuple[tuple[Part, ...], ...] = (
-    (Part("machine", "gpu_machine:machine", 25),),
+    (Part("machine", "gpu_machine:machine", 20),),
     (
         Part("numbers bfloat16", "gpu_numbers:numbers", 130, ("bfloat16",)),
         Part("numbers float16", "gpu_numbers:numbers", 130, ("float16",)),
@@ -38,23 +38,21 @@ STAGES: tuple[tuple[Part, ...], ...] = (
         Part("edges", "gpu_edges:edges", 130),
         Part("bit identity", "gpu_numbers:identity", 130),
         Part("states", "gpu_states:states", 130),
-    ),
-    (
         *(
-            Part(f"models {group} {i}/{count}", "gpu_models:models", 110, (group, f"{i}/{count}"))
-            for group, count in (("plain", 4), ("shapes", 5), ("states", 5))
+            Part(f"models {group} {i}/{count}", "gpu_models:models", 130, (group, f"{i}/{count}"))
+            for group, count in (("plain", 3), ("shapes", 5), ("states", 5))
             for i in range(1, count + 1)
         ),
-        Part("models adapters", "gpu_models:models", 110, ("adapters",)),
+        Part("models adapters", "gpu_models:models", 130, ("adapters",)),
     ),
     (Part("kernels", "gpu_kernels:table", 95),),
-    (Part("state speed", "gpu_states:speed", 60),),
-    (Part("steps", "gpu_steps:steps", 110),),
-    (Part("sampler", "gpu_sampler:sampler", 30),),
+    (Part("state speed", "gpu_states:speed", 30),),
+    (Part("steps", "gpu_steps:steps", 105),),
+    (Part("sampler", "gpu_sampler:sampler", 20),),
     (Part("overlap", "gpu_overlap:overlap", 45),),
     (Part("throughput radixkv", "gpu_throughput:throughput", 65, ("radixkv",)),),
-    (Part("throughput transformers", "gpu_throughput:throughput", 65, ("transformers",)),),
-    (Part("sanitizer", "gpu_edges:sanitized", 35),),
+    (Part("throughput transformers", "gpu_throughput:throughput", 60, ("transformers",)),),
+    (Part("sanitizer", "gpu_edges:sanitized", 30),),
 )
 #: Not in the list: what the sanitizer watches.
 TOY = Part("toy", "gpu_edges:toy", 40)

@@ -33,9 +33,9 @@ def states(sizes: Sizes, report: Report) -> None:
                 expected, _ = reference_mix(kind, inputs, constants)
                 error = float((whole - expected).abs().max() / expected.std())
                 pieces = run(kind, inputs, constants, ends)
-            except Exception as error:
+            except Exception as raised:
                 # The next kind may still tell something.
-                report(kind=kind, ok=False, error=f"{type(error).__name__}: {str(error)[:400]}")
+                report(kind=kind, ok=False, error=f"{type(raised).__name__}: {str(raised)[:400]}")
                 continue
             name = f"{kind} {str(dtype).removeprefix('torch.')}"
             report(kind=name, error=error, ok=error < limit)

@@ -92,9 +92,10 @@ def heads_kernel(
         u = tl.load(ring_u_ptr + i * VR, mask=is_value, other=0.0)
         s = _faded(s, ring_decay_ptr + i * decays, key, is_key, CHANNELS) + k[:, None] * u[None, :]
     tl.debug_barrier()  # all of u has been read before some of it is written
-    begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
+        # Triton 3.6 takes a bound that the loop around carries for what it was at first.
+        begin = tl.load(folds_ptr + fold * 4 + 3)
         for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             k = tl.load(k_ptr + row * k_stride + group * K + key, mask=is_key, other=0.0).to(tl.float32)
@@ -112,7 +113,6 @@ def heads_kernel(
         if slot >= 0:
             inside = (key < KR)[:, None] & (column < VR)[None, :]
             tl.store(slots_ptr + slot * (H * KR * VR) + matrix, s, mask=inside)
-        begin = end
 
 
 def head_sizes(kind: str, sizes: tuple[int, ...]) -> dict[str, int | bool]:

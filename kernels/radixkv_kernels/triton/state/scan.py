@@ -57,9 +57,10 @@ def scan_kernel(
         dt = tl.load(ring_dt_ptr + place * C + channel, mask=is_channel, other=0.0)
         b = tl.load(ring_b_ptr + place * (G * N) + shared, mask=inside, other=0.0)
         s = _advance(s, rate, x, dt, b)
-    begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
+        # Triton 3.6 takes a bound that the loop around carries for what it was at first.
+        begin = tl.load(folds_ptr + fold * 4 + 3)
         for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             x = tl.load(x_ptr + row * x_stride + channel, mask=is_channel, other=0.0).to(tl.float32)
@@ -70,7 +71,6 @@ def scan_kernel(
             tl.store(out_ptr + row * C + channel, tl.sum(s * c, 1), mask=is_channel)
         if slot >= 0:
             tl.store(slots_ptr + slot * (C * N) + own, s, mask=inside)
-        begin = end
 
 
 @triton.jit
@@ -89,9 +89,10 @@ def lru_kernel(
         place = (ring * _GRID + i) * C + channel
         a = tl.load(ring_a_ptr + place, mask=inside, other=0.0)
         s = a * s + tl.load(ring_x_ptr + place, mask=inside, other=0.0)
-    begin = 0
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
+        # Triton 3.6 takes a bound that the loop around carries for what it was at first.
+        begin = tl.load(folds_ptr + fold * 4 + 3)
         for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i
             a = tl.load(a_ptr + row * a_stride + channel, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +100,6 @@ def lru_kernel(
             tl.store(out_ptr + row * C + channel, s, mask=inside)
         if slot >= 0:
             tl.store(slots_ptr + slot * C + channel, s, mask=inside)
-        begin = end
 
 
 def scan_rows(

@@ -6,8 +6,8 @@ remain, for each request, where it begins and after how many of its rows a state
 
     requests  int32 [R, 8]  first row, rows, ring, tokens in the ring, base slot, folds [begin, end),
                             first of its rows that the ring keeps
-    folds     int32 [F, 4]  rows of its request before it, slot, request; a request's last one is its end
-                            and has slot -1
+    folds     int32 [F, 4]  rows of its request before it, slot, request, rows before the fold before it; a
+                            request's last one is its end and has slot -1
     kept      int32 [M, 4]  row, ring, place: rows that rings hold after the step
     owners    int32 [T]     request of each row
 """
@@ -56,15 +56,16 @@ def _tables(plan: StatePlan) -> tuple[np.ndarray, ...]:
         at = GRID
         if code == ROWS:
             ring, at, base = own[0][3:]
-        request, first_fold, rows = len(requests), len(folds), 0
+        request, first_fold, rows, before = len(requests), len(folds), 0, 0
         for operation in own:
             if operation[0] == ROWS:
                 piece, rows = operation, rows + operation[2]
                 continue
             slot = operation[3 if operation[0] == FOLD else 2]
             if slot < plan.spec.num_slots:  # the state itself passes on in registers
-                folds.append((rows, slot, request, 0))
-        folds.append((rows, -1, request, 0))
+                folds.append((rows, slot, request, before))
+                before = rows
+        folds.append((rows, -1, request, before))
         first = piece[1] + piece[2] - rows
         pieces.append(tuple(piece[1:5]))
         requests.append((first, rows, ring, at, base, first_fold, len(folds), piece[1] - first))
