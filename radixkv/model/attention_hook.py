@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from radixkv.model.attention_shape import AttentionCall
+from radixkv.model.expanded_latents import LongChunks
 from radixkv.model.latent_attention import Latents
 from radixkv.model.state_layers.steps import PlainStates, StateMixing
 from radixkv.model.step_context import current_step
@@ -48,6 +49,7 @@ class AttentionStep:
         windows: all windows that layers have asked for so far.
         adapters: a `StepAdapters` of the step's rows; None: no row has an adapter.
         states: states of state layers; None: the model has none.
+        long_chunks: chunks whose latents are expanded; None: all attend to latents as they are.
     """
 
     backend: AttentionBackend
@@ -59,6 +61,7 @@ class AttentionStep:
     windows: set[int | None] = field(default_factory=set)
     adapters: Any = None
     states: StateMixing | None = None
+    long_chunks: LongChunks | None = None
 
     def attend(
         self,
@@ -76,11 +79,15 @@ class AttentionStep:
 
         `scale` to `sinks` are the arguments of `AttentionBackend.attend`.
         """
+        self.write(layer, key, value)
+        return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write `key` [T, Hkv, D] and `value` [T, Hkv, V] to their slots."""
         slots, rows = self._target(layer)
         if rows is None and len(slots) < len(key):
             key, value = key[: len(slots)], value[: len(slots)]
         self.backend.write(self.kv, layer, key, value, slots, rows)
-        return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def attend_merged(
         self,
@@ -142,17 +149,22 @@ def paged_attention_hook(
     )
     rows, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
     value_size = values.shape[2]
+    step, layer = current_step(), int(module.layer_idx)  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     latents = getattr(module, "kv_b_proj", None)
     if isinstance(latents, Latents):
+        if step.long_chunks is not None:
+            output = step.long_chunks.attend(step, layer, latents, rows, keys, values, scale=scale)
+            return output.unsqueeze(0), None
         rows = latents.fold_query(rows)
     elif keys.shape[2] % HEAD_MULTIPLE or value_size % HEAD_MULTIPLE:
         rows, keys, values = (_padded(each) for each in (rows, keys, values))
-    output = current_step().attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
+    output = step.attend(
+        layer,
         rows,
         keys,
         values,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        scale=scale,
         window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
         sinks=s_aux,
@@ -190,6 +202,8 @@ class PlainCausalStep:
         windows: layer -> window.
         states: what state layers call.
     """
+
+    long_chunks: None = None
 
     def __init__(self, positions: Tensor) -> None:
         self._order = positions.argsort()

@@ -58,16 +58,16 @@ class Latents(nn.Module):
 
     def fold_query(self, query: Tensor) -> Tensor:
         """[T, H, nope + rope] -> [T, H, K]."""
-        up, _ = self._weights()
+        up, _ = self.weights()
         plain = self._product(query[..., : self.nope], up)
         return F.pad(torch.cat((plain, query[..., self.nope :]), -1), (0, self._padding))
 
     def fold_output(self, output: Tensor) -> Tensor:
         """[T, H, V] of attention -> [T, H, value]."""
-        _, up = self._weights()
+        _, up = self.weights()
         return self._product(output[..., : self.latent], up.transpose(1, 2))
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
+    def weights(self) -> tuple[Tensor, Tensor]:
         """Views [H, nope, latent] and [H, value, latent]."""
         both = self.weight.view(-1, self.nope + self.value, self.latent)
         return both[:, : self.nope], both[:, self.nope :]

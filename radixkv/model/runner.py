@@ -20,6 +20,7 @@ from radixkv.model.batch_invariance import check_supported, choose_row_multiple,
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
+from radixkv.model.expanded_latents import make_expansion
 from radixkv.model.latent_attention import fix_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
@@ -117,6 +118,10 @@ class ModelRunner(WithoutStates):
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
+        # Which chunks are long depends on how a prompt is cut.
+        self._expansion = None
+        if self.device.type == "cpu" and not deterministic:
+            self._expansion = make_expansion(loaded.model, backend, max_num_tokens)
         self._states = None if states is None else RunnerStates(states, backend, self.device)
         self._windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
@@ -287,6 +292,8 @@ class ModelRunner(WithoutStates):
             step.adapters = self.adapters.stage(arranged.adapters)
         if self._states is not None:
             step.states = self._states.step(batch)
+        if self._expansion is not None:
+            step.long_chunks = self._expansion.divide(batch, self.backend)
         token_ids, positions, logit_rows = (
             to_device(self._pad(column), self.device)
             for column in (batch.token_ids, batch.positions, batch.logit_rows)

@@ -26,6 +26,8 @@ _GRAPH_BYTES_PER_LAYER = 2**18
 class _WithoutAttention:
     """A step whose attention costs its queries, its output and nothing else; state layers likewise."""
 
+    long_chunks: None = None
+
     def __init__(self, attention: AttentionShape) -> None:
         self._groups = {layer: group for group in attention.groups for layer in group.layers}
         self.states = self
