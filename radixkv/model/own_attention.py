@@ -151,7 +151,7 @@ def _bloom(module: Any) -> _Replacement:
 
 def _mpt(module: Any) -> _Replacement:
     build = sys.modules[type(module).__module__].build_mpt_alibi_tensor
-    slopes = -build(module.n_heads, 2)[:, 0, 0]
+    slopes = _beside(module, -build(module.n_heads, 2)[:, 0, 0])
 
     def forward(hidden_states: Tensor, *args: Any, **keywords: Any) -> tuple[Tensor, None]:
         merged = module.Wqkv(hidden_states)
@@ -170,7 +170,12 @@ def _slopes(module: Any, name: str, num_heads: int) -> Tensor:
     """Return float32 [H] from the biases that the module's file computes for two positions."""
     build = getattr(sys.modules[type(module).__module__], name)
     biases: Tensor = build(torch.ones(1, 2), num_heads, torch.float32)
-    return biases.view(num_heads, 2)[:, 1]
+    return _beside(module, biases.view(num_heads, 2)[:, 1])
+
+
+def _beside(module: Any, slopes: Tensor) -> Tensor:
+    """Return a tensor in the memory of a module's weights: a step can't be recorded with copies in it."""
+    return slopes.to(next(module.parameters()).device)
 
 
 _REPLACEMENTS: dict[str, Callable[[Any], _Replacement]] = {
