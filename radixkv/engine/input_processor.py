@@ -24,7 +24,7 @@ from radixkv.cache.keys import (
 )
 from radixkv.engine.adapters import Adapters, adapted, adapter_part
 from radixkv.engine.extensions import Grammars
-from radixkv.engine.output_processor import Sample, SampleOutput
+from radixkv.engine.output_processor import Sample
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
@@ -401,9 +401,8 @@ class InputProcessor:
         if request.is_ranked and params.logprobs is None:
             sample.params = replace(params, logprobs=0)
         room = self.room_after(prompt, request.namespace)
-        sample.output = self._output(
-            sample, room if params.max_tokens is None else min(params.max_tokens, room)
-        )
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        sample.begin_output(self.tokenizer, self._ends(params), most)
         sample.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         sample.sampling_state = SamplingState(
@@ -421,7 +420,7 @@ class InputProcessor:
             fork.params = parent.params
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)
-            fork.output = self._output(fork, parent.output.max_output_tokens)
+            fork.begin_output(self.tokenizer, parent.end_token_ids, parent.max_output_tokens)
             fork.times.first_scheduled = parent.times.first_scheduled
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
@@ -436,10 +435,6 @@ class InputProcessor:
         """
         granted = self._max_blocks(prompt, namespace) * self.limits.block_size
         return min(self.limits.max_model_len, granted) - len(prompt)
-
-    def _output(self, request: Sample, max_output_tokens: int) -> SampleOutput:
-        params = request.params
-        return SampleOutput(params, self.tokenizer, self._ends(params), max_output_tokens)
 
 
 def _begin_adapter(request: Request, prompt: EncodedTokens) -> None:

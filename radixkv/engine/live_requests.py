@@ -184,8 +184,8 @@ class LiveRequests:
                 )
             if failure is not None:
                 self.fail(sample, failure)
-            elif sample.output.finish_reason is not None:
-                self._finish(sample, sample.output.finish_reason)
+            elif sample.is_finished:
+                self._finish(sample)
 
     def _pin(self, sample: Sample) -> None:
         """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
@@ -228,7 +228,7 @@ class LiveRequests:
             return
         self._pin(sample)
         self.output.end(sample, "length", now)
-        self._finish(sample, "length")
+        self._finish(sample)
 
     # ------------------------------------------------------------------ the end of a request
 
@@ -257,14 +257,13 @@ class LiveRequests:
     def end(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
         self.output.end(sample, reason, self._clock())
-        self._finish(sample, reason, discard=discard)
+        self._finish(sample, discard=discard)
 
-    def _finish(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
-        sample.finish_reason = reason
+    def _finish(self, sample: Sample, *, discard: bool = False) -> None:
         self._scheduler.finish(sample, discard=discard)
         if not discard:
             self._tiers.offer(sample.tokens.encoded, sample.namespace)
-        self._counters.finished += reason in ("stop", "length")
+        self._counters.finished += sample.finish_reason in ("stop", "length")
         self._drafts.ended(sample)
         self._faults.clear(sample)
         if sample.request.is_finished:

@@ -19,7 +19,6 @@ from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome,
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
-from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
 from radixkv.scheduling.sequence_state import SequenceState
@@ -70,37 +69,52 @@ def held_back(text: str, stops: tuple[str, ...]) -> int:
     return longest
 
 
-@dataclass(slots=True)
-class SampleOutput:
-    """The output side of one sample: give it tokens, it makes text of them and says when to stop.
+def name_logprobs(
+    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
+) -> TokenLogprobs:
+    """Turn raw logprobs into a record that carries each token's text."""
+    token_id, logprob, rank = chosen
+    return TokenLogprobs(
+        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
+        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
+    )
 
-    Args:
-        end_token_ids: the model's own end tokens (empty with `ignore_eos`).
-        max_output_tokens: most tokens this sample may have.
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sample(SequenceState):
+    """A sequence with its text and stop conditions, its random stream, and counts of its guesses.
+
+    Its maker calls `begin_output` and sets `sampling_state`.
 
     Attributes:
         text: text that was not taken yet, without a found stop string: all of it, if it is never taken.
         logprobs: likewise.
+        end_token_ids: the model's own end tokens (empty with `ignore_eos`).
+        max_output_tokens: most tokens this sample may have.
+        accepted_draft_tokens: its right guesses; in a stream, since its last delta.
+        rejected_draft_tokens: guesses that were wrong, likewise.
     """
 
-    params: SamplingParams
-    tokenizer: TextSource | None
-    end_token_ids: frozenset[int]
-    max_output_tokens: int
+    sampling_state: SamplingState = field(init=False)
+    end_token_ids: frozenset[int] = frozenset()
+    max_output_tokens: int = 0
     text: str = ""
-    num_tokens: int = 0
-    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float = 0.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
     _decoder: TextDecoder | None = None
     _search_from: int = 0
 
-    def __post_init__(self) -> None:
-        if self.tokenizer is not None:
-            self._decoder = self.tokenizer.stream(
-                self.params.skip_special_tokens, kept=self.params.kept_special_tokens
-            )
+    def begin_output(
+        self, tokenizer: TextSource | None, end_token_ids: frozenset[int], max_output_tokens: int
+    ) -> None:
+        """Set what makes text of its tokens (None: they have no text) and ends it."""
+        self.end_token_ids, self.max_output_tokens = end_token_ids, max_output_tokens
+        if tokenizer is not None:
+            params = self.params
+            self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
 
     def push(self, token_id: int, *, is_complete: bool = False) -> None:
         """Take one more token; sets `finish_reason` when it is the last.
@@ -110,8 +124,8 @@ class SampleOutput:
         """
         assert self.finish_reason is None
         params = self.params
-        self.num_tokens += 1
-        may_stop = is_complete or self.num_tokens >= params.min_tokens
+        self.tokens.append(token_id)
+        may_stop = is_complete or self.num_output_tokens >= params.min_tokens
         if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
             self.finish_reason = "stop"
         elif may_stop and token_id in params.stop_token_ids:
@@ -120,7 +134,7 @@ class SampleOutput:
             self.text += self._decoder.push([token_id])
         if self.finish_reason is None and is_complete:
             self.finish_reason = "stop"
-        if self.finish_reason is None and self.num_tokens >= self.max_output_tokens:
+        if self.finish_reason is None and self.num_output_tokens >= self.max_output_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None and self._decoder is not None:
             self.text += self._decoder.finish()
@@ -162,34 +176,6 @@ class SampleOutput:
     def record_logprobs(self, entry: TokenLogprobs) -> None:
         self.logprobs.append(entry)
         self.cumulative_logprob += entry.chosen.logprob
-
-
-def name_logprobs(
-    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
-) -> TokenLogprobs:
-    """Turn raw logprobs into a record that carries each token's text."""
-    token_id, logprob, rank = chosen
-    return TokenLogprobs(
-        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
-        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
-    )
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Sample(SequenceState):
-    """A sequence with its text and stop conditions, its random stream, and counts of its guesses.
-
-    Its maker sets the first two.
-
-    Attributes:
-        accepted_draft_tokens: its right guesses; in a stream, since its last delta.
-        rejected_draft_tokens: guesses that were wrong, likewise.
-    """
-
-    output: SampleOutput = field(init=False)
-    sampling_state: SamplingState = field(init=False)
-    accepted_draft_tokens: int = 0
-    rejected_draft_tokens: int = 0
 
 
 def sample_of(request: SequenceState) -> Sample:
@@ -237,7 +223,7 @@ class OutputProcessor:
         return result
 
     def add_tokens(self, sample: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
-        """Give a request its next tokens; `request.output.finish_reason` says then if it ended.
+        """Give a request its next tokens; its `finish_reason` says then if it ended.
 
         Tokens after its end are left out.
 
@@ -249,16 +235,15 @@ class OutputProcessor:
         """
         if sample.times.first_token is None:
             sample.times.first_token = now
-        output = sample.output
         tokens: list[int] = []
         for token in run:
             failure = self._add_token(sample, token)
             if failure is not None:
-                output.finish_reason = None  # whatever the token would have ended: this is what ends it
+                sample.finish_reason = None  # whatever the token would have ended: this is what ends it
                 self._emit(sample, tokens)
                 return failure
             tokens.append(token.token_id)
-            if output.finish_reason is not None:
+            if sample.finish_reason is not None:
                 sample.times.finished = now
                 break
         self._emit(sample, tokens)
@@ -272,7 +257,7 @@ class OutputProcessor:
                 return Failure(failure, "grammar_failed")
             if token.token_id == NOTHING_LEFT:
                 message = (
-                    f"no token is left to choose after {sample.output.num_tokens}: all are ruled out by "
+                    f"no token is left to choose after {sample.num_output_tokens}: all are ruled out by "
                     "bad_words, allowed_token_ids, min_tokens and the grammar together; loosen one of them"
                 )
                 return Failure(message, "no_token_left")
@@ -285,14 +270,12 @@ class OutputProcessor:
             return Failure(str(error), error.code or "sampling_failed")
         except BaseException as error:
             return _failure(sample, "sampling", error, "sampling_failed")
-        sample.tokens.append(token.token_id)
         self.num_generated += 1
-        output = sample.output
         try:
-            output.push(token.token_id, is_complete=sample.sampling_state.is_complete)
+            sample.push(token.token_id, is_complete=sample.sampling_state.is_complete)
             if token.logprobs is not None:
                 named = name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)
-                output.record_logprobs(named)
+                sample.record_logprobs(named)
         except ENDS_PROCESS:
             raise
         except BaseException as error:
@@ -335,7 +318,7 @@ class OutputProcessor:
         """End a sample without another token: its last delta goes out."""
         sample.times.finished = now
         try:
-            sample.output.abort(reason)
+            sample.abort(reason)
         except ENDS_PROCESS:
             raise
         except BaseException as error:  # the decoder is what has failed: its last half character is lost
@@ -351,12 +334,12 @@ class OutputProcessor:
 
     def _emit(self, sample: Sample, token_ids: Sequence[int]) -> None:
         """Deliver a step's addition to a sample, if any, and how it ended if it did."""
-        request, output = sample.request, sample.output
-        if not request.stream or request.is_ranked or not (token_ids or output.finish_reason):
+        request = sample.request
+        if not request.stream or request.is_ranked or not (token_ids or sample.finish_reason):
             return
-        text, logprobs = output.take()
+        text, logprobs = sample.take()
         self._result.deltas.append(
-            _delta(sample, sample.index, text, list(token_ids), logprobs, is_last=_has_ended(request))
+            _delta(sample, sample.index, text, list(token_ids), logprobs, is_last=request.is_finished)
         )
 
     def _token_text(self, token_id: int) -> str:
@@ -382,7 +365,7 @@ def _delta(
     is_last: bool,
 ) -> OutputDelta:
     """New parts of one sample."""
-    output, request = sample.output, sample.request
+    request = sample.request
     delta = OutputDelta(sample.request_id, index, text, token_ids, logprobs or None)
     delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0
     delta.rejected_draft_tokens, sample.rejected_draft_tokens = sample.rejected_draft_tokens, 0
@@ -399,26 +382,20 @@ def _delta(
             first.tier_hits,
         )
         delta.times = _since_arrival(sample.times)
-    if output.finish_reason is not None:
-        delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
+    if sample.finish_reason is not None:
+        delta.finish_reason, delta.stop_reason = sample.finish_reason, sample.stop_reason
         delta.times = _since_arrival(sample.times)
         delta.is_last = is_last
-        if request.failure is not None and (is_last or output.finish_reason == "error"):
+        if request.failure is not None and (is_last or sample.finish_reason == "error"):
             delta.error, delta.error_code = request.failure.message, request.failure.code
     return delta
-
-
-def _has_ended(request: Request) -> bool:
-    """No sample will get anything more."""
-    return all(sample.output.finish_reason is not None for sample in request.samples)
 
 
 def _ranked(samples: Sequence[Sample]) -> list[Sample]:
     """Samples by descending mean logprob of their tokens."""
 
     def mean_logprob(sample: Sample) -> float:
-        output = sample.output
-        return output.cumulative_logprob / max(1, output.num_tokens)
+        return sample.cumulative_logprob / max(1, sample.num_output_tokens)
 
     return sorted(samples, key=mean_logprob, reverse=True)
 
@@ -431,9 +408,9 @@ def _ranked_deltas(request: Request) -> list[OutputDelta]:
         _delta(
             sample,
             index,
-            sample.output.text,
+            sample.text,
             sample.output_token_ids(),
-            sample.output.logprobs if wanted else [],
+            sample.logprobs if wanted else [],
             is_last=sample is best[-1],
         )
         for index, sample in enumerate(best)
@@ -447,17 +424,16 @@ def _collect(request: Request) -> RequestOutput:
     first = request.samples[0]
     outputs = []
     for index, sample in enumerate(ranked[: params.n]):
-        output = sample.output
         wanted = params.logprobs is not None
         outputs.append(
             CompletionOutput(
                 index=index,
-                text=output.text,
+                text=sample.text,
                 token_ids=sample.output_token_ids(),
-                logprobs=output.logprobs if wanted else None,
-                cumulative_logprob=output.cumulative_logprob if wanted else None,
-                finish_reason=output.finish_reason,
-                stop_reason=output.stop_reason,
+                logprobs=sample.logprobs if wanted else None,
+                cumulative_logprob=sample.cumulative_logprob if wanted else None,
+                finish_reason=sample.finish_reason,
+                stop_reason=sample.stop_reason,
             )
         )
     return RequestOutput(
@@ -469,7 +445,7 @@ def _collect(request: Request) -> RequestOutput:
         num_cache_write_tokens=first.num_cache_write_tokens,
         cache_report=first.cache_report,
         prompt_logprobs=first.prompt_logprobs,
-        num_generated_tokens=sum(sample.output.num_tokens for sample in request.samples),
+        num_generated_tokens=sum(sample.num_output_tokens for sample in request.samples),
         num_preemptions=sum(sample.num_preemptions for sample in request.samples),
         accepted_draft_tokens=sum(sample.accepted_draft_tokens for sample in request.samples),
         rejected_draft_tokens=sum(sample.rejected_draft_tokens for sample in request.samples),

@@ -60,8 +60,8 @@ class Speculation(Drafts):
         A token that ends the output is left out: choosing it without a guess is as fast.
         """
         sample = sample_of(request)
-        output, state = sample.output, sample.sampling_state
-        most = min(most, self._max_tokens, output.max_output_tokens - output.num_tokens - 1)
+        state = sample.sampling_state
+        most = min(most, self._max_tokens, sample.max_output_tokens - sample.num_output_tokens - 1)
         if most <= 0:
             return ()
         tokens: Sequence[int] = state.forced_tokens()[:most]
@@ -70,7 +70,7 @@ class Speculation(Drafts):
             if tokens:
                 tokens = tokens[: state.num_allowed(tokens)]
         if tokens:
-            ends, stops = output.end_token_ids, sample.params.stop_token_ids
+            ends, stops = sample.end_token_ids, sample.params.stop_token_ids
             tokens = list(takewhile(lambda token: token not in ends and token not in stops, tokens))
         return tokens
 

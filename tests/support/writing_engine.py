@@ -16,9 +16,9 @@ from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 from tokenizers import AddedToken
 
-from radixkv.engine.output_processor import SampleOutput
+from radixkv.engine.output_processor import Sample
 from radixkv.engine.outputs import OutputDelta
-from radixkv.scheduling.request import RequestTimes
+from radixkv.scheduling.request import Request, RequestTimes
 from radixkv.text.tokenizer import Tokenizer
 
 _WANTED = re.compile(r"write:(\w+):")
@@ -58,9 +58,10 @@ class WritingEngine(ScriptedEngine):
         tokens = [*self.tokenizer.encode(text, add_special_tokens=False), end]
         params, most = asked.params, asked.params.max_tokens or len(tokens)
         times = RequestTimes(first_scheduled=0.0, first_token=0.0)
-        samples = [
-            SampleOutput(params, self.tokenizer, frozenset({end}), most) for _ in range(params.num_samples)
-        ]
+        request = Request(asked.prompt, params)
+        samples = [Sample(request) for _ in range(params.num_samples)]
+        for sample in samples:
+            sample.begin_output(self.tokenizer, frozenset({end}), most)
         for at in range(0, len(tokens), self.step):
             given = tokens[at : at + self.step]
             for index, sample in enumerate(samples):
