@@ -96,7 +96,7 @@ class _StepsAhead:
 
     def draft(self, request: SequenceState, most: int) -> Sequence[int]:
         """The request's own token, again and again."""
-        return [request.tokens.last] * min(self.num_steps - 1, most)
+        return [request.last_token] * min(self.num_steps - 1, most)
 
     def granted(self, num_tokens: int) -> None:
         """All are right."""
@@ -230,7 +230,7 @@ class SimulatedReplica:
         self.gaps.extend([self._step_s / count] * (count - 1))
         served.last_token_s = now
         for _ in range(count):
-            request.tokens.append(served.answer_token)
+            request.append(served.answer_token)
         if entry.draft:
             self._scheduler.accept(entry, len(entry.draft))
         if request.num_output_tokens >= served.answer_tokens:

@@ -163,13 +163,13 @@ class Loop:
         _, conversation, answer = self._asking[request.arrival_order]
         if answer.first_token is None:
             answer.first_token, answer.cached_tokens = self._now, request.num_cached_tokens
-        request.tokens.append(int(self._rng.integers(VOCABULARY)))
+        request.append(int(self._rng.integers(VOCABULARY)))
         turn = conversation.turn
         assert turn is not None
         if request.num_output_tokens < turn.output:
             return
         answer.ended, answer.output_tokens = self._now, request.num_output_tokens
-        conversation.context = request.tokens.view().copy()
+        conversation.context = request.tokens().copy()
         conversation.known = len(conversation.context) - 1  # the last token is not computed
         self._scheduler.finish(request)
         del self._asking[request.arrival_order]

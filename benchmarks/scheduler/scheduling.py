@@ -71,7 +71,7 @@ def run_step(scheduler: Scheduler, now: int) -> None:
         if entry.request.times.first_scheduled is None:
             entry.request.times.first_scheduled = now
         if entry.samples:
-            entry.request.tokens.append(now % VOCABULARY)
+            entry.request.append(now % VOCABULARY)
             if entry.request.num_output_tokens >= entry.request.params.max_tokens:  # type: ignore[operator]
                 scheduler.finish(entry.request)
 
@@ -152,7 +152,7 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
         assert batch is not None
         assert len(batch.entries) == 1, "somebody was admitted"
         scheduler.complete(batch)
-        runs.tokens.append(now)
+        runs.append(now)
     times.sort()
     return {"median_ms": statistics.median(times), "p99_ms": times[int(0.99 * len(times))]}
 

@@ -84,7 +84,7 @@ def step(scheduler: Scheduler) -> list[SequenceState]:
     scheduler.complete(batch)
     served = [entry.request for entry in batch.entries if entry.samples]
     for request in served:
-        request.tokens.append(len(request.tokens.view()) % VOCABULARY)
+        request.append(len(request.tokens()) % VOCABULARY)
         if request.num_output_tokens >= (request.params.max_tokens or 0):
             scheduler.finish(request)
     return served

@@ -416,7 +416,7 @@ class InputProcessor:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
         for i in range(1, parent.num_forks + 1):
-            fork = Sample(parent.request, parent.tokens.view(), arrival_s=parent.times.arrival, index=i)
+            fork = Sample(parent.request, parent.tokens(), arrival_s=parent.times.arrival, index=i)
             fork.params = parent.params
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)

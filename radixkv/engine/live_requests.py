@@ -192,7 +192,7 @@ class LiveRequests:
         request = sample.request
         if not request.pins or request.num_pinned_tokens is not None:
             return
-        prompt = sample.tokens.view(0, sample.num_prompt_tokens)
+        prompt = sample.tokens(0, sample.num_prompt_tokens)
         found = [
             self._cache.pin(prompt[: pin.num_tokens], sample.namespace, pin.ttl, at_least=True)
             for pin in request.pins
@@ -252,7 +252,7 @@ class LiveRequests:
         if discard:
             # Samples may have come to share what each computed, and a request may have been preempted before.
             for other in request.samples:
-                self._cache.discard(other.tokens.view(), other.namespace, keep=other.num_cached_tokens)
+                self._cache.discard(other.tokens(), other.namespace, keep=other.num_cached_tokens)
 
     def end(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
@@ -262,7 +262,7 @@ class LiveRequests:
     def _finish(self, sample: Sample, *, discard: bool = False) -> None:
         self._scheduler.finish(sample, discard=discard)
         if not discard:
-            self._tiers.offer(sample.tokens.encoded, sample.namespace)
+            self._tiers.offer(sample.encoded, sample.namespace)
         self._counters.finished += sample.finish_reason in ("stop", "length")
         self._drafts.ended(sample)
         self._faults.clear(sample)

@@ -124,7 +124,7 @@ class Sample(SequenceState):
         """
         assert self.finish_reason is None
         params = self.params
-        self.tokens.append(token_id)
+        self.append(token_id)
         may_stop = is_complete or self.num_output_tokens >= params.min_tokens
         if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
             self.finish_reason = "stop"
@@ -298,7 +298,7 @@ class OutputProcessor:
         first = len(sample.prompt_logprobs) - 1  # position whose logits come next
         if end <= first:
             return None
-        tokens = sample.tokens.view(first + 1, end + 1).tolist()
+        tokens = sample.tokens(first + 1, end + 1).tolist()
         found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
         try:
             named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
@@ -439,7 +439,7 @@ def _collect(request: Request) -> RequestOutput:
     return RequestOutput(
         request_id=first.request_id,
         prompt=request.text,
-        prompt_token_ids=first.tokens.view(0, first.num_prompt_tokens).tolist(),
+        prompt_token_ids=first.tokens(0, first.num_prompt_tokens).tolist(),
         outputs=outputs,
         num_cached_tokens=first.num_cached_tokens,
         num_cache_write_tokens=first.num_cache_write_tokens,

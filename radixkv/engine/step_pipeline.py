@@ -160,7 +160,7 @@ def _goes_on(entry: Entry, fed: int) -> bool:
         request.lease is not None
         and request.num_computed == entry.start
         and request.num_tokens == entry.start + 1
-        and request.tokens.last == fed
+        and request.last_token == fed
     )
 
 

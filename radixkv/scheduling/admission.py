@@ -206,7 +206,7 @@ class AdmissionControl:
             return AdmissionResult.ADMITTED
         in_pool, allowed = self._room(plan, request.namespace, freed)
         size = self._cache.block_size
-        needed = -(-request.tokens.length // size) + request.num_forks
+        needed = -(-request.num_tokens // size) + request.num_forks
         if not request.needs_prompt_logits:
             needed -= self._match(plan, request).num_tokens // size
         if needed <= allowed:
@@ -223,7 +223,7 @@ class AdmissionControl:
         size, rooms = self._cache.block_size, plan.room
         for request in requests:
             match = request.match or self._match(plan, request)
-            needed = -(-request.tokens.length // size) - match.num_tokens // size + request.num_forks
+            needed = -(-request.num_tokens // size) - match.num_tokens // size + request.num_forks
             room = rooms.get(request.namespace) or self._room(plan, request.namespace)
             if needed <= room[1]:
                 return True
@@ -335,7 +335,7 @@ class AdmissionControl:
         known = match.num_tokens
         try:
             lease = self._cache.acquire(
-                request.tokens.encoded,
+                request.encoded,
                 request.namespace,
                 match=match,
                 skip=skip,
@@ -398,7 +398,7 @@ class AdmissionControl:
         plan.row_left()
         # The tokens fit into its last block, so no request is preempted for them.
         assert request.lease is not None
-        request.lease.append(request.tokens.encoded_part(request.lease.num_tokens))
+        request.lease.append(request.encoded_part(request.lease.num_tokens))
         plan.add(request, 1)
 
     # ------------------------------------------------------------------ and back

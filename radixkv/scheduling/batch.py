@@ -184,16 +184,16 @@ def build_batch(entries: list[Entry], block_size: int) -> Batch:
         block_tables.append(table)
         if entry.count == 1:  # a decode: scalars are much cheaper than one-element arrays
             position = entry.start
-            token_ids[first] = request.tokens.view(position, position + 1)[0]
+            token_ids[first] = request.tokens(position, position + 1)[0]
             slots[first] = int(table[position // block_size]) * block_size + position % block_size
         else:
             rows = slice(first, first + entry.count)
             if entry.draft:
                 known = entry.end - entry.start
-                token_ids[first : first + known] = request.tokens.view(entry.start, entry.end)
+                token_ids[first : first + known] = request.tokens(entry.start, entry.end)
                 token_ids[first + known : first + entry.count] = entry.draft
             else:
-                token_ids[rows] = request.tokens.view(entry.start, entry.start + entry.count)
+                token_ids[rows] = request.tokens(entry.start, entry.start + entry.count)
             at = positions[rows]
             slots[rows] = table[at // block_size].astype(np.int64) * block_size + at % block_size
         if entry.redundant:

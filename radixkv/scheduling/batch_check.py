@@ -101,9 +101,9 @@ def _check_row(batch: Batch, block_size: int, row: int, slot: int) -> None:
     assert takers, f"{batch!r}: row {row} is copied into block {block}, which is in no block table"
     source = batch.entries[giver]
     assert position < source.end, f"{batch!r}: a guess of {source.request!r} is copied to {takers}"
-    tokens = source.request.tokens.view(0, position + 1)
+    tokens = source.request.tokens(0, position + 1)
     for taker in takers:
-        assert np.array_equal(taker.request.tokens.view(0, position + 1), tokens), (
+        assert np.array_equal(taker.request.tokens(0, position + 1), tokens), (
             f"{batch!r}: {taker.request!r} gets tokens of {source.request!r}"
         )
 

@@ -28,7 +28,7 @@ def prefix_key(request: SequenceState, identity: bytes, num_whole: int, num_toke
     Args:
         identity, num_whole: of its whole blocks in the cache, and their tokens.
     """
-    tail = request.tokens.view(num_whole, num_tokens)
+    tail = request.tokens(num_whole, num_tokens)
     return frame_namespace(request.namespace), identity, tail.tobytes()
 
 
@@ -110,7 +110,7 @@ class InFlightPrefixes:
             return False
         producer = next(iter(producers.values()))
         most = min(producer.most_shared, request.most_found)
-        differ = producer.tokens.view(0, most) != request.tokens.view(0, most)
+        differ = producer.tokens(0, most) != request.tokens(0, most)
         request.producer = producer
         request.produced_until = int(np.argmax(differ)) if differ.any() else most
         if self._states is not None and producer.lease is not None and producer.lease.states is not None:

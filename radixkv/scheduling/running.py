@@ -27,7 +27,7 @@ from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import PrefixKey, prefix_key
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.sequence_state import SequenceState, TokenBuffer
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats
 
 
@@ -36,14 +36,12 @@ class Row(Entry):
     """A decode that writes into the last block of its lease: an entry that is kept from step to step.
 
     Attributes:
-        tokens: of the request.
         block_table: of its lease.
         slot_offset: slot - position, constant inside a block.
         block_end: the position after the block.
         committed: what its lease has of its tokens.
     """
 
-    tokens: TokenBuffer
     block_table: npt.NDArray[np.int32]
     slot_offset: int
     block_end: int
@@ -122,7 +120,7 @@ class RunningRequests:
         """
         for entry in entries:
             if entry.samples and not entry.draft:
-                self._make_row(entry.request, entry.request.tokens.length)
+                self._make_row(entry.request, entry.request.num_tokens)
 
     def _make_row(self, request: SequenceState, end: int) -> None:
         """Make a row of a request whose lease has `end` tokens, and room for one more in its last block."""
@@ -138,7 +136,6 @@ class RunningRequests:
             count=1,
             samples=True,
             num_logits=1,
-            tokens=request.tokens,
             block_table=lease.block_table,
             slot_offset=int(lease.block_table[-1]) * size - start,
             block_end=start + size,
@@ -214,7 +211,7 @@ class RunningRequests:
         starts = [row.request.num_computed for row in self._rows.values()]
         for row, start in zip(self._rows.values(), starts, strict=True):
             row.start = start
-            if dissolve or start + 1 != row.tokens.length:
+            if dissolve or start + 1 != row.request.num_tokens:
                 others.append(row.request)
             elif start >= row.block_end:
                 full.append(row)
@@ -234,7 +231,7 @@ class RunningRequests:
         numbers = np.arange(len(rows) + 1)
         return Batch(
             entries=list(rows),
-            token_ids=np.array([row.tokens.last for row in rows], dtype=np.int64),
+            token_ids=np.array([row.request.last_token for row in rows], dtype=np.int64),
             positions=positions,
             query_starts=numbers.astype(np.int32),
             context_lengths=(positions + 1).astype(np.int32),
@@ -258,7 +255,7 @@ class RunningRequests:
         """
         if not num_matched or num_matched >= request.most_found:
             return None
-        tokens = request.tokens.view()
+        tokens = request.tokens()
         found = self._by_committed.get(prefix_key(request, identity, num_whole, num_matched))
         if found is None:
             return None
@@ -267,12 +264,12 @@ class RunningRequests:
             end = min(other.num_tokens, len(tokens))
             if end - num_matched <= longest:
                 continue
-            theirs = other.tokens.view(num_matched, end)
+            theirs = other.tokens(num_matched, end)
             if theirs[0] != tokens[num_matched]:
                 continue
             differ = theirs != tokens[num_matched:end]
             agree = int(differ.argmax()) if differ.any() else len(theirs)
-            if agree > longest and np.array_equal(other.tokens.view(0, num_matched), tokens[:num_matched]):
+            if agree > longest and np.array_equal(other.tokens(0, num_matched), tokens[:num_matched]):
                 best, longest = other, agree
         return best
 
@@ -305,5 +302,5 @@ def flush_tokens(request: SequenceState) -> None:
     """
     lease = request.lease
     if lease is not None and lease.num_tokens < request.num_computed:
-        lease.append(request.tokens.encoded_part(lease.num_tokens, request.num_computed))
+        lease.append(request.encoded_part(lease.num_tokens, request.num_computed))
         lease.commit(request.num_computed)

@@ -389,7 +389,7 @@ class Scheduler:
         """
         while request.lease is not None and request.lease.num_tokens < request.num_tokens:
             try:
-                request.lease.append(request.tokens.encoded_part(request.lease.num_tokens))
+                request.lease.append(request.encoded_part(request.lease.num_tokens))
             except OutOfBlocks as error:
                 if self._give_up_transfer(request, error):
                     plan.leases_changed()

@@ -34,50 +34,6 @@ if TYPE_CHECKING:
     from radixkv.scheduling.request import FinishReason, Request
 
 
-class TokenBuffer:
-    """Prompt and output token ids in one growing int32 array.
-
-    Args:
-        token_ids: the first ones; a part already encoded for the cache is not encoded again.
-    """
-
-    __slots__ = ("_data", "_encoded", "last", "length")
-
-    def __init__(self, token_ids: TokenIds) -> None:
-        self._encoded: EncodedTokens | None = None
-        if isinstance(token_ids, EncodedTokens):
-            self._encoded, token_ids = token_ids, token_ids.token_ids
-        self.length = len(token_ids)
-        self._data = np.empty(self.length + 64, dtype=np.int32)
-        self._data[: self.length] = token_ids
-        self.last = int(self._data[self.length - 1]) if self.length else -1  # the last token's id
-
-    def append(self, token_id: int) -> None:
-        """Add one token; O(1) amortised."""
-        if self.length == len(self._data):
-            grown = np.empty(2 * self.length, dtype=np.int32)
-            grown[: self.length] = self._data
-            self._data = grown
-        self._data[self.length] = token_id
-        self.length += 1
-        self.last = token_id
-
-    def view(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
-        """Tokens [start, end) as an int32 view, valid until the next append."""
-        return self._data[start : self.length if end is None else end]
-
-    def encoded_part(self, start: int, end: int | None = None) -> EncodedTokens:
-        """Tokens [start, end) as the cache compares them. O(end - start)."""
-        return EncodedTokens(self.view(start, end).astype("<i4", copy=False).tobytes())
-
-    @property
-    def encoded(self) -> EncodedTokens:
-        """All tokens as the cache compares them. O(1) until one is appended, then O(tokens) once."""
-        if self._encoded is None or len(self._encoded) != self.length:
-            self._encoded = EncodedTokens(encode_tokens(self.view()))
-        return self._encoded
-
-
 @dataclass(slots=True)
 class SequenceTimes:
     """Readings of the engine's clock, in seconds; None: has not happened."""
@@ -109,6 +65,10 @@ class SequenceState:
 
     A request with `n` samples starts as one sequence with `num_forks` = n - 1: once its prompt is computed
     the engine forks it, so that the prompt is computed and held once.
+
+    Attributes:
+        num_tokens: prompt and output tokens known so far.
+        last_token: id of the last of them; -1: there are none.
     """
 
     request: Request
@@ -119,7 +79,8 @@ class SequenceState:
     params: SamplingParams = field(init=False)
     namespace: NamespaceName = field(init=False)
     priority: int = field(init=False)
-    tokens: TokenBuffer = field(init=False)
+    num_tokens: int = field(init=False)
+    last_token: int = field(init=False)
     num_prompt_tokens: int = field(init=False)
     times: SequenceTimes = field(init=False)
     arrival_order: int = 0  # set by the scheduler when the request is added to it
@@ -150,33 +111,59 @@ class SequenceState:
     cache_report: MissReport | None = None
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's first tokens, so far
+    _tokens: npt.NDArray[np.int32] = field(init=False)  # [num_tokens, and room for more]
+    _encoded: EncodedTokens | None = field(init=False, default=None)  # a part encoded is not encoded again
 
     def __post_init__(self, token_ids: TokenIds | None, arrival_s: float) -> None:
         request = self.request
         self.params, self.namespace, self.priority = request.params, request.namespace, request.priority
         given = request.prompt if token_ids is None else token_ids
         assert not isinstance(given, str), "the request was not checked"
-        self.tokens = TokenBuffer(given)
-        self.num_prompt_tokens = self.tokens.length
+        if isinstance(given, EncodedTokens):
+            self._encoded, given = given, given.token_ids
+        self.num_tokens = self.num_prompt_tokens = len(given)
+        self._tokens = np.empty(self.num_tokens + 64, dtype=np.int32)
+        self._tokens[: self.num_tokens] = given
+        self.last_token = int(self._tokens[self.num_tokens - 1]) if self.num_tokens else -1
         self.times = SequenceTimes(arrival_s)
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
 
+    def append(self, token_id: int) -> None:
+        """Add an output token; O(1) amortised."""
+        if self.num_tokens == len(self._tokens):
+            grown = np.empty(2 * self.num_tokens, dtype=np.int32)
+            grown[: self.num_tokens] = self._tokens
+            self._tokens = grown
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        self.last_token = token_id
+
+    def tokens(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
+        """Tokens [start, end) as an int32 view, valid until the next append."""
+        return self._tokens[start : self.num_tokens if end is None else end]
+
+    def encoded_part(self, start: int, end: int | None = None) -> EncodedTokens:
+        """Tokens [start, end) as the cache compares them. O(end - start)."""
+        return EncodedTokens(self.tokens(start, end).astype("<i4", copy=False).tobytes())
+
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
-        return self.tokens.length
+    def encoded(self) -> EncodedTokens:
+        """All tokens as the cache compares them. O(1) until one is appended, then O(tokens) once."""
+        if self._encoded is None or len(self._encoded) != self.num_tokens:
+            self._encoded = EncodedTokens(encode_tokens(self.tokens()))
+        return self._encoded
 
     @property
     def num_output_tokens(self) -> int:
-        return self.tokens.length - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_to_compute(self) -> int:
         """Tokens whose K/V is still missing; 1 while decoding."""
-        return self.tokens.length - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def num_sequence_slots(self) -> int:
@@ -196,18 +183,18 @@ class SequenceState:
     @property
     def most_shared(self) -> int:
         """Leading tokens that may be shared with others: all, or those before an activated adapter."""
-        return self.request.adapter_from or self.tokens.length
+        return self.request.adapter_from or self.num_tokens
 
     @property
     def most_found(self) -> int:
         """Leading tokens that the cache may have: the last one is always computed."""
-        return min(self.tokens.length - 1, self.most_shared)
+        return min(self.num_tokens - 1, self.most_shared)
 
     @property
     def lookup_tokens(self) -> EncodedTokens:
         """The tokens to look up in the cache. O(1) for all of them."""
         limit = self.request.adapter_from
-        return self.tokens.encoded_part(0, limit) if limit else self.tokens.encoded
+        return self.encoded_part(0, limit) if limit else self.encoded
 
     @property
     def has_progressed(self) -> bool:
@@ -236,7 +223,7 @@ class SequenceState:
 
     def output_token_ids(self) -> list[int]:
         """The generated tokens as a list."""
-        return self.tokens.view(self.num_prompt_tokens).tolist()
+        return self.tokens(self.num_prompt_tokens).tolist()
 
     def __repr__(self) -> str:
         state = self.finish_reason or ("running" if self.is_running else "waiting")

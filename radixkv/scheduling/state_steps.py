@@ -102,7 +102,7 @@ class StateSteps:
         at = min(match.num_tokens, request.num_tokens - 1) // GRID * GRID
         if at <= match.resume or request.needs_prompt_logits:
             return False
-        tokens = request.tokens.view(0, at)
+        tokens = request.tokens(0, at)
         for other in self._running.others:
             lease = other.lease
             if (
@@ -113,7 +113,7 @@ class StateSteps:
                 continue
             if other.num_computed >= at or other.namespace != request.namespace:
                 continue
-            if other.num_tokens >= at and np.array_equal(other.tokens.view(0, at), tokens):
+            if other.num_tokens >= at and np.array_equal(other.tokens(0, at), tokens):
                 lease.states.want((at,))
                 request.producer, request.produced_until = other, at
                 return True

@@ -48,7 +48,7 @@ class RequestText:
 
     def __init__(self, request: SequenceState) -> None:
         prediction = request.params.prediction
-        tokens = request.tokens.view(max(0, request.num_tokens - MAX_INDEXED))
+        tokens = request.tokens(max(0, request.num_tokens - MAX_INDEXED))
         self._own = TextIndex(tokens)
         self._length = request.num_tokens
         self._prediction = TextIndex(np.asarray(prediction, dtype=np.int32)) if prediction else None
@@ -64,7 +64,7 @@ class RequestText:
 
     def catch_up(self, request: SequenceState) -> None:
         """Take in the tokens that the request has got meanwhile. O(those tokens)."""
-        new = request.tokens.view(self._length).tolist()
+        new = request.tokens(self._length).tolist()
         self._length = request.num_tokens
         for token_id in new:
             self._own.append(token_id)

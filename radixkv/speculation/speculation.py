@@ -40,7 +40,7 @@ class Speculation(Drafts):
         self._cache = cache
 
     def _continuation(self, request: SequenceState, most: int) -> list[int]:
-        return self._cache.tree.following(request.tokens.view(), request.namespace, most)
+        return self._cache.tree.following(request.tokens(), request.namespace, most)
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """See `Drafter.begin`."""

@@ -278,7 +278,7 @@ class RecordingRunner:
         logits = self.runner.execute(batch)
         sampled = [entry.request for entry in batch.entries if entry.samples]
         for request, row in zip(sampled, logits, strict=True):
-            self.logits[tuple(request.tokens.view().tolist())] = row.clone()
+            self.logits[tuple(request.tokens().tolist())] = row.clone()
         return logits
 
 

@@ -72,7 +72,7 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
             if entry.draft:
                 scheduler.accept(entry, 0)
             if entry.samples:
-                entry.request.tokens.append(1)
+                entry.request.append(1)
         cache.check()
         return batch
 

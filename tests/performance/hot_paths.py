@@ -75,7 +75,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
         scheduler.complete(batch)
         for entry in batch.entries:
             if entry.samples:
-                entry.request.tokens.append(7)
+                entry.request.append(7)
 
     for i in range(num_running):
         prompt = np.concatenate([families[i % len(families)], own[i][: 8 + i % 32]])

@@ -16,7 +16,7 @@ from radixkv.scheduling.sequence_state import SequenceState
 def entry(cache: PrefixCache, seed: int, start: int, count: int, num_logits: int) -> Entry:
     tokens = np.random.default_rng(seed).integers(1, 1000, start + count)
     request = SequenceState(Request(tokens, SamplingParams(), request_id=f"r{seed}"))
-    request.lease = cache.acquire(request.tokens.view())
+    request.lease = cache.acquire(request.tokens())
     return Entry(request, start, count, num_logits=num_logits)
 
 

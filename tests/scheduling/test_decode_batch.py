@@ -48,7 +48,7 @@ def test_the_cache_is_called_once_a_block_and_request(calls):
 @pytest.mark.parametrize("num_steps", range(3, 20))
 def test_a_prompt_that_goes_on_with_what_another_generated_shares_all_of_it(num_steps):
     engine, model = decoding(num_steps)
-    tokens = engine.scheduler.running[0].tokens.view().tolist()
+    tokens = engine.scheduler.running[0].tokens().tolist()
     before = model.num_computed
     params = SamplingParams(temperature=0.0, max_tokens=1)
     engine.add_request([*tokens, 5, 6, 7], params, request_id="follower")
@@ -62,7 +62,7 @@ def test_a_prompt_that_goes_on_with_what_another_generated_shares_all_of_it(num_
 @pytest.mark.parametrize("num_steps", range(3, 20))
 def test_an_aborted_decode_leaves_all_it_computed(num_steps):
     engine, _ = decoding(num_steps)
-    tokens = engine.scheduler.running[0].tokens.view().tolist()
+    tokens = engine.scheduler.running[0].tokens().tolist()
     engine.abort("r0")
     engine.check()
     assert engine.cache.match(tokens).num_tokens == len(tokens) - 1
@@ -127,7 +127,7 @@ def test_prompts_made_of_running_outputs_under_any_pressure(plan, num_blocks, ca
         while pending and pending[0][0] <= step:
             _, length, more = pending.pop(0)
             running = engine.scheduler.running
-            prompt = running[more % len(running)].tokens.view().tolist() if running else PROMPT[:length]
+            prompt = running[more % len(running)].tokens().tolist() if running else PROMPT[:length]
             prompt = [*prompt, *([3] * (more % 4))][:60]
             request_id = engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=25))
             prompts[request_id] = prompt

@@ -46,7 +46,7 @@ class Bench:
         self.scheduler.took(tokens, seconds)
         for entry in batch.entries:
             if entry.samples:
-                entry.request.tokens.append(7)
+                entry.request.append(7)
                 if entry.request.num_output_tokens == entry.request.request.params.max_tokens:
                     self.scheduler.finish(entry.request)
 

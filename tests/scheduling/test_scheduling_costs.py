@@ -45,7 +45,7 @@ def calls_of_worst_step(count: int, prompts: list[list[int]], follow: bool) -> i
     for step in range(12):
         if follow and step == 4:  # prompts that go on with what all of the others have generated
             for request in engine.scheduler.running:
-                engine.add_request([*request.tokens.view().tolist(), 7], params)
+                engine.add_request([*request.tokens().tolist(), 7], params)
         calls = 0
         sys.setprofile(count_call)
         try:
