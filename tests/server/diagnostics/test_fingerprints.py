@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,51 +14,50 @@ from radixkv_server.diagnostics.fingerprint import (
     Fingerprint,
     FingerprintStore,
     FirstDifference,
-    RequestParts,
     fingerprint_of,
 )
 
-NOTHING = RequestParts("chat", "m", (), (), (), {})
+NOTHING: dict[str, Any] = {"api": "chat", "model": "m", "parameters": {}}
 
 
-def of(parts: RequestParts, ids: list[int]) -> Fingerprint:
-    return fingerprint_of(parts, np.array(ids, np.int32))
+def of(parts: dict[str, Any], ids: list[int]) -> Fingerprint:
+    return fingerprint_of(np.array(ids, np.int32), **parts)
 
 
-def plain_difference(one: RequestParts, two: RequestParts) -> FirstDifference | None:
+def plain_difference(one: dict[str, Any], two: dict[str, Any]) -> FirstDifference | None:
     """What `first_difference` must say, from the requests themselves."""
-    if one.model != two.model:
+    if one["model"] != two["model"]:
         return FirstDifference("model")
     for part in ("tools", "system", "messages"):
-        mine, its = list(getattr(one, part)), list(getattr(two, part))
+        mine, its = one[part], two[part]
         if part == "messages":
             its = its[: len(mine)]
         if mine != its:
             index = 0
             while index < min(len(mine), len(its)) and mine[index] == its[index]:
                 index += 1
-            fresh = [summary for summary in two.summaries if summary not in one.summaries]
+            fresh = [summary for summary in two["summaries"] if summary not in one["summaries"]]
             return FirstDifference(part, index, part == "messages" and bool(fresh))
     for name in ("p", "q"):
-        if one.parameters.get(name) != two.parameters.get(name):
+        if one["parameters"].get(name) != two["parameters"].get(name):
             return FirstDifference(name)
     return None
 
 
-def some_parts(rng: random.Random) -> RequestParts:
+def some_parts(rng: random.Random) -> dict[str, Any]:
     def some(count: int) -> list[Any]:
         return [{"text": rng.choice("ab")} for _ in range(rng.randrange(count))]
 
     messages = some(6)
-    return RequestParts(
-        "chat",
-        rng.choice(["m", "m", "m", "n"]),
-        some(3),
-        some(3),
-        messages,
-        {"p": rng.choice([None, "low"]), "q": rng.choice([None, {"a": 1}, {"a": 2}])},
-        [message for message in messages if message["text"] == "b" and rng.random() < 0.4],
-    )
+    return {
+        "api": "chat",
+        "model": rng.choice(["m", "m", "m", "n"]),
+        "tools": some(3),
+        "system": some(3),
+        "messages": messages,
+        "parameters": {"p": rng.choice([None, "low"]), "q": rng.choice([None, {"a": 1}, {"a": 2}])},
+        "summaries": [message for message in messages if message["text"] == "b" and rng.random() < 0.4],
+    }
 
 
 def test_the_first_difference_is_the_plain_one() -> None:
@@ -88,7 +86,7 @@ def test_shared_tokens_are_exact(seed: int) -> None:
 def test_no_text_and_no_token_is_kept() -> None:
     ids = [7001, 7002, 7003, 7001] * 8
     said = "a secret that nobody may read"
-    parts = replace(NOTHING, messages=[{"role": "user", "content": said}], parameters={"p": said})
+    parts = {**NOTHING, "messages": [{"role": "user", "content": said}], "parameters": {"p": said}}
     kept = of(parts, ids)
     assert not set(kept.tokens.tolist()) & set(ids)
     assert len(set(kept.tokens.tolist())) == len(ids), "equal tokens have other marks elsewhere"

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
-from radixkv_server.apis.common.compared_requests import for_prompt, text_block, unusual
+from radixkv_server.apis.common.compared_requests import chat_fingerprint, for_prompt, text_block, unusual
+from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.diagnostics.comparison import Finding
-from radixkv_server.diagnostics.fingerprint import RequestParts
+from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import Usage
 
@@ -34,13 +35,13 @@ _PARAMETERS = (
 )
 
 
-def parts_of(body: MessagesRequest, model: str) -> RequestParts:
-    """Return the parts by which requests are compared. O(text)."""
+def fingerprint(body: MessagesRequest, model: str, prompt: ChatPrompt) -> Fingerprint:
+    """Make the fingerprint by which requests are compared. O(text)."""
     system = body.system or ()
-    return RequestParts(
+    return chat_fingerprint(
+        prompt,
         api="messages",
         model=[model, unusual(body.speed, "standard")],
-        tools=[tool.for_template() for tool in body.listed_tools],
         system=[text_block(system)] if isinstance(system, str) else list(map(for_prompt, system)),
         messages=[for_prompt(message) for message in body.messages],
         parameters={name: for_prompt(getattr(body, name)) for name in _PARAMETERS},

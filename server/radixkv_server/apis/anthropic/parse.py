@@ -58,7 +58,7 @@ async def parse_messages(
         context,
         caller,
         replace(body.exchange(new_id("msg_"), [asking], [facts], "messages"), writes_to_pins=True),
-        functools.partial(diagnostics.parts_of, body, model),
+        functools.partial(diagnostics.fingerprint, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,
         words=diagnostics.answer_fields,

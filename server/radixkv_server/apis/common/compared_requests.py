@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
-from radixkv.text.chat_formats.canonical_tools import canonical_tools
-from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.comparison import Comparison
-from radixkv_server.diagnostics.fingerprint import RequestParts, fingerprint_of
+from radixkv_server.diagnostics.fingerprint import Fingerprint, fingerprint_of
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Asking, Usage, token_ids
+from radixkv_server.generation.request import Asking, Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
 from radixkv_server.tenants.tenant import Tenant
 
@@ -32,7 +33,7 @@ async def diagnosed(
     context: ServerContext,
     caller: Tenant,
     exchange: Asking,
-    parts: Callable[[], RequestParts],
+    fingerprint: Callable[[ChatPrompt], Fingerprint],
     *,
     earlier_id: str | None,
     asked: bool | None = None,
@@ -41,22 +42,16 @@ async def diagnosed(
     """Return a request that later ones can be compared with, and its own diagnosis.
 
     Args:
-        parts: makes the request's parts; called off the event loop if the request is long.
+        fingerprint: calls `chat_fingerprint`; called off the event loop if the request is long.
         earlier_id: id of the request to compare with; None: there is none.
         asked: report the diagnosis; None: only if the client names an earlier request.
         words: renders the findings in the fields of the API.
     """
     request, facts = exchange.requests[0], exchange.facts[0]
-
-    def work() -> Asking:
-        made = _as_templates_get_them(
-            parts(), facts.client_rule, sorts_tools=context.settings.canonical_tools
-        )
-        return replace(exchange, fingerprint=fingerprint_of(made, token_ids(request)))
-
-    exchange = await off_loop(work, tokens=len(request.prompt))
-    own = exchange.fingerprint
-    if not (earlier_id is not None if asked is None else asked) or own is None:
+    assert isinstance(facts, ChatPrompt)
+    own = await off_loop(lambda: fingerprint(facts), tokens=len(request.prompt))
+    exchange = replace(exchange, fingerprint=own)
+    if not (earlier_id is not None if asked is None else asked):
         return exchange, lambda _: {}
     earlier = None if earlier_id is None else context.fingerprints.get(caller.name, earlier_id, own.api)
     comparison = Comparison(own, earlier_id, earlier)
@@ -64,19 +59,36 @@ async def diagnosed(
     return replace(exchange, comparison=comparison), partial(words, diagnosis)
 
 
-def _as_templates_get_them(
-    parts: RequestParts, rule: ClientRule | None, *, sorts_tools: bool
-) -> RequestParts:
-    """Return the parts as given to the template: tools sorted, clients' text about themselves constant."""
-    if sorts_tools:
-        parts = replace(parts, tools=canonical_tools(parts.tools))
-    if rule is None:
-        return parts
-    system, messages = list(parts.system), list(parts.messages)
-    blocks = system if system else messages[0]["content"]
-    text = blocks[0]["text"]
-    blocks[0] = {**blocks[0], "text": rule.applied(text) or text}
-    return replace(parts, system=system, messages=messages)
+def chat_fingerprint(
+    prompt: ChatPrompt,
+    *,
+    api: str,
+    model: Any,
+    system: Sequence[Any] = (),
+    messages: Sequence[Any],
+    parameters: Mapping[str, Any],
+    summaries: Sequence[Any] = (),
+) -> Fingerprint:
+    """Make the fingerprint of a chat, in which its client's text about itself is constant. O(text).
+
+    The arguments after the prompt are those of `fingerprint_of`.
+    """
+    rule = prompt.client_rule
+    if rule is not None:
+        system, messages = list(system), list(messages)
+        blocks = system if system else messages[0]["content"]
+        text = blocks[0]["text"]
+        blocks[0] = {**blocks[0], "text": rule.applied(text) or text}
+    return fingerprint_of(
+        np.asarray(prompt.ids, np.int32),
+        api=api,
+        model=model,
+        tools=prompt.tools,
+        system=system,
+        messages=messages,
+        parameters=parameters,
+        summaries=summaries,
+    )
 
 
 def text_block(text: str) -> Json:

@@ -7,10 +7,9 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import model_validator
 
+from radixkv.cache.keys import EncodedTokens
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta
@@ -94,15 +93,24 @@ class ContentTokens:
 
 
 class LogprobsFormat:
-    """Converter of TokenLogprobs into the forms of chat and text completions.
+    """Converter of a request's TokenLogprobs into the forms of chat and text completions.
 
     Args:
         as_ids: tokens are named by their ids, `token_id:42` (vLLM's `return_tokens_as_token_ids`).
+
+    Attributes:
+        are_wanted: the request asks for them.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: TextTokenizer, params: SamplingParams, *, as_ids: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.are_wanted = params.logprobs is not None
+        self._params = params
         self._as_ids = as_ids
+
+    def content_tokens(self) -> ContentTokens:
+        """Make the tokens of a sample's content."""
+        return ContentTokens(self.tokenizer, self._params)
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> Json:
         """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`."""
@@ -195,18 +203,25 @@ class TokenDetailFields(StrictModel):
 
 
 class TokenDetails:
-    """Fields with token details that a body requests for its answer."""
+    """Fields with token details that a body requests for its answer.
 
-    def __init__(self, body: TokenDetailFields) -> None:
+    Args:
+        prompts: kept only where their tokens are requested.
+    """
+
+    def __init__(self, body: TokenDetailFields, prompts: Sequence[EncodedTokens]) -> None:
         self._with_ids = bool(body.return_token_ids)
+        self._prompts = prompts if self._with_ids else ()
         self._num_top = body.prompt_logprobs
 
-    def of_prompt(self, ids: npt.NDArray[np.int32], logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
+    def of_prompt(self, index: int, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
         """`prompt_token_ids`, and `prompt_logprobs`: for each token `{id: {logprob, rank, decoded_token}}`.
 
         Nothing precedes the first token: null. The others have the token itself, then the likeliest.
         """
-        details: Json = {"prompt_token_ids": ids.tolist()} if self._with_ids else {}
+        details: Json = (
+            {"prompt_token_ids": self._prompts[index].token_ids.tolist()} if self._with_ids else {}
+        )
         if self._num_top is not None and logprobs is not None:
             num_top = self._num_top
             details["prompt_logprobs"] = [

@@ -40,9 +40,9 @@ async def parse_ollama(
         prompt, facts, readers = await completion_request(context, chat, caller)
         facts = replace(facts, ignored=(*ignored.words(fields), *facts.ignored))
     request = body.exchange(new_id("ollama-"), [prompt], [facts], "messages" if is_chat else "prompt")
-    logprobs = LogprobsFormat(context.engine.tokenizer)
+    logprobs = LogprobsFormat(context.engine.tokenizer, prompt.params)
     remember = functools.partial(context.calls.remember, caller.name)
-    return request, OllamaRenderer(model, is_chat, readers, logprobs, prompt.params, remember)
+    return request, OllamaRenderer(model, is_chat, readers, logprobs, remember)
 
 
 def _checked(kind: type[Fields], fields: Json, ignored: Ignored | None = None) -> Fields:

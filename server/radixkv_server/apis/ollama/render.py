@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import RequestTimes
 from radixkv.text.chat_formats.answer import (
     AnswerEvent,
@@ -18,7 +17,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallBegin,
 )
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat
+from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.ollama.schemas import call_key
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
@@ -70,11 +69,10 @@ class OllamaRenderer(Renderer):
     is_chat: bool
     readers: AnswerReaders
     logprobs: LogprobsFormat
-    params: SamplingParams
     remember: Remember
 
     def __post_init__(self) -> None:
-        self._tokens = ContentTokens(self.logprobs.tokenizer, self.params)
+        self._tokens = self.logprobs.content_tokens()
         self._call: tuple[ToolCallBegin, list[str]] | None = None
         self._reason: str | None = None
         self._times = RequestTimes()
@@ -110,7 +108,7 @@ class OllamaRenderer(Renderer):
     def _said(self, event: AnswerEvent) -> tuple[Json, list[Json]]:
         """Return the fields of a message that an event adds to, and the logprobs of its tokens."""
         if isinstance(event, ContentDelta):
-            wanted = self.params.logprobs is not None
+            wanted = self.logprobs.are_wanted
             return {"content": event.text}, self.logprobs.tokens(self._tokens.take(event)) if wanted else []
         if isinstance(event, ReasoningDelta):
             return {"thinking": event.text}, []

@@ -8,14 +8,13 @@ the real client.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import radixkv
 from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.sampling.logprobs import TokenLogprobs
-from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -35,7 +34,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Usage, token_ids
+from radixkv_server.generation.request import Usage
 
 FINGERPRINT = f"radixkv-{radixkv.__version__}"
 
@@ -112,28 +111,28 @@ class ChatRenderer(Renderer):
         remember: called with the id and the arguments of each call of a custom tool.
     """
 
-    body: ChatCompletionRequest
+    body: InitVar[ChatCompletionRequest]
+    prompt: InitVar[EncodedTokens]
     envelope: Envelope
     logprobs: LogprobsFormat
     readers: AnswerReaders
-    request: Request
     diagnosed: Diagnosed
     remember: Remember
 
-    def __post_init__(self) -> None:
-        tools = self.body.tools or ()
+    def __post_init__(self, body: ChatCompletionRequest, prompt: EncodedTokens) -> None:
+        tools = body.tools or ()
         self._custom_tools = {tool.name for tool in tools if isinstance(tool, ChatCustomTool)}
         self._custom_calls: dict[
             tuple[int, int], tuple[str, CustomInput]
         ] = {}  # choice and call: its id, input
         self._tokens: dict[int, ContentTokens] = {}
-        self._details = TokenDetails(self.body)
-        self._chunks = _ChunkWriter(self.body, self.envelope)
+        self._details = TokenDetails(body, [prompt])
+        self._chunks = _ChunkWriter(body, self.envelope)
         self._begun: set[int] = set()
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self._details.of_prompt(token_ids(self.request), outputs[0].prompt_logprobs)
+        details = self._details.of_prompt(0, outputs[0].prompt_logprobs)
         return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosed(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -142,7 +141,7 @@ class ChatRenderer(Renderer):
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}
         if is_first:
-            details = {**self._details.of_prompt(token_ids(self.request), logprobs), **self.diagnosed(usage)}
+            details = {**self._details.of_prompt(0, logprobs), **self.diagnosed(usage)}
         events = []
         for choice in self._choices(delta):
             events.append(self._chunks.event(choice, usage, **details))
@@ -187,7 +186,7 @@ class ChatRenderer(Renderer):
             if content is not None:
                 choices.append(choice(content, **details))
                 details = {}
-                if isinstance(event, ContentDelta) and self.request.params.logprobs is not None:
+                if isinstance(event, ContentDelta) and self.logprobs.are_wanted:
                     choices[-1]["logprobs"] = self.logprobs.chat(tokens.take(event))
         if details:
             choices.append(choice({} if self.readers.forced else {"content": ""}, **details))
@@ -246,7 +245,7 @@ class ChatRenderer(Renderer):
 
     def _tokens_of(self, index: int) -> ContentTokens:
         if index not in self._tokens:
-            self._tokens[index] = ContentTokens(self.logprobs.tokenizer, self.request.params)
+            self._tokens[index] = self.logprobs.content_tokens()
         return self._tokens[index]
 
 
@@ -270,7 +269,7 @@ class TextRenderer(Renderer):
     prompts: Sequence[EncodedTokens]
 
     def __post_init__(self) -> None:
-        self._details = TokenDetails(self.body)
+        self._details = TokenDetails(self.body, self.prompts)
         # By prompt: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
@@ -311,9 +310,7 @@ class TextRenderer(Renderer):
             skip = self.body.skip_special_tokens is not False
             self._offsets[index] = self.logprobs.offsets(len(echo), skip_special_tokens=skip)
             if prompt_index not in self._prompt_details:
-                self._prompt_details[prompt_index] = self._details.of_prompt(
-                    self.prompts[prompt_index].token_ids, prompt_logprobs
-                )
+                self._prompt_details[prompt_index] = self._details.of_prompt(prompt_index, prompt_logprobs)
             details = self._prompt_details[prompt_index]
         echoed = (self.prompts[prompt_index], prompt_logprobs or ()) if is_first and self.body.echo else None
         return {

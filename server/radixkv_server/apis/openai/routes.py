@@ -19,14 +19,14 @@ from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.apis.common.answer_fields import GrammarFields
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields, completion_request
-from radixkv_server.apis.common.compared_requests import diagnosed, for_prompt, unusual
+from radixkv_server.apis.common.compared_requests import chat_fingerprint, diagnosed, for_prompt, unusual
 from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.chats.chat import with_default
+from radixkv_server.chats.chat import ChatPrompt, with_default
 from radixkv_server.context import ServerContext, context_of
-from radixkv_server.diagnostics.fingerprint import RequestParts
+from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.generation.generation import json_response, respond, tell_prompt
@@ -49,31 +49,31 @@ async def parse_chat(
         context,
         caller,
         body.exchange(new_id("chatcmpl-"), [prompt], [facts], "messages"),
-        lambda: _chat_parts(body, model),
+        functools.partial(_fingerprint, body, model),
         earlier_id=body.compared_with,
     )
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope(request.id, kind, int(time.time()), model)
+    assert isinstance(prompt.prompt, EncodedTokens)
     return request, ChatRenderer(
         body,
+        prompt.prompt,
         envelope,
-        _logprobs(context, body),
+        _logprobs(context, body, prompt),
         readers,
-        prompt,
         told,
         functools.partial(context.calls.remember, caller.name),
     )
 
 
-def _chat_parts(body: ChatCompletionRequest, model: str) -> RequestParts:
-    """Return the parts by which chats are compared. O(text)."""
+def _fingerprint(body: ChatCompletionRequest, model: str, prompt: ChatPrompt) -> Fingerprint:
+    """Make the fingerprint by which chats are compared. O(text)."""
     names = [name for name in GrammarFields.model_fields if name != "response_format"]
     answer = body.response_format
-    return RequestParts(
+    return chat_fingerprint(
+        prompt,
         api="chat",
         model=model,
-        tools=[tool.for_template() for tool in body.tools or ()],
-        system=(),
         messages=list(map(for_prompt, body.messages)),
         parameters={
             "template": [
@@ -108,11 +108,12 @@ async def parse_completion(
     request = body.exchange(new_id("cmpl-"), requests, facts, "prompt", operation="text_completion")
     envelope = Envelope(request.id, "text_completion", int(time.time()), model)
     echoes = await _prompt_texts(context, body) if body.echo else [""] * len(requests)
-    return request, TextRenderer(body, envelope, _logprobs(context, body), echoes, prompts)
+    return request, TextRenderer(body, envelope, _logprobs(context, body, requests[0]), echoes, prompts)
 
 
-def _logprobs(context: ServerContext, body: CommonFields) -> LogprobsFormat:
-    return LogprobsFormat(context.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+def _logprobs(context: ServerContext, body: CommonFields, request: Request) -> LogprobsFormat:
+    as_ids = bool(body.return_tokens_as_token_ids)
+    return LogprobsFormat(context.engine.tokenizer, request.params, as_ids=as_ids)
 
 
 async def _encode_prompts(context: ServerContext, body: CompletionRequest) -> list[EncodedTokens]:

@@ -7,13 +7,19 @@ all others. As input, this item becomes a message of the assistant with the summ
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.engine.outputs import RequestOutput
 from radixkv_server.apis.common.chat_messages import with_cache_controls
-from radixkv_server.apis.common.compared_requests import Diagnosed, diagnosed, text_block
+from radixkv_server.apis.common.compared_requests import (
+    Diagnosed,
+    chat_fingerprint,
+    diagnosed,
+    text_block,
+)
 from radixkv_server.apis.common.fields import set_cache_key
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
@@ -25,7 +31,6 @@ from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
 from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
 from radixkv_server.context import ServerContext
-from radixkv_server.diagnostics.fingerprint import RequestParts
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import WholeRenderer
 from radixkv_server.generation.request import Asking, Usage, new_id
@@ -86,21 +91,15 @@ async def parse_compaction(
     set_cache_key(asking, body.cache_salt, body.prompt_cache_key or "")
     request = Asking(response_id, (asking,), (facts,), stream=False, prompt_param="input")
     messages = list(map(comparable_item, kept))
-    parts = RequestParts(
+    fingerprint = functools.partial(
+        chat_fingerprint,
         api="responses",
         model=model,
-        tools=(),
         system=() if body.instructions is None else (text_block(body.instructions),),
         messages=messages,
         summaries=summaries_in(messages),
         parameters={"prompt_cache_key": body.prompt_cache_key, "cache_salt": body.cache_salt},
     )
-    request, told = await diagnosed(
-        context,
-        caller,
-        request,
-        lambda: parts,
-        earlier_id=body.compared_with,
-    )
+    request, told = await diagnosed(context, caller, request, fingerprint, earlier_id=body.compared_with)
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
     return request, CompactionRenderer(response_id, words, readers, told)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv_server.apis.common.chat_messages import with_cache_controls
-from radixkv_server.apis.common.compared_requests import diagnosed, text_block, unusual
+from radixkv_server.apis.common.compared_requests import chat_fingerprint, diagnosed, text_block, unusual
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.responses.configuration import configured
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
@@ -21,9 +21,9 @@ from radixkv_server.apis.responses.stored import Local, StoredResponse, StoredRe
 from radixkv_server.apis.responses.stored_conversations import StoredConversations
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
+from radixkv_server.chats.chat import Chat, ChatPrompt, chat_prompt, chat_request
 from radixkv_server.context import ServerContext
-from radixkv_server.diagnostics.fingerprint import RequestParts
+from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Json
 from radixkv_server.generation.request import Asking, new_id
 from radixkv_server.tenants.tenant import Tenant
@@ -64,7 +64,7 @@ async def parse_response(
         context,
         caller,
         body.exchange(response_id, [prompt], [facts], "input"),
-        lambda: _parts_of(body, model, chat),
+        lambda shown: _fingerprint(body, model, chat, shown),
         earlier_id=body.compared_with,
     )
 
@@ -81,7 +81,7 @@ async def parse_response(
     renderer = ResponseRenderer(
         base_response(response_id, model, body, prompt.params),
         len(new),
-        LogprobsFormat(context.engine.tokenizer),
+        LogprobsFormat(context.engine.tokenizer, prompt.params),
         readers,
         prompt.params,
         tools,
@@ -97,8 +97,8 @@ async def parse_response(
     return request, renderer
 
 
-def _parts_of(body: ResponseRequest, model: str, chat: Chat) -> RequestParts:
-    """Return the parts that a response is compared by: the items of its whole prompt, of every origin.
+def _fingerprint(body: ResponseRequest, model: str, chat: Chat, prompt: ChatPrompt) -> Fingerprint:
+    """Make the fingerprint of a response: of the items of its whole prompt, of every origin.
 
     O(their text).
     """
@@ -106,10 +106,10 @@ def _parts_of(body: ResponseRequest, model: str, chat: Chat) -> RequestParts:
     text_format = text and text.format and text.format.plain()
     instructions, *items = chat.source
     messages = list(map(comparable_item, items))
-    return RequestParts(
+    return chat_fingerprint(
+        prompt,
         api="responses",
         model=model,
-        tools=chat.tools,
         system=() if instructions is None else (text_block(instructions),),
         messages=messages,
         summaries=summaries_in(messages),

@@ -14,7 +14,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta, ReasoningDelta
 from radixkv_server.apis.common.compared_requests import Diagnosed
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat
+from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.responses.errors import ErrorForm, ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
@@ -124,7 +124,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     def __post_init__(
         self, first_item: int, tools: Toolbox, remember: Remember, hides_reasoning: bool, compacts: bool
     ) -> None:
-        self._tokens = ContentTokens(self.logprobs.tokenizer, self.params)
+        self._tokens = self.logprobs.content_tokens()
         self._items = (CompactedItems if compacts else OutputItems)(
             lambda kind, number: item_id(self.response["id"], kind, first_item + number),
             tools,
