@@ -67,7 +67,7 @@ def stages(
         body = json.dumps({"model": "m", "messages": messages}).encode()
         used = tokenizer if warm else make()
         if not warm:
-            used.prepare_chat([{"role": "user", "content": "x"}]).finish()  # what is made once
+            used.apply_chat_template([{"role": "user", "content": "x"}])  # what is made once
         marks = [("", time.process_time_ns())]
 
         def mark(name: str, marks: list[tuple[str, int]] = marks) -> None:
@@ -77,9 +77,9 @@ def stages(
         mark("JSON")
         ChatCompletionRequest.model_validate(parsed, context=Ignored(True, "placeholder"))
         mark("validation")
-        pending = used.prepare_chat(messages)
+        _, encode = used.prepare_chat(messages)
         mark("template and lookup")
-        ids = pending.finish()
+        ids = encode()
         mark("tokenising")
         limits.encode(ids)
         mark("limits")
@@ -100,13 +100,13 @@ def turns_per_s(
     turns = 4 if warm else 1
     used = [tokenizer if warm else make() for _ in range(agents)]
     if warm:
-        tokenizer.prepare_chat(messages).finish()
+        tokenizer.apply_chat_template(messages)
 
     def work(number: int) -> None:
         own = list(messages)
         for turn in range(turns):
             own.append({"role": "user", "content": words(random.Random(1000 * number + turn), NEW_WORDS)})
-            used[number].prepare_chat(own).finish()
+            used[number].prepare_chat(own)[1]()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(agents)]
     began = time.perf_counter()
@@ -141,7 +141,7 @@ def main() -> None:
         messages.append({"role": "user", "content": words(source, NEW_WORDS)})
         return list(messages)
 
-    num_tokens = len(tokenizer.prepare_chat(messages).finish())
+    num_tokens = len(tokenizer.apply_chat_template(messages))
     parts = {
         name: stages(make, tokenizer, make_turn, warm=warm, rounds=arguments.rounds)
         for name, warm in (("warm", True), ("whole", False))

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder, encode_ids
+from radixkv.text.segments import Encode, KnownSegments, SegmentEncoder, encode_ids
 from radixkv.text.trusted_text import TrustedText
 
 _PRIVATE_USE = 0xF0000
@@ -118,7 +118,7 @@ class ControlTokens:
             return encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         return self._encode_wrapped(text, add_special_tokens)
 
-    def begin_marked(self, rendered: str, store: KnownSegments) -> PendingText:
+    def begin_marked(self, rendered: str, store: KnownSegments) -> tuple[int, Encode]:
         """Begin to encode a rendered template: whole spellings are control tokens, marked ones are text.
 
         Args:

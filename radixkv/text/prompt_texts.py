@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from radixkv.text.thread_priority import yield_to_steps
 
 if TYPE_CHECKING:
-    from radixkv.text.segments import PendingText, TokenArray
+    from radixkv.text.segments import Encode, TokenArray
     from radixkv.text.text_tokenizer import TextTokenizer
 
 
@@ -83,8 +83,8 @@ class PromptTexts:
 class KeepsSegments(Protocol):
     """A tokenizer that keeps token ids of a conversation's segments."""
 
-    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> PendingText:
-        """Render a conversation and look up its segments."""
+    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, Encode]:
+        """Render a conversation and look up its segments: unknown characters, and what encodes all."""
 
 
 class RendersChats:
@@ -117,7 +117,7 @@ class RendersChats:
                 size, lambda: tokenizer.apply_chat_template(list(messages), **given, **options)
             )
         # Rendering and lookups take a hundredth of the time of encoding: the new text's length decides.
-        prompt = await self._texts.off_loop(
+        num_unknown, encode = await self._texts.off_loop(
             min(size, HUGE_TEXT), lambda: tokenizer.prepare_chat(list(messages), **given, **options)
         )
-        return await self._texts.off_loop(prompt.num_unknown, prompt.finish)
+        return await self._texts.off_loop(num_unknown, encode)

@@ -24,8 +24,9 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,8 @@ from radixkv.text.cutters import find_cutters
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 SegmentKey = tuple[str, bool, bytes]
 Owner = tuple[str, ...]
+#: Encodes a text's unknown segments, and returns the ids of the whole text, int32 [n].
+Encode = Callable[[], TokenArray]
 
 #: Owner of texts to encode, tenant and salt: no other one may find, or time, their tokens. A server sets it
 #: for each request.
@@ -149,11 +152,15 @@ class SegmentEncoder:
         """The spellings at which texts are cut."""
         return frozenset(self._cutters.ids)
 
-    def begin(self, text: str) -> PendingText:
-        """Cut a text and look its segments up, as the current `text_owner`. O(length)."""
+    def begin(self, text: str) -> tuple[int, Encode]:
+        """Cut a text and look its segments up, as the current `text_owner`. O(length).
+
+        Returns:
+            How many characters are unknown, and what encodes them and returns the ids of the whole text.
+        """
         parts = [text] if self._pattern is None else self._pattern.split(text)
         if len(parts) == 1:
-            return PendingText(self, (), [None], [(0, text, None)])
+            return len(text), partial(self._encode_new, (), [None], [(0, text, None)])
         owner, first_differs = text_owner.get(), self._cutters.first_differs
         found: list[TokenArray | None] = []
         unknown: list[tuple[int, str, SegmentKey | None]] = []
@@ -168,9 +175,10 @@ class SegmentEncoder:
                 if ids is None:
                     unknown.append((len(found), part, key))
                 found.append(ids)
-        return PendingText(self, owner, found, unknown)
+        num_unknown = sum(len(part) for _, part, _ in unknown)
+        return num_unknown, partial(self._encode_new, owner, found, unknown)
 
-    def encode_new(
+    def _encode_new(
         self, owner: Owner, found: list[TokenArray | None], unknown: list[tuple[int, str, SegmentKey | None]]
     ) -> TokenArray:
         """Encode unknown segments, keep them, and return the ids of all, int32 [n]. O(their length)."""
@@ -198,31 +206,6 @@ class SegmentEncoder:
             return [encode_ids(self._backend, text, add_special_tokens=False) for text in texts]
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
-
-
-class PendingText:
-    """A text with segments that are not encoded yet.
-
-    Attributes:
-        num_unknown: characters to be encoded.
-    """
-
-    def __init__(
-        self,
-        encoder: SegmentEncoder,
-        owner: Owner,
-        found: list[TokenArray | None],
-        unknown: list[tuple[int, str, SegmentKey | None]],
-    ) -> None:
-        self._encoder = encoder
-        self._owner = owner
-        self._found = found
-        self._unknown = unknown
-        self.num_unknown = sum(len(text) for _, text, _ in unknown)
-
-    def finish(self) -> TokenArray:
-        """Encode the unknown segments and return the ids of the whole text, int32 [n]."""
-        return self._encoder.encode_new(self._owner, self._found, self._unknown)
 
 
 # Giving the lock up may cost half a millisecond until it is held again, as long as a text of this size takes

@@ -28,7 +28,7 @@ from radixkv.text.incremental_decoding import (
     is_byte_token,
 )
 from radixkv.text.json_text import JsonText, render_json_texts
-from radixkv.text.segments import KnownSegments, PendingText, SegmentEncoder, decode_ids, encode_ids
+from radixkv.text.segments import Encode, KnownSegments, SegmentEncoder, decode_ids, encode_ids
 
 #: Deepest nesting of a message's or tool's JSON.
 _MAX_DEPTH = 100
@@ -169,7 +169,8 @@ class Tokenizer:
         **options: Any,
     ) -> list[int]:
         """Token ids of a conversation; see `prepare_chat`."""
-        return self.prepare_chat(messages, tools, add_generation_prompt, **options).finish().tolist()
+        _, encode = self.prepare_chat(messages, tools, add_generation_prompt, **options)
+        return encode().tolist()
 
     def prepare_chat(
         self,
@@ -179,8 +180,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         **template_kwargs: Any,
-    ) -> PendingText:
+    ) -> tuple[int, Encode]:
         """Render a conversation and look up its segments; control tokens come from the template alone.
+
+        Returns:
+            How many characters are unknown, and what encodes them and returns all ids.
 
         Args:
             messages: `{"role": ..., "content": ...}` and what else the template knows. Content given as text

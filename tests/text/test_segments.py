@@ -47,7 +47,7 @@ def test_ids_equal_those_of_the_whole_text():
             text = "".join(parts)
             expected = backend.encode(text, add_special_tokens=False).ids
             for encoder in encoders:
-                assert encoder.begin(text).finish().tolist() == expected, (name, text)
+                assert encoder.begin(text)[1]().tolist() == expected, (name, text)
             count += 1
 
 
@@ -63,13 +63,13 @@ def chat_text(*texts: str) -> str:
 def test_a_longer_conversation_is_new_in_its_last_message_only():
     encoder, store = encoder_of()
     messages = [f"message {i} " * 50 for i in range(20)]
-    first = encoder.begin(chat_text(*messages[:19]))
-    assert first.num_unknown > 19 * 400
-    first.finish()
-    longer = encoder.begin(chat_text(*messages))
-    assert longer.num_unknown == len(messages[19])
-    assert longer.finish().dtype == np.int32
-    assert encoder.begin(chat_text(*messages)).num_unknown == 0
+    num_unknown, encode = encoder.begin(chat_text(*messages[:19]))
+    assert num_unknown > 19 * 400
+    encode()
+    num_unknown, encode = encoder.begin(chat_text(*messages))
+    assert num_unknown == len(messages[19])
+    assert encode().dtype == np.int32
+    assert encoder.begin(chat_text(*messages))[0] == 0
     store.check()
 
 
@@ -85,14 +85,14 @@ def test_owners_find_their_own_segments_only_and_the_one_with_most_gives_way():
         finally:
             text_owner.reset(token)
 
-    begin(tenant_a, text).finish()
-    assert begin(tenant_b, text).num_unknown > 200
-    assert begin(("a", "salt"), text).num_unknown > 200
-    assert begin(tenant_a, text).num_unknown == 0
+    begin(tenant_a, text)[1]()
+    assert begin(tenant_b, text)[0] > 200
+    assert begin(("a", "salt"), text)[0] > 200
+    assert begin(tenant_a, text)[0] == 0
     for i in range(100):  # far more than the budget
-        begin(tenant_b, chat_text(f"message {i} " * 30)).finish()
+        begin(tenant_b, chat_text(f"message {i} " * 30))[1]()
         store.check()
-    assert begin(tenant_a, text).num_unknown == 0, "b's own segments give way"
+    assert begin(tenant_a, text)[0] == 0, "b's own segments give way"
 
 
 def test_many_threads_share_a_store():
@@ -105,7 +105,7 @@ def test_many_threads_share_a_store():
         rng = random.Random(seed)
         for _ in range(60):
             i = rng.randrange(len(texts))
-            if encoder.begin(texts[i]).finish().tolist() != expected[i]:
+            if encoder.begin(texts[i])[1]().tolist() != expected[i]:
                 failures.append(i)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -126,9 +126,9 @@ def test_a_conversation_that_spells_control_tokens_is_kept_as_others_are(said):
     fresh, kept = Tokenizer(hf_tokenizer), Tokenizer(hf_tokenizer)
     messages = [{"role": "user", "content": f"{said} {i} {said}"} for i in range(6)]
     for end in range(1, 7):
-        ids = kept.prepare_chat(messages[:end]).finish().tolist()
+        ids = kept.apply_chat_template(messages[:end])
         assert ids == Tokenizer(hf_tokenizer).apply_chat_template(messages[:end])
-    assert kept.prepare_chat(messages).num_unknown == 0
-    assert fresh.prepare_chat(messages).num_unknown > 0
+    assert kept.prepare_chat(messages)[0] == 0
+    assert fresh.prepare_chat(messages)[0] > 0
     first, last = (fresh.encode(mark, add_special_tokens=False)[0] for mark in MARKS)
     assert (ids.count(first), ids.count(last)) == (6, 6)
