@@ -7,7 +7,7 @@ from pathlib import Path
 
 from request_path import trace_chat
 
-MAX_FILES, MAX_FORMS = 56, 17
+MAX_FILES, MAX_FORMS = 55, 12
 
 
 def test_a_chat_passes_few_files_in_few_forms(tmp_path: Path) -> None:
