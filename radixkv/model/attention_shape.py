@@ -62,15 +62,11 @@ class AttentionShape:
         """The K/V memory of these layers; arguments as in `KVSpec`."""
         return KVLayout(num_blocks, block_size, self.groups, dtype, device, quantization, self.aliases)
 
-    def with_kv_heads(self, counts: Sequence[int]) -> AttentionShape:
-        """The same with other numbers of KV heads, group by group; query heads change in proportion."""
+    def with_heads(self, counts: Sequence[tuple[int, int]]) -> AttentionShape:
+        """The same with other numbers of query heads and KV heads, group by group."""
         groups = tuple(
-            replace(
-                group,
-                num_kv_heads=count,
-                num_query_heads=group.num_query_heads // group.num_kv_heads * count,
-            )
-            for group, count in zip(self.groups, counts, strict=True)
+            replace(group, num_query_heads=queries, num_kv_heads=stored)
+            for group, (queries, stored) in zip(self.groups, counts, strict=True)
         )
         return replace(self, groups=groups)
 

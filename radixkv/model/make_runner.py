@@ -134,8 +134,9 @@ def _size(
         max_model_len=loaded.max_model_len,
     )
     if communicator is not None and device.type == "cpu":  # the ranks share the machine's memory
-        total = [communicator.total(group.num_kv_heads) for group in loaded.attention.groups]
-        whole = loaded.attention.with_kv_heads(total)
+        groups = loaded.attention.groups
+        total = [(communicator.total(g.num_query_heads), communicator.total(g.num_kv_heads)) for g in groups]
+        whole = loaded.attention.with_heads(total)
         # Each of them keeps all states.
         shape = replace(shape, attention=replace(whole, states=whole.states * communicator.size))
     step_memory, budget = 0, token_budget(config, device)
@@ -157,9 +158,16 @@ def _size(
     spec, max_model_len, states = size_kv_cache(config, shape, step_memory, budget)
     if communicator is None:
         return spec, max_model_len, states
+    frees_windows = [bool(each) for each in communicator.gather(spec.window is not None)]
+    if any(frees_windows) and not all(frees_windows):  # for want of memory on some
+        spec, max_model_len, states = size_kv_cache(
+            replace(config, window_memory=0), shape, step_memory, budget
+        )
     num_blocks = communicator.smallest(spec.num_blocks)
     max_model_len = min(max_model_len, num_blocks * spec.block_size)
-    own = loaded.attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
+    attention = loaded.attention if spec.window is None else loaded.attention.freeing_windows()
+    own = attention.layout(num_blocks, spec.block_size, spec.dtype, spec.device, spec.quantization)
+    own = own.with_blocks(num_blocks, communicator.smallest(spec.num_window_blocks))
     if states is not None:
         num_slots = communicator.smallest(states.num_slots)
         num_rings = communicator.smallest(states.num_rings)

@@ -62,8 +62,6 @@ def _hindrance(config: EngineConfig, attention: AttentionShape, device: torch.de
         return "the model has layers that keep a state, too"
     if device.type != "cpu":
         return "this works on a CPU only"
-    if config.tensor_parallel > 1:
-        return "this does not work with --tensor-parallel"
     if GRID % config.block_size:
         return f"it needs a --block-size that divides {GRID}, not {config.block_size}"
     return None

@@ -165,7 +165,21 @@ def test_chunks_need_whole_blocks(tmp_path: Path) -> None:
         make_llm(folder)
 
 
-def test_layers_of_several_shapes_are_not_split(tmp_path: Path) -> None:
-    folder = save_shape(tmp_path / "model", "deepseek-v3")
-    with pytest.raises(ConfigError, match="deepseek_v3, which --tensor-parallel can't split"):
-        make_llm(folder, tensor_parallel=2)
+def test_processes_of_layers_of_several_shapes_that_free_windows(tmp_path: Path) -> None:
+    folder = save_shape(tmp_path / "model", "gemma4", num_global_key_value_heads=2)
+    prompts = [some_tokens(37, 1), some_tokens(21, 2)]
+    model = reference(folder)
+    wanted = [expected(model, prompt) for prompt in prompts]
+    llm = make_llm(folder, tensor_parallel=2, threads=1, window_memory=1 << 20)
+    assert llm.engine.runner.windows is not None
+    assert generate(llm, *prompts) == wanted
+    assert generate(llm, *prompts) == wanted
+    llm.engine.check()
+    llm.close()
+
+
+def test_ranks_need_a_head_in_every_layer(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="2 is more than the 1 KV heads of .* in every layer; use at most 1"
+    ):
+        make_llm(save_shape(tmp_path / "gemma", "gemma4"), tensor_parallel=2)

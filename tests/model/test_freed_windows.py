@@ -229,7 +229,6 @@ def test_long_requests_take_a_part_of_the_memory(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"tensor_parallel": 2}, "--tensor-parallel"),
         ({"block_size": 128}, "--block-size that divides 64"),
         ({"window_memory": 1000}, "one request needs"),
     ],

@@ -17,6 +17,7 @@ from radixkv.model.block_copy import BlockCopy
 from radixkv.model.parallel.joined_saves import HEADER, JoinedSaves
 
 RANK_BYTES = 8
+SPANS = [(0, RANK_BYTES), (RANK_BYTES, 2 * RANK_BYTES)]
 
 
 def own_copy(begun: threading.Event | None = None, goes_on: threading.Event | None = None) -> BlockCopy:
@@ -38,7 +39,7 @@ def rank_1() -> Iterator[tuple[JoinedSaves, Connection]]:
     received, sent = Pipe()
     group: Any = SimpleNamespace(workers=[SimpleNamespace(data=received)], waiting=contextlib.nullcontext)
     with received, sent:
-        yield JoinedSaves(group, [(0, RANK_BYTES), (RANK_BYTES, 2 * RANK_BYTES)]), sent
+        yield JoinedSaves(group), sent
 
 
 def send_block(connection: Connection, save: int) -> None:
@@ -53,14 +54,14 @@ def test_a_save_that_all_ranks_have_sent_still_ends_on_the_thread_that_helps(
     for save in (7, 8, 9):
         send_block(connection, save)
     first_begun, first_goes_on, second_begun, second_goes_on = (threading.Event() for _ in range(4))
-    saves.start(7, own_copy(first_begun, first_goes_on), 1)
+    saves.start(7, own_copy(first_begun, first_goes_on), 1, SPANS)
     assert first_begun.wait(30)  # the receiver is busy with it
-    second = saves.start(8, own_copy(second_begun, second_goes_on), 1)
+    second = saves.start(8, own_copy(second_begun, second_goes_on), 1, SPANS)
     helper = threading.Thread(target=second.run)
     helper.start()
     assert second_begun.wait(30)
     first_goes_on.set()
-    saves.start(9, own_copy(), 1).result(30)  # by now the receiver has all blocks of the second
+    saves.start(9, own_copy(), 1, SPANS).result(30)  # by now the receiver has all blocks of the second
     second_goes_on.set()
     helper.join(30)
     assert second.result(30).tolist() == [[1] * RANK_BYTES + [8] * RANK_BYTES]

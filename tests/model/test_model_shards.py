@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_shapes import save_shape
 from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,18 @@ PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
 SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT_MODEL_TYPES}
 #: Plain, with biases, with experts, with normed heads, and in parallel blocks.
 BY_DAY = ("llama", "qwen2-window", "qwen3-moe", "gemma2", "phi")
+NIGHTLY_SHAPES = (
+    "gemma4-shared",
+    "gemma3n",
+    "laguna",
+    "odd-heads",
+    "deepseek-v2",
+    "glm4-lite",
+    "minicpm3",
+    "youtu",
+    "axk1",
+    "mistral4",
+)
 #: Nine query heads that share three KV heads: they can't be halved.
 ODD = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144}
 
@@ -213,3 +226,52 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
     for sent, arrived in zip(batch.block_tables, found.block_tables, strict=True):
         assert arrived.dtype == np.int32
         assert np.array_equal(arrived, sent)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma4",
+        "mimo",
+        "deepseek-v3",
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in NIGHTLY_SHAPES),
+    ],
+)
+def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> None:
+    changes = {"num_global_key_value_heads": 2} if name == "gemma4" else {}
+    model = save_shape(tmp_path / "model", name, **changes)
+    alone, together = (engine_on_ranks(model, num_ranks) for num_ranks in (1, 2))
+    try:
+        assert np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max() < 1e-4
+        hot = prompt_logprobs(together)
+        assert np.abs(prompt_logprobs(alone) - hot).max() < 1e-4
+    finally:
+        together.close()
+
+
+def test_windows_are_freed_on_every_rank(tmp_path: Path) -> None:
+    """Answers are one rank's, cold, hot, and from kept windows that were saved, lost and loaded."""
+    model = save_tiny_model(tmp_path, "gpt-oss", sliding_window=20)
+    options: dict[str, Any] = {
+        "num_blocks": 64,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 48,
+        "max_model_len": 256,
+        "window_memory": 1 << 22,
+    }
+    alone, together = (engine_on_ranks(model, num_ranks, **options) for num_ranks in (1, 2))
+    try:
+        own, runner = alone.runner.windows, together.runner
+        assert runner.windows == own
+        expected = hybrid_answer(alone, 0)
+        hybrid_answer(together, 0, expected)
+        hybrid_answer(together, 128, expected)
+        blocks = range(own.num_blocks)
+        saved = runner.save_windows(blocks).result()
+        runner.load_windows(blocks, list(np.zeros_like(saved)))
+        assert hybrid_answer(together, 128) != expected
+        runner.load_windows(blocks, list(saved))
+        hybrid_answer(together, 128, expected)
+        together.check()
+    finally:
+        together.close()

@@ -21,6 +21,7 @@ from radixkv.entrypoints.builder import engine_for_model
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.communicator import Communicator
+from radixkv.model.parallel.parallel_runner import block_sizes
 from radixkv.model.parallel.shard_model import shard_model
 from radixkv.model.parallel.worker import Rank
 
@@ -51,7 +52,7 @@ class _Worker:
                 in_order=config.deterministic,
             )
             runner, _ = make_runner(config, shard_model(loaded, communicator), communicator)
-            communicator.gather(runner.bytes_per_block)
+            block_sizes(runner, communicator)
             Rank(runner, communicator, self._theirs[1]).serve(self._theirs[0])
         except BaseException as error:
             self.error = error

@@ -2,11 +2,13 @@
 """Commands of rank 0 to the others, as arrays of int64: no object is pickled for a step.
 
 | command | arguments ...                                                                  |
-EXECUTE   T R W S has_rows G fed C, then the columns of the batch, one after the other; C: checkpoints, or -1
+EXECUTE   T R W S has_rows G fed C V, then the columns of the batch, one after the other; C: checkpoints,
+          V: rows with slots in the pool of windows, or -1 for none
 COPY      (source, target, slots) for each copy
 SAVE      number of the save, then blocks
 LOAD      blocks; a message with their bytes follows
 STATES    slots; a message with the bytes of their states follows
+SAVE_WINDOWS, LOAD_WINDOWS as SAVE and LOAD, for blocks of the pool of windows
 WARM_UP   thorough
 """
 
@@ -21,11 +23,11 @@ import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchStates, StateSave
+from radixkv.scheduling.batch_states import BatchStates, BatchWindows, StateSave
 
 Words: TypeAlias = "npt.NDArray[np.int64]"
 
-_HEAD = 8
+_HEAD = 9
 _STATE_ARRAYS = ("base_slots", "base_positions", "ring_rows", "target_slots", "target_positions")
 
 
@@ -38,6 +40,8 @@ class Command(IntEnum):
     LOAD = 3
     WARM_UP = 4
     STATES = 5
+    SAVE_WINDOWS = 6
+    LOAD_WINDOWS = 7
 
 
 def message(command: Command, *arguments: Sequence[int] | npt.NDArray[np.integer]) -> Words:
@@ -49,7 +53,7 @@ def encode_batch(batch: Batch) -> Words:
     """A batch without what only rank 0 needs: its entries, and the tokens that are fed on the device."""
     rows = batch.write_rows
     groups = [np.asarray(group, np.int64).reshape(-1) for group in batch.copy_groups]
-    states = batch.states
+    states, windows = batch.states, batch.windows
     head = [
         batch.num_tokens,
         len(batch.context_lengths),
@@ -59,6 +63,7 @@ def encode_batch(batch: Batch) -> Words:
         len(groups),
         batch.fed_tokens is not None,
         -1 if states is None else len(states.saves),
+        -1 if windows is None else len(windows.write_slots),
     ]
     return message(
         Command.EXECUTE,
@@ -75,6 +80,7 @@ def encode_batch(batch: Batch) -> Words:
         *batch.block_tables,
         *groups,
         *(() if states is None else _columns(states)),
+        *(() if windows is None else _window_columns(windows)),
     )
 
 
@@ -83,10 +89,15 @@ def _columns(states: BatchStates) -> list[Words]:
     return [*arrays, np.asarray(states.saves, np.int64).reshape(-1)]
 
 
+def _window_columns(windows: BatchWindows) -> list[Words]:
+    tables = [np.asarray(table, np.int64) for table in windows.block_tables]
+    return [windows.write_slots, np.array([len(table) for table in tables], np.int64), *tables]
+
+
 def decode_batch(words: Words) -> tuple[Batch, bool]:
     """The batch of the arguments of EXECUTE, and whether its tokens are fed on the device."""
     head = words[:_HEAD].tolist()
-    num_tokens, num_entries, num_slots, num_logits, has_rows, num_groups, is_fed, num_saves = head
+    num_tokens, num_entries, num_slots, num_logits, has_rows, num_groups, is_fed, num_saves, num_rows = head
     at = _HEAD
 
     def take(count: int) -> Words:
@@ -118,6 +129,9 @@ def decode_batch(words: Words) -> tuple[Batch, bool]:
             getattr(states, name)[:] = take(num_entries)
         states.saves = [StateSave(*save) for save in take(3 * num_saves).reshape(-1, 3).tolist()]
         batch.states = states
+    if num_rows >= 0:
+        write_slots, lengths = take(num_rows), take(num_entries).tolist()
+        batch.windows = BatchWindows([take(length).astype(np.int32) for length in lengths], write_slots)
     return batch, bool(is_fed)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ from radixkv.text.thread_priority import yield_to_steps
 HEADER = np.dtype([("save", "<i8"), ("row", "<i8")])
 
 
+#: From where to where each rank's bytes of a block go.
+Spans: TypeAlias = "Sequence[tuple[int, int]]"
+
+
 class _Arriving(NamedTuple):
     """Blocks of one save as they arrive.
 
@@ -32,33 +36,30 @@ class _Arriving(NamedTuple):
     """
 
     rows: npt.NDArray[np.uint8]
+    spans: Spans
     counts: list[int]
 
 
 class JoinedSaves:
-    """The saves of one group of ranks; its methods are for the engine's thread.
+    """The saves of one group of ranks; its methods are for the engine's thread."""
 
-    Args:
-        spans: from where to where each rank's bytes of a block go.
-    """
-
-    def __init__(self, group: WorkerGroup, spans: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._spans = spans
         self._lock = threading.Lock()  # around the connections, and what follows
         self._arriving: dict[int, _Arriving] = {}  # of saves that ranks still send blocks of
         self._receiver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,))
 
-    def start(self, number: int, own: BlockCopy, num_blocks: int) -> BlockCopy:
+    def start(self, number: int, own: BlockCopy, num_blocks: int, spans: Spans) -> BlockCopy:
         """The joint copy of all ranks, after each rank has begun its own.
 
         Args:
             number: of the save; the ranks know it by that.
             own: rank 0's part.
+            spans: from where to where each rank's bytes of a block go.
         """
-        first, last = self._spans[0], self._spans[-1]
+        first, last = spans[0], spans[-1]
         rows = np.empty((num_blocks, last[1]), np.uint8)
-        arriving = _Arriving(rows, [0] * len(self._group.workers))
+        arriving = _Arriving(rows, spans, [0] * len(self._group.workers))
 
         def fill(row: int) -> None:
             rows[row, first[0] : first[1]] = own.row(row)
@@ -85,7 +86,6 @@ class JoinedSaves:
             EngineStoppedError: the group is broken.
         """
         for index, worker in enumerate(self._group.workers):
-            start, end = self._spans[index + 1]
             while True:
                 with self._lock:
                     if arriving.counts[index] > row:
@@ -94,5 +94,6 @@ class JoinedSaves:
                         header = np.frombuffer(worker.data.recv_bytes(), HEADER)[0]
                         data = worker.data.recv_bytes()
                     sent, place = self._arriving[int(header["save"])], int(header["row"])
+                    start, end = sent.spans[index + 1]
                     sent.rows[place, start:end] = np.frombuffer(data, np.uint8)
                     sent.counts[index] = place + 1

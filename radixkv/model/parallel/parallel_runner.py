@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv.model.block_copy import BlockCopy
@@ -17,11 +20,10 @@ from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, encode_batch, message
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.joined_saves import JoinedSaves
+from radixkv.model.parallel.joined_saves import JoinedSaves, Spans
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
-from radixkv.model.without_windows import WithoutWindows
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import Bytes
 
@@ -42,27 +44,41 @@ def make_parallel_runner(
     communicator = group.meet(loaded.fingerprint, loaded.device, in_order=config.deterministic)
     with group.together():
         runner, max_model_len = make_runner(config, shard_model(loaded, communicator), communicator)
-        sizes = communicator.gather(runner.bytes_per_block)
-    return TensorParallelRunner(runner, group, communicator, sizes), max_model_len
+        sizes = block_sizes(runner, communicator)
+    return TensorParallelRunner(runner, group, communicator, *sizes), max_model_len
 
 
-class TensorParallelRunner(WithoutWindows):
+def block_sizes(runner: ModelRunner, communicator: Communicator) -> tuple[list[int], list[int]]:
+    """Bytes of a block on each rank, and of a block of windows; all ranks call it at once."""
+    windows = runner.windows
+    return (
+        communicator.gather(runner.bytes_per_block),
+        communicator.gather(0 if windows is None else windows.block_bytes),
+    )
+
+
+class TensorParallelRunner:
     """See `radixkv.engine.runner.Runner`. Not thread-safe.
 
     Args:
         own: of rank 0.
-        sizes: bytes of a block on each rank.
+        sizes, window_sizes: bytes of a block on each rank, and of a block of windows.
     """
 
     def __init__(
-        self, own: ModelRunner, group: WorkerGroup, communicator: Communicator, sizes: Sequence[int]
+        self,
+        own: ModelRunner,
+        group: WorkerGroup,
+        communicator: Communicator,
+        sizes: Sequence[int],
+        window_sizes: Sequence[int],
     ) -> None:
         self._own = own
         self._group = group
         self._communicator = communicator
-        self._starts = [0, *np.cumsum(sizes).tolist()]  # where each rank's bytes of a block begin
+        self._spans, self._window_spans = _spans(sizes), _spans(window_sizes)
         self._num_saves = 0
-        self._saves = JoinedSaves(group, self._spans())
+        self._saves = JoinedSaves(group)
         self._end = weakref.finalize(self, group.close)
 
     # ------------------------------------------------------------------ facts
@@ -78,8 +94,7 @@ class TensorParallelRunner(WithoutWindows):
     @property
     def bytes_per_block(self) -> int:
         """Of all ranks together."""
-        total: int = self._starts[-1]
-        return total
+        return self._spans[-1][1]
 
     @property
     def num_state_slots(self) -> int:
@@ -98,8 +113,14 @@ class TensorParallelRunner(WithoutWindows):
     @property
     def kv_format(self) -> str:
         """Type, shape and order of a saved block: one rank's bytes after the other's."""
-        shares = ", ".join(str(end - start) for start, end in self._spans())
+        shares = ", ".join(str(end - start) for start, end in self._spans)
         return f"{self._own.kv_format} on {self._group.size} ranks of {shares} bytes"
+
+    @property
+    def windows(self) -> WindowSpec | None:
+        """Blocks of windows, with the bytes of all ranks together."""
+        own = self._own.windows
+        return None if own is None else replace(own, block_bytes=self._window_spans[-1][1])
 
     @property
     def backend_name(self) -> str:
@@ -154,25 +175,55 @@ class TensorParallelRunner(WithoutWindows):
             return logits
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        self._load(Command.LOAD, self._own.load, blocks, data, self._spans)
+
+    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """See `radixkv.engine.runner.Runner`."""
+        self._load(Command.LOAD_WINDOWS, self._own.load_windows, blocks, data, self._window_spans)
+
+    def _load(
+        self,
+        command: Command,
+        load_own: Callable[[Sequence[int], Sequence[Bytes]], None],
+        blocks: Sequence[int],
+        data: Sequence[Bytes],
+        spans: Spans,
+    ) -> None:
+        """Give each rank its bytes of some blocks, by a command."""
+        size = spans[-1][1]
         rows = [np.frombuffer(each, np.uint8) for each in data]
-        if len(blocks) != len(rows) or any(len(row) != self.bytes_per_block for row in rows):
-            raise ValueError(f"{len(blocks)} blocks need {self.bytes_per_block} bytes each")
-        words = message(Command.LOAD, blocks)
-        own, *others = self._spans()
+        if len(blocks) != len(rows) or any(len(row) != size for row in rows):
+            raise ValueError(f"{len(blocks)} blocks need {size} bytes each")
+        words = message(command, blocks)
+        own, *others = spans
         for worker, (start, end) in zip(self._group.workers, others, strict=True):
             payload = np.concatenate([row[start:end] for row in rows]) if rows else np.empty(0, np.uint8)
             with self._group.waiting():
                 worker.commands.send_bytes(words.data)
                 worker.commands.send_bytes(payload.data)
         with self._group.together():
-            self._own.load(blocks, [row[own[0] : own[1]] for row in rows])
+            load_own(blocks, [row[own[0] : own[1]] for row in rows])
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
+        return self._save(Command.SAVE, self._own.save, blocks, self._spans)
+
+    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
+        """See `radixkv.engine.runner.Runner`."""
+        return self._save(Command.SAVE_WINDOWS, self._own.save_windows, blocks, self._window_spans)
+
+    def _save(
+        self,
+        command: Command,
+        save_own: Callable[[Sequence[int]], BlockCopy],
+        blocks: Sequence[int],
+        spans: Spans,
+    ) -> BlockCopy:
+        """Have each rank copy its bytes of some blocks, by a command."""
         self._num_saves += 1
-        self._tell(message(Command.SAVE, [self._num_saves], blocks))
+        self._tell(message(command, [self._num_saves], blocks))
         with self._group.together():
-            own = self._own.save(blocks)
-        return self._saves.start(self._num_saves, own, len(blocks))
+            own = save_own(blocks)
+        return self._saves.start(self._num_saves, own, len(blocks), spans)
 
     def save_states(self, slots: Sequence[int]) -> BlockCopy:
         """See `radixkv.engine.runner.Runner`: rank 0's are everybody's."""
@@ -197,5 +248,7 @@ class TensorParallelRunner(WithoutWindows):
             with self._group.waiting():
                 worker.commands.send_bytes(words.data)
 
-    def _spans(self) -> list[tuple[int, int]]:
-        return list(zip(self._starts, self._starts[1:], strict=False))
+
+def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each rank's bytes of a block lie, one rank's after the other's."""
+    return list(pairwise([0, *np.cumsum(sizes).tolist()]))

@@ -8,12 +8,14 @@
     down                    some rows, of all ranks' columns    its columns; added up
     products of a layer     some rows; the states themselves    the same
       with states             are whole on every rank
+    latents                 whole; the rows of its query heads  the same
 
 A CPU's ranks compute each sum as one rank does: logits are the same, bit for bit. Sums of sums come out
 otherwise: in float32 they are as near to the truth, but not to each other, by 0.002 at worst where logits
 reach 40. Experts are added up everywhere.
 
-A KV head and the query heads that share it stay together. Rank 0 adds the biases of summed products.
+A KV head and the query heads that share it stay together; latents are one KV head that every rank keeps.
+Layers that differ in heads are each split by their own. Rank 0 adds the biases of summed products.
 Norms, embeddings and routers are whole on every rank; the output layer is rank 0's alone. All this comes
 before weights are packed, quantised or fused, so that these see nothing but smaller layers.
 """
@@ -30,6 +32,7 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator
@@ -88,6 +91,9 @@ SPLIT_MODEL_TYPES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
     **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax"), _LLAMA),
+    **dict.fromkeys(("gemma4_text", "gemma3n_text", "mimo_v2_flash", "laguna"), _LLAMA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), _LLAMA),
+    **dict.fromkeys(("minicpm3", "youtu", "axk1"), _LLAMA),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba"), _JAMBA),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
     "granitemoehybrid": _GRANITE_HYBRID,
@@ -120,13 +126,18 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     expected = _logits(loaded.model, tokens, positions)
     before = address_ranges(loaded.model.parameters())
     names = SPLIT_MODEL_TYPES[loaded.hf_config.model_type]
-    whole = loaded.attention.groups[0]
-    heads = share.heads(whole.num_kv_heads)
+    whole = loaded.attention
+    groups = {layer: group for group in whole.groups for layer in group.layers}
+    groups |= {layer: groups[source] for layer, source in whole.aliases.items()}
     states = state_modules(loaded.model)
     for layer in loaded.model.get_decoder().layers:
         attention = getattr(layer, names.attention, None)
-        if hasattr(attention, names.merged[0]):
-            _split_attention(attention, names, whole, share, communicator)
+        if isinstance(getattr(attention, "kv_b_proj", None), Latents):
+            _split_latents(attention, share, communicator)
+        elif hasattr(attention, names.merged[0]):
+            _split_attention(attention, names, groups[attention.layer_idx], share, communicator)
+        if hasattr(layer, "experts"):  # beside the MLP
+            _split_mlp(layer, names, share, communicator)
         for mlp in (getattr(layer, name, None) for name in names.mlps):
             if hasattr(mlp, "experts") or hasattr(mlp, names.last):
                 _split_mlp(mlp, names, share, communicator)
@@ -144,7 +155,7 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
         )
     if share.rank:
         loaded.model.set_output_embeddings(NoLogits())
-    return replace(loaded, attention=loaded.attention.with_kv_heads([len(heads)]))
+    return replace(loaded, attention=whole.with_heads([_own_heads(group, share) for group in whole.groups]))
 
 
 def check_split(loaded: LoadedModel, size: int) -> None:
@@ -159,17 +170,24 @@ def check_split(loaded: LoadedModel, size: int) -> None:
             f"{loaded.name} has the architecture {kind}, which --tensor-parallel can't split; these it can: "
             f"{', '.join(sorted(SPLIT_MODEL_TYPES))}. Leave the flag out for this model"
         )
-    if len(loaded.attention.groups) > 1:
+    fewest = min(_heads_to_split(group) for group in loaded.attention.groups)
+    if size > fewest:
+        kind = "query heads" if loaded.attention.groups[0].value_in_key else "KV heads"
         raise ConfigError(
-            f"{loaded.name} has layers that differ in the number or size of their heads, which "
-            "--tensor-parallel can't split. Leave the flag out for this model"
+            f"--tensor-parallel {size} is more than the {fewest} {kind} of {loaded.name}: a "
+            f"rank needs one at least in every layer; use at most {fewest}"
         )
-    num_kv_heads = loaded.attention.groups[0].num_kv_heads
-    if size > num_kv_heads:
-        raise ConfigError(
-            f"--tensor-parallel {size} is more than the {num_kv_heads} KV heads of {loaded.name}: a "
-            f"rank needs one at least; use at most {num_kv_heads}"
-        )
+
+
+def _heads_to_split(group: KVGroup) -> int:
+    """KV heads; query heads where they share one latent."""
+    return group.num_query_heads if group.value_in_key else group.num_kv_heads
+
+
+def _own_heads(group: KVGroup, share: Share) -> tuple[int, int]:
+    """A rank's numbers of query heads and KV heads."""
+    own = len(share.heads(_heads_to_split(group)))
+    return (own, 1) if group.value_in_key else (own * group.num_query_heads // group.num_kv_heads, own)
 
 
 def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -180,30 +198,53 @@ def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.
 def _split_attention(
     attention: Any, names: _Names, whole: KVGroup, share: Share, communicator: Communicator
 ) -> None:
-    heads = share.heads(whole.num_kv_heads)
-    group, size = whole.num_query_heads // whole.num_kv_heads, whole.key_size
-    width = group * size  # of the queries of a KV head; where each query has a gate behind it, of both
-    if len(names.merged) > 1:
-        width = getattr(attention, names.merged[0]).out_features // whole.num_kv_heads
-    queries = _span(heads, width)
-    keys = _span(heads, size)
-    all_queries, all_keys = whole.num_query_heads * size, whole.num_kv_heads * size
-    rows = [[queries], [keys], [keys]]
-    if names.order == "heads":
-        rows = [[_span(heads, 3 * size)]]
-    elif len(names.merged) == 1:
-        rows = [[queries, _moved(keys, all_queries), _moved(keys, all_queries + all_keys)]]
-    for name, own in zip(names.merged, rows, strict=True):
-        setattr(attention, name, _part(getattr(attention, name), rows=own))
+    count = whole.num_kv_heads
+    heads, group = share.heads(count), whole.num_query_heads // count
+    merged = [(name, getattr(attention, name, None)) for name in names.merged]
+    if len(merged) > 1:
+        # Where each query has a gate behind it, its width is of both. A layer that reads another's keys and
+        # values has no products for them.
+        for name, product in merged:
+            if product is not None:
+                rows = [_span(heads, product.out_features // count)]
+                setattr(attention, name, _part(product, rows=rows))
+    else:
+        ((name, product),) = merged
+        size = product.out_features // (whole.num_query_heads + 2 * count)
+        if names.order == "heads":
+            rows = [_span(heads, 3 * size)]
+        else:
+            keys, all_queries = _span(heads, size), whole.num_query_heads * size
+            after = all_queries, all_queries + count * size
+            rows = [_span(heads, group * size), *(_moved(keys, by) for by in after)]
+        setattr(attention, name, _part(product, rows=rows))
+    if hasattr(attention, "g_proj"):  # gates of the output, by head or by element
+        gate = attention.g_proj
+        attention.g_proj = _part(gate, rows=[_span(heads, gate.out_features // count)])
     # Some modules split queries, keys and values by sizes in their configuration.
     attention.config = config = copy.copy(attention.config)
     config.num_attention_heads, config.num_key_value_heads = len(heads) * group, len(heads)
     if hasattr(attention, "num_key_value_heads"):
         attention.num_key_value_heads = len(heads)
-    if hasattr(attention, "sinks"):
+    if getattr(attention, "sinks", None) is not None:
         attention.sinks = _kept(attention.sinks[heads.start * group : heads.stop * group])
-    spans = [_span(own, group * size) for own in share.all_heads(whole.num_kv_heads)]
+    width = getattr(attention, names.output).in_features // count
+    spans = [_span(own, width) for own in share.all_heads(count)]
     _split_output(attention, names.output, spans, share, communicator)
+
+
+def _split_latents(attention: Any, share: Share, communicator: Communicator) -> None:
+    """Latent attention by its query heads: each rank computes and keeps all latents."""
+    latents = attention.kv_b_proj
+    count = len(latents.weight) // (latents.nope + latents.value)
+    heads = share.heads(count)
+    name = "q_b_proj" if hasattr(attention, "q_b_proj") else "q_proj"
+    setattr(
+        attention, name, _part(getattr(attention, name), rows=[_span(heads, latents.nope + latents.rope)])
+    )
+    latents.weight = _kept(_rows(latents.weight, [_span(heads, latents.nope + latents.value)]))
+    spans = [_span(own, latents.value) for own in share.all_heads(count)]
+    _split_output(attention, "o_proj", spans, share, communicator)
 
 
 def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator) -> None:
@@ -211,8 +252,9 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
     if experts is not None:
         _split_experts(experts, share)
         mlp.experts = SummedOverRanks(experts, communicator)
-        if hasattr(mlp, "shared_expert"):
-            _split_mlp(mlp.shared_expert, names, share, communicator)
+        for name in ("shared_expert", "shared_experts"):
+            if getattr(mlp, name, None) is not None:
+                _split_mlp(getattr(mlp, name), names, share, communicator)
         return
     last = getattr(mlp, names.last)
     width = last.in_features

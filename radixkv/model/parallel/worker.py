@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,12 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.loading.lean_transformers import allow_lean_imports
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, decode_batch, decode_copies
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.joined_saves import HEADER
+from radixkv.model.parallel.parallel_runner import block_sizes
 from radixkv.model.parallel.shard_model import shard_model
 from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
 from radixkv.model.parallel.threads import threads_of_rank
@@ -50,7 +51,7 @@ class Rank:
         while True:
             try:
                 words = np.frombuffer(bytearray(commands.recv_bytes()), np.int64)
-                has_bytes = words[0] in (Command.LOAD, Command.STATES)
+                has_bytes = words[0] in (Command.LOAD, Command.STATES, Command.LOAD_WINDOWS)
                 payload = commands.recv_bytes() if has_bytes else b""
             except (EOFError, OSError):
                 return
@@ -68,21 +69,24 @@ class Rank:
             case Command.COPY:
                 runner.copy_blocks(decode_copies(words))
             case Command.SAVE:
-                self._save(int(words[0]), words[1:].tolist())
+                self._send(int(words[0]), runner.save(words[1:].tolist()), len(words) - 1)
             case Command.LOAD:
                 runner.load(words.tolist(), _parts(payload, runner.bytes_per_block))
             case Command.STATES:
                 runner.load_states(words.tolist(), _parts(payload, runner.bytes_per_state))
+            case Command.SAVE_WINDOWS:
+                self._send(int(words[0]), runner.save_windows(words[1:].tolist()), len(words) - 1)
+            case Command.LOAD_WINDOWS:
+                assert runner.windows is not None
+                runner.load_windows(words.tolist(), _parts(payload, runner.windows.block_bytes))
             case Command.WARM_UP:
                 runner.warm_up(thorough=bool(words[0]))
                 self._communicator.gather(0)
 
-    def _save(self, number: int, blocks: Sequence[int]) -> None:
-        copy = self._runner.save(blocks)
-
+    def _send(self, number: int, copy: BlockCopy, num_blocks: int) -> None:
         def send() -> None:
             try:
-                for row in range(len(blocks)):
+                for row in range(num_blocks):
                     contents = np.ascontiguousarray(copy.row(row))
                     self._data.send_bytes(np.array((number, row), HEADER).tobytes())
                     self._data.send_bytes(contents.data)
@@ -116,7 +120,7 @@ def main(commands: Connection, data: Connection) -> int:
             meeting, start.rank, config.tensor_parallel, loaded.device, in_order=config.deterministic
         )
         runner, _ = make_runner(config, shard_model(loaded, communicator), communicator)
-        communicator.gather(runner.bytes_per_block)
+        block_sizes(runner, communicator)
         Rank(runner, communicator, data).serve(commands)
     except BaseException as error:
         logging.getLogger("radixkv").exception("a rank failed")
