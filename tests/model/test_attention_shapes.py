@@ -180,6 +180,6 @@ def test_processes_of_layers_of_several_shapes_that_free_windows(tmp_path: Path)
 
 def test_ranks_need_a_head_in_every_layer(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="2 is more than the 1 KV heads of .* in every layer; use at most 1"
+        ConfigError, match=r"2 is more than the 1 KV heads of .* in every layer; use at most 1"
     ):
         make_llm(save_shape(tmp_path / "gemma", "gemma4"), tensor_parallel=2)

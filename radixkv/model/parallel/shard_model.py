@@ -131,7 +131,7 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     groups |= {layer: groups[source] for layer, source in whole.aliases.items()}
     states = state_modules(loaded.model)
     for layer in loaded.model.get_decoder().layers:
-        attention = getattr(layer, names.attention, None)
+        attention: Any = getattr(layer, names.attention, None)
         if isinstance(getattr(attention, "kv_b_proj", None), Latents):
             _split_latents(attention, share, communicator)
         elif hasattr(attention, names.merged[0]):
@@ -200,7 +200,7 @@ def _split_attention(
 ) -> None:
     count = whole.num_kv_heads
     heads, group = share.heads(count), whole.num_query_heads // count
-    merged = [(name, getattr(attention, name, None)) for name in names.merged]
+    merged: list[tuple[str, Any]] = [(name, getattr(attention, name, None)) for name in names.merged]
     if len(merged) > 1:
         # Where each query has a gate behind it, its width is of both. A layer that reads another's keys and
         # values has no products for them.
