@@ -35,6 +35,19 @@ def ask(server: LiveServer, text: str, key: str = "none") -> None:
         client.chat.completions.create(model="scripted", messages=messages)
 
 
+def with_a_state(token_ids: list[int]) -> PrefixCache:
+    """A cache of these tokens, and the state after 64 of them."""
+    cache = PrefixCache(16_000, 16, num_state_slots=4)
+    lease = cache.acquire(token_ids)
+    lease.commit(len(token_ids))
+    assert cache.states is not None
+    slot = cache.states.take_slot()
+    assert slot is not None
+    cache.states.add(lease.node, 64, slot)
+    lease.release()
+    return cache
+
+
 def pins(server: LiveServer) -> list[dict[str, Any]]:
     with server.http() as client:
         listed: list[dict[str, Any]] = client.get("/v1/cache/pins").json()["data"]
@@ -78,6 +91,7 @@ def test_live_traffic_a_walk_by_keys_and_a_pin(browser: Any, server: LiveServer)
         (pin,) = pins(server)
         assert (pin["node"], pin["expires_in_s"] <= 600) == (chosen.get_attribute("data-node"), True)
         chosen.filter(has_text="pinned").wait_for()
+        assert not page.get_by_text("Resume point").is_visible(), "no state is kept"
         assert axe_findings(page) == []
         panel.get_by_role("button", name="Unpin").press("Enter")
         panel.get_by_role("button", name="Unpin").wait_for(state="detached")
@@ -211,3 +225,5 @@ def test_nothing_is_asked_while_nobody_looks(browser: Any, server: LiveServer) -
         assert asked == []
         page.evaluate(show % "visible")
         page.get_by_text("in 1 node.").wait_for()
+        server.engine.prefix_cache = with_a_state(list(range(1, 81)))
+        page.get_by_text("Resume point").wait_for()  # in the legend, from the first one on

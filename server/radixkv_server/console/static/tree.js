@@ -57,6 +57,7 @@ class TreeView {
     this.hover = el("div", { class: "tree-hover", hidden: true });
     this.box = el("div", { class: "icicle", role: "group", tabindex: "0", "aria-label": "Prefix tree", "aria-describedby": "tree-keys" }, this.canvas, this.list, this.hover);
     this.summary = el("p", { class: "tree-summary", role: "status" }, "Reading the tree …");
+    this.resumes = el("li", { hidden: true }, el("span", { class: "resume-mark" }, "◆"), el("span", null, el("b", null, "Resume point"), ": requests can go on from a state kept here"));
     this.trouble = el("div");
     this.found = el("div");
     this.#panel = new NodePanel(page.api, page.announce, () => this.#read());
@@ -91,7 +92,8 @@ class TreeView {
     this.samples = Object.keys(KINDS).map((kind) => [kind, el("canvas", { class: "sample", "aria-hidden": "true" })]);
     return el("ul", { class: "tree-legend", "aria-label": "Legend" },
       this.samples.map(([kind, sample]) => el("li", null, sample, el("span", null, el("b", null, KINDS[kind][0]), `: ${KINDS[kind][1]}`))),
-      el("li", null, el("span", { class: "sample lit" }), el("span", null, el("b", null, "Lit"), ": a request has just gone down this path")));
+      el("li", null, el("span", { class: "sample lit" }), el("span", null, el("b", null, "Lit"), ": a request has just gone down this path")),
+      this.resumes);
   }
 
   #keys() {
@@ -179,6 +181,7 @@ class TreeView {
     this.#say(this.summary, nodes === 0
       ? "Nothing is cached yet: send a request, and it will appear here."
       : `${plural(tokens, "token")} in ${plural(nodes, "node")}${shown < nodes ? `, of which the heaviest ${number(shown)} are shown` : ""}.${snapshot.complete ? "" : " The tree is larger than what was looked at."}`);
+    this.resumes.hidden = !snapshot.nodes.some((node) => node.checkpoints);
     if (this.#wanted) this.#arrive();
     if (this.#hovered) this.#hovered = model.nodes.get(this.#hovered.id) ?? null;
     if (this.#selected) this.#outside = null;
