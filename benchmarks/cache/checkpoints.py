@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of agents' prompts need not be computed again by a model with states, with few checkpoints?
 
-    python -m benchmarks.checkpoints [TRACE...] [--checkpoints 32] [--requests N] [--json FILE]
+    python -m benchmarks.checkpoints [TRACE...] [--checkpoints 32] [--restarts 10] [--requests N]
 
 Sends the prompts of recorded traces, one after the other, through the real engine (scheduler, prefix cache,
 checkpoints) over a runner that computes nothing; there is K/V memory for all. Beside the engine's share of
 prompt tokens not computed stands that of a simulation of the same policy over the trace's blocks alone,
 without a tree, and that of a model without states (any prefix is found).
+
+With restarts, the engine ends and another one begins at equal distances in the trace: once over a disk tier
+that keeps K/V and states, once with nothing kept. In both runs time is the runner's own, a tenth of a
+millisecond a token, so that loads pay. Each state is checked to be of the prompt that goes on from it.
 
 Two slots more are for the request that runs. Default: the agent traces in the
 folder that RADIXKV_TRACES names.
@@ -18,8 +22,10 @@ import argparse
 import gzip
 import heapq
 import json
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +40,20 @@ from radixkv import PrefixCache
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.builder import engine_on_runner
+from radixkv.model.block_copy import BlockCopy
 from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.tiers.disk.disk_tier import DiskTier
+from radixkv.tiers.record import BlockKind
+from radixkv.tiers.stack import TierStack
 
 TRACES = {"agent_a64": 64, "agent_a": 512}  # tokens of a block of each
 TARGETS = {"agent_a64": 0.92, "agent_a": 0.82}
 _VOCABULARY = 8
+_BYTES = 4  # of a block and of a state: the id of its last token
+_TOKEN_S = 1e-4
+_MAX_DISK_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +88,27 @@ def load(path: Path, block: int, most: int | None) -> list[TraceRequest]:
 
 
 class NullRunner(WithoutStates):
-    """Computes nothing: every token follows as likely as any other."""
+    """Computes nothing: every token follows as likely as any other.
+
+    A block and a state hold the id of their last token, which names the whole prefix in a trace.
+    """
 
     backend_name, dtype_name, device_name, failure = "none", "none", "cpu", None
-    bytes_per_block = 0
+    bytes_per_block = _BYTES
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.num_blocks, self.block_size = num_blocks, GRID
-        self._num_slots = num_slots
+        self._blocks = np.zeros(num_blocks, np.int32)
+        self._slots = np.zeros(num_slots, np.int32)
         self.num_computed = 0
 
     @property
     def num_state_slots(self) -> int:
-        return self._num_slots
+        return len(self._slots)
+
+    @property
+    def bytes_per_state(self) -> int:
+        return _BYTES if len(self._slots) else 0
 
     def on_failure(self, call: object) -> None:
         """Never called."""
@@ -95,33 +116,93 @@ class NullRunner(WithoutStates):
     def close(self) -> None:
         """Nothing belongs to it."""
 
+    def now(self) -> float:
+        """Seconds that it would have computed for."""
+        return self.num_computed * _TOKEN_S
+
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        """Copy the contents of blocks."""
+        return _copied(self._blocks, blocks)
+
+    def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
+        """Fill blocks."""
+        self._blocks[blocks] = [np.frombuffer(row, np.int32)[0] for row in data]
+
+    def save_states(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy the contents of slots."""
+        return _copied(self._slots, slots)
+
+    def load_states(self, slots: Sequence[int], data: Sequence[Any]) -> None:
+        """Fill slots."""
+        self._slots[slots] = [np.frombuffer(row, np.int32)[0] for row in data]
+
     def execute(self, batch: Batch) -> torch.Tensor:
-        """Count the tokens."""
+        """Count the tokens of the only request.
+
+        Raises:
+            AssertionError: it goes on from K/V or from a state of other tokens.
+        """
+        entry, states = batch.entries[0], batch.states
+        tokens = np.asarray(entry.request.tokens.view(0, entry.end))
+        rows = slice(None) if batch.write_rows is None else batch.write_rows
+        self._blocks[batch.write_slots // GRID] = batch.token_ids[rows]  # the last one of a block stays
+        count = len(tokens) // GRID
+        kept = self._blocks[batch.block_tables[0][:count]]
+        assert np.array_equal(kept, tokens[GRID - 1 : count * GRID : GRID]), "K/V of other tokens"
+        if states is not None:
+            base, slot = states.base_positions[0], states.base_slots[0]
+            assert not base or self._slots[slot] == tokens[base - 1], "a state of other tokens"
+            written = [(states.target_positions[0], states.target_slots[0])]
+            written += [(position, slot) for _, position, slot in states.saves]
+            for position, slot in written:
+                if slot >= 0:
+                    self._slots[slot] = tokens[position - 1]
         self.num_computed += batch.num_tokens
         return torch.zeros((len(batch.logit_rows), _VOCABULARY))
 
 
-def serve(requests: list[TraceRequest], num_slots: int) -> float:
-    """The share of prompt tokens that the engine does not compute; no slots: of a model without states."""
+def _copied(memory: np.ndarray[Any, Any], rows: Sequence[int]) -> BlockCopy:
+    return BlockCopy(memory[rows].view(np.uint8).reshape(len(rows), _BYTES))
+
+
+def serve(requests: list[TraceRequest], num_slots: int, parts: int = 1, folder: Path | None = None) -> float:
+    """The share of prompt tokens that the engine does not compute; no slots: of a model without states.
+
+    Args:
+        parts: engines, one after the other, each with its part of the requests.
+        folder: what these have in common: that of a disk tier; None: nothing.
+    """
     blocks = len(set().union(*(set(request.blocks.tolist()) for request in requests)))
     longest = max(request.length for request in requests)
     num_blocks = blocks + 2 * len(requests) + longest // GRID
-    runner = NullRunner(num_blocks, num_slots)
     config = EngineConfig(block_size=GRID, num_blocks=num_blocks, max_num_seqs=1, speculation="off")
-    engine = engine_on_runner(
-        config,
-        runner,  # type: ignore[arg-type]  # what it never does is left out
-        tokenizer=None,
-        max_model_len=longest + 1,
-        max_num_batched_tokens=longest,
-    )
-    for request in requests:
-        engine.add_request(PrefixCache.encode(request.token_ids()), SamplingParams(max_tokens=1))
-        while engine.has_work:
-            engine.step()
-    engine.check()
-    total = sum(request.length for request in requests)
-    return 1 - runner.num_computed / total
+    num_computed = 0
+    for part in range(parts):
+        runner = NullRunner(num_blocks, num_slots)
+        engine = engine_on_runner(
+            config,
+            runner,  # type: ignore[arg-type]  # what it never does is left out
+            tokenizer=None,
+            max_model_len=longest + 1,
+            max_num_batched_tokens=longest,
+            **({} if folder is None else {"tier": _disk(folder, num_slots > 0), "clock": runner.now}),
+        )
+        for request in requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]:
+            engine.add_request(PrefixCache.encode(request.token_ids()), SamplingParams(max_tokens=1))
+            while engine.has_work or engine.idle_s == 0.0:
+                engine.step()
+                if engine.has_work:
+                    engine.wait()
+        engine.check()
+        engine.close()
+        num_computed += runner.num_computed
+    return 1 - num_computed / sum(request.length for request in requests)
+
+
+def _disk(folder: Path, has_states: bool) -> TierStack:
+    kind = BlockKind("null", "", GRID, _BYTES)
+    states = replace(kind, kv_format="states") if has_states else None
+    return TierStack([DiskTier(folder, _MAX_DISK_BYTES, kind, states=states)])
 
 
 class _Point:
@@ -201,11 +282,17 @@ def main() -> None:
     )
     parser.add_argument("traces", nargs="*", metavar="TRACE", help=f"of {', '.join(TRACES)}")
     parser.add_argument("--checkpoints", type=int, default=32, help="checkpoints that may stay in the tree")
+    parser.add_argument("--restarts", type=int, default=0, help="of the engine, within each trace")
     parser.add_argument("--requests", type=int, help="of each trace, the first so many")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     figures: dict[str, Any] = {"checkpoints": args.checkpoints}
-    table = Table("trace", "requests", "engine", "simulation", "any prefix", "at least", "seconds")
+    names = ["engine", "simulation", "any_prefix"]
+    if args.restarts:
+        figures["restarts"] = args.restarts
+        names += ["restarts_disk", "restarts_nothing_kept"]
+    columns = [name.replace("_", " ") for name in names]
+    table = Table("trace", "requests", *columns, "at least", "seconds")
     for name in args.traces or TRACES:
         path = traces_folder() / f"{name}.jsonl.gz"
         if name not in TRACES or not path.exists():
@@ -218,10 +305,15 @@ def main() -> None:
             "simulation": simulate(requests, args.checkpoints),
             "any_prefix": serve(requests, 0),
             "at_least": TARGETS[name],
-            "cpu_s": time.process_time() - began,
         }
+        if args.restarts:
+            several = requests, args.checkpoints + 2, args.restarts + 1
+            with tempfile.TemporaryDirectory() as folder:
+                row["restarts_disk"] = serve(*several, Path(folder))
+            row["restarts_nothing_kept"] = serve(*several)
+        row["cpu_s"] = time.process_time() - began
         figures[name] = row
-        shown = [f"{row[key]:.4f}" for key in ("engine", "simulation", "any_prefix")]
+        shown = [f"{row[key]:.4f}" for key in names]
         table.add_row(name, str(len(requests)), *shown, str(TARGETS[name]), f"{row['cpu_s']:.0f}")
     Console().print(table)
     if args.json:
