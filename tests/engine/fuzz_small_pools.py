@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--agents", action="store_true", help="conversations go on and end; long prompts wait"
     )
+    parser.add_argument("--states", action="store_true", help="the model has states")
     parser.add_argument(
         "--mixed", action="store_true", help="each seed draws which of these (but --redis) it has"
     )
@@ -59,7 +60,7 @@ def main() -> None:
             drawn = np.random.default_rng(seed).random(len(names)) < 0.6
             wanted = dict(zip(names, map(bool, drawn), strict=True))
         for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
-            total.add(run(seed, 60, **wanted, folder=options.folder))
+            total.add(run(seed, 60, **wanted, states=options.states, folder=options.folder))
         seed += 1
         if time.monotonic() >= tell_at:
             tell_at = time.monotonic() + TELL_S

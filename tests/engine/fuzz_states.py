@@ -214,7 +214,7 @@ def _step(engine: Engine, model: Any, sent: dict[str, tuple[list[int], int]], co
     if counts["steps"] % 5 == 0:
         engine.check()
         if isinstance(model, StatefulHashModel):
-            _check_contents(engine, model)
+            model.check_checkpoints(engine)
     assert not model.violations, model.violations
     assert not engine.stats().num_rebuilds, "an invariant broke"
     for output in result.finished:
@@ -229,15 +229,6 @@ def _step(engine: Engine, model: Any, sent: dict[str, tuple[list[int], int]], co
         expected = greedy_reference(prompt, num)
         assert answer.token_ids == expected[: len(answer.token_ids)], f"{output.request_id}: other tokens"
         counts["compared"] += 1
-
-
-def _check_contents(engine: Engine, model: StatefulHashModel) -> None:
-    """The slot of each checkpoint holds the tokens of its path."""
-    tree = engine.cache.parts.tree
-    for checkpoint in engine.cache.states or ():
-        assert checkpoint.node is not None
-        key = b"".join(node.key for node in tree.path(checkpoint.node))[: 4 * checkpoint.end]
-        assert model.slots[checkpoint.slot].astype("<i4").tobytes() == key, f"{checkpoint!r} is another state"
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 from scripted_tier import SlowCopies, WildTier
+from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 
 from radixkv.cache.accounts import Quota
 from radixkv.engine.engine import Engine
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_states import GRID
 from radixkv.scheduling.request import PrefixPin
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.disk.disk_tier import DiskTier
@@ -48,6 +50,10 @@ class Parrot(SlowCopies):
             r = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
             favour(logits[i], self._read(batch, r, int(batch.positions[row]) + 1))
         return logits
+
+
+class StatefulParrot(StatefulHashModel, Parrot):
+    """The same with states."""
 
 
 def favour(logits: Any, context: np.ndarray[Any, Any]) -> None:
@@ -82,6 +88,7 @@ class Outcome:
     accepted: int = 0
     rejected: int = 0
     partial_hits: int = 0
+    resumed: int = 0
     evicted_blocks: int = 0
     aborted: int = 0
     num_samples: int = 0
@@ -90,6 +97,9 @@ class Outcome:
     late_loads: int = 0
     saved_blocks: int = 0
     failed_saves: int = 0
+    saved_states: int = 0
+    loaded_states: int = 0
+    evicted_states: int = 0
     prewarmed: int = 0
     forgotten: int = 0
     steps_ahead: int = 0
@@ -191,7 +201,7 @@ class _Tier:
         self.wild = WildTier(self.random)
         self.now = 0.0
 
-    def options(self, block_size: int) -> dict[str, Any]:
+    def options(self, block_size: int, *, states: bool) -> dict[str, Any]:
         """Of `make_engine`."""
         return {"tier": self.wild, "clock": lambda: self.now, "load_deadline_s": 0.1}
 
@@ -337,12 +347,17 @@ class _DiskAndHost:
             data[int(self.random.integers(len(data)))] ^= 1 << int(self.random.integers(8))
             path.write_bytes(data)
 
-    def options(self, block_size: int) -> dict[str, Any]:
+    def options(self, block_size: int, *, states: bool) -> dict[str, Any]:
         """Of `make_engine`."""
         kind = BlockKind("paged-hash", "", block_size, 24 * block_size)
+        of_states = None
         max_bytes = int(self.random.integers(70, 400)) * (28 * block_size + 200)
-        host = HostTier(int(self.random.integers(5, 40)) * 24 * block_size)
-        return {"tier": TierStack([host, DiskTier(self.folder, max_bytes, kind)]), "load_deadline_s": 5.0}
+        host_bytes = int(self.random.integers(5, 40)) * 24 * block_size
+        if states:
+            of_states = replace(kind, kv_format="states", block_size=GRID, block_bytes=BYTES_PER_STATE)
+            max_bytes, host_bytes = max_bytes + 16 * BYTES_PER_STATE, host_bytes + 4 * BYTES_PER_STATE
+        disk = DiskTier(self.folder, max_bytes, kind, states=of_states)
+        return {"tier": TierStack([HostTier(host_bytes), disk]), "load_deadline_s": 5.0}
 
     def act(self, engine: Engine, model: SlowCopies) -> None:
         """What happens beside a step."""
@@ -366,6 +381,9 @@ def _count_transfers(engine: Engine, outcome: Outcome) -> None:
     assert counts is not None
     for name in ("loaded_blocks", "failed_loads", "late_loads", "saved_blocks", "failed_saves"):
         setattr(outcome, name, getattr(counts, name))
+    for tier in engine.stats().tiers:
+        outcome.saved_states += tier.saved_states
+        outcome.loaded_states += tier.loaded_states
 
 
 def run(
@@ -379,6 +397,7 @@ def run(
     ahead: bool = False,
     quotas: bool = False,
     agents: bool = False,
+    states: bool = False,
     folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
@@ -389,6 +408,7 @@ def run(
         ahead: steps are launched ahead, mostly without guesses, which need the tokens first.
         quotas: namespaces have quotas, which change.
         agents: conversations go on and end, and long prompts begin in turn, by settings that are drawn.
+        states: the model has states, and slots for hardly more than the running requests'.
         folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
@@ -397,6 +417,8 @@ def run(
     talks = _Agents(seed) if agents else None
     options = {} if talks is None else talks.options()
     wishes = wishes if talks is None else [talks, *wishes]
+    if states:
+        options["num_slots"] = int(np.random.default_rng(seed + 7 * 10**6).choice([6, 9, 16, 40]))
     engine, model = _small_engine(setup, below, faults=faults, ahead=ahead, **options)
     limits = _Quotas(seed) if quotas else None
     if limits is not None:
@@ -443,9 +465,12 @@ def run(
         step += 1
         if step % check_every == 0:
             engine.check()
+            if isinstance(model, StatefulParrot):
+                model.check_checkpoints(engine)
         for output in result.finished:
             ask, _ = running.pop(output.request_id)
             outcome.partial_hits += bool(output.num_cached_tokens % block_size)
+            outcome.resumed += states and output.num_cached_tokens > 0
             outcome.accepted += output.accepted_draft_tokens
             outcome.rejected += output.rejected_draft_tokens
             _compare(seed, ask, output, oracle, may_fail=faults, may_be_short=quotas)
@@ -463,6 +488,7 @@ def run(
     stats = engine.stats()
     outcome.preemptions = stats.num_preemptions
     outcome.evicted_blocks = stats.cache.evicted_blocks
+    outcome.evicted_states = stats.cache.evicted_checkpoints
     outcome.steps_ahead = stats.steps_ahead
     _check_end(seed, engine, model)
     return outcome
@@ -474,14 +500,22 @@ def _small_engine(
     *,
     faults: bool,
     ahead: bool,
+    num_slots: int = 0,
     **options: Any,
 ) -> tuple[Engine, Parrot]:
-    """An engine of few blocks, with settings that are drawn."""
+    """An engine of few blocks, with settings that are drawn.
+
+    Args:
+        num_slots: states of the model; 0: it has none.
+    """
     block_size = int(setup.choice([8, 16]))
     num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
-    longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 240))
+    longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 400 if num_slots else 240))
     failing = iter(setup.random(10**5) < 0.01)
-    model = Parrot(num_blocks, block_size, fail_if=lambda batch: faults and bool(next(failing)))
+    fails = {"fail_if": lambda batch: faults and bool(next(failing))}
+    model = Parrot(num_blocks, block_size, **fails)
+    if num_slots:
+        model = StatefulParrot(num_blocks, block_size, num_slots, **fails)
     settings: dict[str, Any] = dict(
         model=model,
         num_blocks=num_blocks,
@@ -495,7 +529,7 @@ def _small_engine(
         eviction_policy=str(setup.choice(["lru", SLRU, "adaptive", S3FIFO])),
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
-        **({} if below is None else below.options(block_size)),
+        **({} if below is None else below.options(block_size, states=num_slots > 0)),
         **({"async_scheduling": True, "speculation": setup.choice(["off", "off", "auto"])} if ahead else {}),
     )
     engine, _ = make_engine(**settings | options)

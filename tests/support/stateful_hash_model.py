@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from paged_language_model import PagedHashModel
 
+from radixkv.engine.engine import Engine
 from radixkv.model.block_copy import BlockCopy
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import GRID, fold_position
@@ -47,6 +48,15 @@ class StatefulHashModel(PagedHashModel):
     @property
     def bytes_per_state(self) -> int:
         return BYTES_PER_STATE
+
+    def check_checkpoints(self, engine: Engine) -> None:
+        """Assert that the slot of each checkpoint holds the tokens of its path."""
+        cache: Any = engine.cache
+        for checkpoint in cache.states:
+            assert checkpoint.node is not None
+            path = b"".join(node.key for node in cache.parts.tree.path(checkpoint.node))
+            kept = self.slots[checkpoint.slot].astype("<i4").tobytes()
+            assert kept == path[: 4 * checkpoint.end], f"{checkpoint!r} is another state"
 
     def save_states(self, slots: Sequence[int]) -> BlockCopy:
         rows = np.zeros((len(slots), BYTES_PER_STATE), np.uint8)
