@@ -47,8 +47,19 @@ class RadixTree(TreeNodes):
         self._on_remove = overridden(policy, "on_remove")
         self.use_times = use_times
         self._tick = 0
-        self.changes: ChangeLog | None = None  # None: nobody wants to know
+        self._changes: ChangeLog | None = None
         self.states: Checkpoints | None = None  # None: the model has no layers with states
+
+    @property
+    def changes(self) -> ChangeLog | None:
+        """The log of its changes; None: nobody wants to know."""
+        return self._changes
+
+    @changes.setter
+    def changes(self, changes: ChangeLog | None) -> None:
+        self._changes = changes
+        if self.states is not None:
+            self.states.changes = changes
 
     # ------------------------------------------------------------------ roots
 
@@ -68,7 +79,7 @@ class RadixTree(TreeNodes):
 
     def end_changes(self) -> None:
         """End a call of the cache: send its changes to listeners. O(1) but for them."""
-        if self.changes is not None and not self.changes.flush():
+        if self._changes is not None and not self._changes.flush():
             self.changes = None
 
     # ------------------------------------------------------------------ protection
@@ -146,12 +157,12 @@ class RadixTree(TreeNodes):
 
     def invalidate_all(self) -> TreeNodes:
         """Forget all nodes, but for the groups' counts; returns a tree that has them."""
+        if self.states is not None:
+            self.states.forget_all()
         if self.changes is not None:
             for node in reversed(list(self.nodes())):
                 self.changes.removed(node, 0)
             self.changes.flush(cleared=True)
-        if self.states is not None:
-            self.states.forget_all()
         old = TreeNodes(self.block_size, self.identities, self.roots, self.num_nodes)
         self.roots, self.num_nodes = {}, 0
         return old

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters loaded, reloaded with other weights and unloaded under traffic, over HTTP, above two tiers.
 
-    python tests/server/fuzz_adapters.py --requests 10000
+    python tests/server/fuzz_adapters.py --requests 10000 [--states [--ranks 2]]
 
 Three tenants ask at once, one of them for half of the names only, in a pool that preempts, with guesses; some
 clients leave, the cache is reset now and then, and some weight sets are activated adapters. Every answer must
@@ -9,6 +9,9 @@ be the fresh answer of a weight set that its name stood for while the request ra
 these weights have not computed before for this tenant, in the pool, in a tier, or in a tier after a restart;
 and no block's identity may be told of two weight sets or tenants. In the end nothing is held. The same in
 small is a test (`test_adapters_over_http.py`).
+
+The base may have states: its prompts are longer, and no adapter is activated. Over several ranks there are no
+adapters. Answers are constrained by a regular expression now and then, or have several samples.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from safetensors.torch import load_file, save_file
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from hybrid_models import save_hybrid_model
 from tiny_adapters import peft_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -47,6 +51,8 @@ from radixkv_server.tenants.api_keys import stored_form
 COUNT = 40  # tokens of the longest answers
 BASE = -1  # in the place of a weight set
 GONE = -2
+LETTERS = {"regex": "[a-z ]{60}"}
+HYBRID_TARGETS = ["q_proj", "k_proj", "up_proj", "down_proj"]
 LEAVE, LEFT = "x-leave-after", 499
 INVOCATION = [5, 6, 7]
 TENANTS = ("ada", "bob", "cat")
@@ -106,6 +112,8 @@ class Fuzz:
         num_names, num_sets: names, and the different weights that they stand for in turn.
         num_prompts: prompts that have no token in common at their beginning.
         num_workers: requests at a time, `max_num_seqs` of them in a step.
+        states: the base has states.
+        ranks: of the engine; with several there must be no `num_names`.
     """
 
     folder: Path
@@ -116,15 +124,25 @@ class Fuzz:
     num_blocks: int = 28
     num_workers: int = 40
     max_num_seqs: int = 24
+    states: bool = False
+    ranks: int = 1
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.base = save_tiny_model(self.folder / "tiny", "llama", num_hidden_layers=2)
-        first = save_adapter(peft_model(self.base, self.seed), self.folder / "adapters" / "0")
+        targets: dict[str, Any] = {}
+        if self.states:
+            self.base = save_hybrid_model(self.folder / "tiny", "qwen3_5_text")
+            targets["target_modules"] = HYBRID_TARGETS
+        else:
+            self.base = save_tiny_model(self.folder / "tiny", "llama", num_hidden_layers=2)
         # Every fourth weight set, but for the first.
-        self.activated = {number for number in range(1, self.num_sets) if number % 4 == 3}
-        self.sets = [first, *(self._varied(first, number) for number in range(1, self.num_sets))]
+        self.activated = {n for n in range(1, self.num_sets) if n % 4 == 3 and not self.states}
+        self.sets: list[Path] = []
+        if self.num_sets:
+            trained = peft_model(self.base, self.seed, **targets)
+            first = save_adapter(trained, self.folder / "adapters" / "0")
+            self.sets = [first, *(self._varied(first, number) for number in range(1, self.num_sets))]
         self.prompts = [self._prompt(number) for number in range(self.num_prompts)]
         self.fresh = self._fresh_answers()
         self.names = Names({f"a{number}": [GONE] for number in range(self.num_names)} | {"tiny": [BASE]})
@@ -141,6 +159,8 @@ class Fuzz:
         tokens = [self.chance.randrange(10, VOCAB_SIZE) for _ in range(self.chance.randrange(8, 26))]
         if number % 3 == 2:
             tokens = (tokens[:5] * 6)[: len(tokens)]
+        if self.states:
+            return [3 + number, *(tokens * 12)[: self.chance.randrange(60, 210)]]
         if number % 2:
             at = self.chance.randrange(1, len(tokens))
             tokens[at:at] = INVOCATION
@@ -161,26 +181,31 @@ class Fuzz:
             )
         return folder
 
-    def _fresh_answers(self) -> dict[tuple[int, int], list[int]]:
-        """Each prompt's answer by each weight set and by the base, of an engine without a prefix cache."""
+    def _fresh_answers(self) -> dict[tuple[int, int, bool], list[int]]:
+        """Each prompt's answer by each weight set and by the base, of an engine without a prefix cache.
+
+        By weight set, prompt, and whether it is constrained.
+        """
         specs = tuple(f"s{number}={folder}" for number, folder in enumerate(self.sets))
         params = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
+        constrained = replace(params, structured=LETTERS)
         found = {}
         with LLM(
             str(self.base),
             lora=specs,
-            num_blocks=256,
+            num_blocks=512,
             threads=1,
             warm_up="off",
             enable_prefix_caching=False,
             speculation="off",
         ) as llm:
             for number in range(BASE, self.num_sets):
-                outputs = llm.generate(
-                    self.prompts, params, lora="" if number == BASE else f"s{number}", progress=False
-                )
-                for prompt, output in enumerate(outputs):
-                    found[number, prompt] = list(output.outputs[0].token_ids)
+                lora = "" if number == BASE else f"s{number}"
+                for is_constrained in (False, True):
+                    wanted = constrained if is_constrained else params
+                    outputs = llm.generate(self.prompts, wanted, lora=lora, progress=False)
+                    for prompt, output in enumerate(outputs):
+                        found[number, prompt, is_constrained] = list(output.outputs[0].token_ids)
         return found
 
     # ------------------------------------------------------------------ the server
@@ -193,11 +218,11 @@ class Fuzz:
             num_blocks=self.num_blocks,
             block_size=8,
             max_num_seqs=self.max_num_seqs,
-            max_loras=8,
             threads=1,
             warm_up="off",
-            kv_tier=("host:64KiB", f"disk:{self.folder / 'tier'},max=64MiB"),
-            lora_dir=str(self.folder / "adapters"),
+            kv_tier=("host:1MiB" if self.states else "host:64KiB", f"disk:{self.folder / 'tier'},max=64MiB"),
+            **({"max_loras": 8, "lora_dir": str(self.folder / "adapters")} if self.sets else {}),
+            **({"tensor_parallel": self.ranks} if self.ranks > 1 else {}),
         )
         engine = await asyncio.to_thread(AsyncEngine.from_config, config)
         keys = self.folder / "keys.toml"
@@ -270,6 +295,7 @@ class Fuzz:
             count: tokens of the answer.
             leave: seconds after which the client leaves, if it has no answer by then; 0: it stays.
         """
+        is_constrained = self.chance.random() < 0.2
         place = self.names.sure[name]
         self._note(tenant, self.names.since(name, place), prompt)
         known = len(self.names.bound[name])
@@ -280,6 +306,8 @@ class Fuzz:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            "n": self.chance.choice((1, 1, 1, 2, 3)),
+            **({"structured_outputs": LETTERS} if is_constrained else {}),
         }
         key = {"authorization": f"Bearer {tenant}-secret", **({LEAVE: str(leave)} if leave else {})}
         response = await client.post("/v1/completions", json=body, headers=key)
@@ -299,9 +327,12 @@ class Fuzz:
             return 0
         assert response.status_code == 200, response.text
         answer = response.json()
-        tokens = answer["choices"][0]["token_ids"]
-        by = [n for n in possible if n != GONE and self.fresh[n, prompt][:count] == tokens]
-        assert by, f"{name} answered {tokens}; it stood for {possible}"
+        samples = [choice["token_ids"] for choice in answer["choices"]]
+        by = [n for n in possible if n != GONE]
+        by = [n for n in by if [self.fresh[n, prompt, is_constrained][:count]] * len(samples) == samples]
+        assert by, f"{name} answered {samples}; it stood for {possible}"
+        self.counts["constrained"] += is_constrained
+        self.counts["several samples"] += len(samples) > 1
         cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         if cached:
             assert any(self.asked[tenant, self._owner(n), prompt] > 1 for n in by), (
@@ -347,22 +378,27 @@ class Fuzz:
                 assert (await client.post("/v1/cache/reset")).status_code == 200
                 self.counts["resets"] += 1
                 return
-            name = self.chance.choice([name for name in self.names.bound if name != "tiny"])
+            names = [name for name in self.names.bound if name != "tiny"]
+            if not names:
+                return
+            name = self.chance.choice(names)
             gone = self.names.bound[name][-1] != GONE and self.chance.random() < 0.15
             await self.bind(client, name, GONE if gone else self.chance.randrange(self.num_sets))
 
     async def sharing(self, client: httpx.AsyncClient) -> None:
         """Equal weights share under two names; other weights under the same name find nothing."""
         unused, *others = [n for n in range(self.num_sets) if n not in self.activated]
-        size = len(self.prompts[0])
+        cached = len(self.prompts[0]) - 1
+        if self.states:
+            cached -= cached % 64
         for name in ("a0", "a1"):
             await self.bind(client, name, unused)
         assert await self.ask(client, "a0", 0) == 0
-        assert await self.ask(client, "a1", 0) == size - 1
+        assert await self.ask(client, "a1", 0) == cached
         assert await self.ask(client, "a1", 0, "bob") == 0
         await self.bind(client, "a0", others[0])
         assert await self.ask(client, "a0", 0) == 0
-        assert await self.ask(client, "a1", 0) == size - 1
+        assert await self.ask(client, "a1", 0) == cached
         self.counts["reloads without a hit"] += 1
 
     async def run(self, num_requests: int) -> None:
@@ -375,11 +411,12 @@ class Fuzz:
                         self.names.sure[name] = len(history) - 1
                 for name in [name for name in self.names.bound if name != "tiny"][1:]:
                     await self.bind(client, name, self.chance.randrange(self.num_sets))
-                if start == 0:
+                if start == 0 and self.sets:
                     await self.sharing(client)
                 await self.traffic(client, round(num_requests * share))
                 metrics = (await client.get("/metrics")).text
                 self.counts["blocks loaded from tiers"] += _total(metrics, "radixkv_tier_loaded_blocks_total")
+                self.counts["states loaded from tiers"] += _total(metrics, "radixkv_tier_loaded_states_total")
                 self.counts["evicted blocks"] += _total(metrics, "radixkv_evicted_blocks_total")
                 self.counts["preemptions"] += _total(metrics, "radixkv_preemptions_total")
                 self.counts["tokens guessed rightly"] += _total(
@@ -396,10 +433,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--states", action="store_true", help="the base has states")
+    parser.add_argument("--ranks", type=int, default=1, help="without adapters")
     options = parser.parse_args(arguments)
+    shape: dict[str, Any] = {"states": options.states, "ranks": options.ranks}
+    if options.states:
+        shape |= {"num_blocks": 150, "num_names": 10, "num_sets": 12}
+    if options.ranks > 1:
+        shape |= {"num_names": 0, "num_sets": 0}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        fuzz = Fuzz(Path(folder), options.seed)
+        fuzz = Fuzz(Path(folder), options.seed, **shape)
         try:
             asyncio.run(fuzz.run(options.requests))
         finally:

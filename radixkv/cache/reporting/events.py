@@ -4,7 +4,8 @@
 Each call of the cache that changes something (a commit, an eviction, a reset) tells its listeners one
 `BlockChanges`. A follower that applies them in the order of their sequence numbers knows exactly which whole
 blocks can be matched: routers use that to send a request where its prefix is. Such a follower, and the
-specification of how to read the stream, is `radixkv.observe.residency`.
+specification of how to read the stream, is `radixkv.observe.residency`. Of models with states, the changes
+also say after which blocks a state is kept, so that requests can go on there.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class RemovedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The end of a block at which a model with states, or with freed windows, can go on, or no longer can."""
+
+    block_hash: bytes  # the block's identity
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BlockChanges:
     """Changes of one call. Removals happened before anything was stored."""
 
@@ -62,6 +71,8 @@ class BlockChanges:
     # Evicted, discarded, rolled back or reset; what follows others before them.
     removed: tuple[RemovedBlocks, ...] = ()
     cleared: bool = False  # nothing was left (`reset`); `removed` says what that was
+    # In their order, after the blocks; of a block that is not there any more they say nothing.
+    resume_points: tuple[ResumePoint, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -86,6 +97,7 @@ class ChangeLog:
         self._sequence = 0  # of the latest changes
         self._stored: list[StoredBlocks] = []
         self._removed: list[RemovedBlocks] = []
+        self._resume_points: list[ResumePoint] = []
         self._listeners: dict[object, Listener] = {}  # by what names the subscription
         self._failures: Counter[object] = Counter()  # in a row
 
@@ -115,14 +127,19 @@ class ChangeLog:
         blocks = tuple(node.blocks[first : first + len(hashes)])
         self._removed.append(RemovedBlocks(hashes[::-1], blocks[::-1], node.owner.key))
 
+    def resume_point(self, block_hash: bytes, *, is_kept: bool) -> None:
+        """The state after a block of the tree is kept now, or is not any more. O(1)."""
+        self._resume_points.append(ResumePoint(block_hash, is_kept))
+
     def flush(self, cleared: bool = False) -> bool:
         """End a call: send its changes, if any; False: there is no listener any more. O(listeners)."""
-        if self._stored or self._removed or cleared:
-            stored, removed = tuple(self._stored), tuple(self._removed)
+        if self._stored or self._removed or self._resume_points or cleared:
+            stored, removed, points = tuple(self._stored), tuple(self._removed), tuple(self._resume_points)
             self._stored.clear()
             self._removed.clear()
+            self._resume_points.clear()
             if self._listeners:
-                self._tell(BlockChanges(self._sequence + 1, stored, removed, cleared))
+                self._tell(BlockChanges(self._sequence + 1, stored, removed, cleared, points))
         return bool(self._listeners)
 
     def _tell(self, changes: BlockChanges) -> None:
@@ -151,9 +168,13 @@ class ChangeLog:
 
         Its errors go to the caller.
         """
-        runs = [run for node in nodes for run in _stored(node, 0, self._size)]
+        runs: list[StoredBlocks] = []
+        points: list[ResumePoint] = []
+        for node in nodes:
+            runs += _stored(node, 0, self._size)
+            points += [ResumePoint(one.identity, True) for one in (node.states or {}).values()]
         if runs:
-            listener(BlockChanges(self._sequence, tuple(runs)))
+            listener(BlockChanges(self._sequence, tuple(runs), resume_points=tuple(points)))
 
 
 def _hashes(node: Node, first: int) -> tuple[bytes, ...]:

@@ -28,6 +28,7 @@ from radixkv.errors import ConfigError
 if TYPE_CHECKING:
     from radixkv.cache.accounts import BlockAccount
     from radixkv.cache.node import Node
+    from radixkv.cache.reporting.events import ChangeLog
 
 SUPERSEDED_WORTH = 0.25
 MAX_SPARE = 2  # slots that are kept free where there are many: what a prompt's step takes
@@ -46,6 +47,7 @@ class Checkpoints:
         pool: the slots.
         version: changes with every checkpoint that comes or goes.
         num_evicted: checkpoints that made room for others, since the start.
+        changes: is told of each that comes or goes; None: nobody wants to know.
         frees_windows: whether they are windows of K/V, not states: `WindowCheckpoints`.
 
     Raises:
@@ -65,6 +67,7 @@ class Checkpoints:
         self.pool = StatePool(num_slots)
         self.version = 0
         self.num_evicted = 0
+        self.changes: ChangeLog | None = None
         self._spare = min(MAX_SPARE, num_slots // 16)
         self._block_size, self._num_blocks = block_size, num_blocks
         self._all: dict[Checkpoint, None] = {}
@@ -157,6 +160,8 @@ class Checkpoints:
         node.states[offset] = checkpoint
         self._all[checkpoint] = None
         self.version += 1
+        if self.changes is not None:
+            self.changes.resume_point(checkpoint.identity, is_kept=True)
         self._touch(checkpoint)
 
     def forget(self, checkpoint: Checkpoint) -> None:
@@ -171,6 +176,8 @@ class Checkpoints:
         checkpoint.node = None
         del self._all[checkpoint]
         self.version += 1
+        if self.changes is not None:
+            self.changes.resume_point(checkpoint.identity, is_kept=False)
         self.pool.drop(checkpoint.slot)
 
     def split(self, lower: Node, upper: Node, num_blocks: int) -> None:

@@ -24,6 +24,7 @@ NO_CHAIN = bytes(IDENTITY_BYTES)
 PUBLIC: NamespaceKey = ()
 _MODEL_PART = 3  # of a namespace: one replica serves one model
 _LABEL_BYTES = 12
+_STATE = int.from_bytes(blake2b(b"state", digest_size=KEY_BYTES).digest(), "big")
 
 
 class BlockKeys:
@@ -63,6 +64,11 @@ def _parts(namespace: NamespaceKey) -> bytes:
         return framed(PUBLIC)
     whole = (*namespace, *[""] * (_MODEL_PART - len(namespace)))
     return framed(whole[:_MODEL_PART] + whole[_MODEL_PART + 1 :])
+
+
+def state_name(key: int) -> int:
+    """What the state after a block is called on the wire: unlike all blocks, for who ignores the medium."""
+    return key ^ _STATE
 
 
 def block_key(owner: bytes, chain: bytes) -> int:

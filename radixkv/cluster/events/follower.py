@@ -27,6 +27,7 @@ from radixkv.cluster.events.block_keys import NO_CHAIN, PUBLIC, PUBLIC_LABEL, Bl
 from radixkv.cluster.events.wire import (
     END,
     MEDIUM,
+    STATE_MEDIUM,
     AllBlocksCleared,
     BlockHash,
     BlockRemoved,
@@ -48,6 +49,12 @@ class Watcher(Protocol):
     def stored(self, keys: Sequence[int]) -> None: ...
 
     def removed(self, keys: Sequence[int]) -> None: ...
+
+    def kept(self, key: int) -> None:
+        """The state after a block is kept: requests of a model with states can go on there."""
+
+    def dropped(self, key: int) -> None:
+        """It is not kept any more."""
 
     def cleared(self) -> None: ...
 
@@ -83,6 +90,8 @@ class Follower:
         self._blocks: dict[BlockHash, _HeldBlock] = {}
         self._counts: Counter[int] = Counter()  # of keys that several blocks have, how many more
         self._known: set[int] = set()
+        self._states: dict[BlockHash, int] = {}  # the keys of the blocks before them
+        self._num_states: Counter[int] = Counter()  # by such a key
         self._held: dict[int, list[Event]] = {}
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
 
@@ -205,6 +214,8 @@ class Follower:
         for event in events:
             if isinstance(event, AllBlocksCleared):
                 self._clear()
+            elif event.medium == STATE_MEDIUM:
+                self._note_states(event)
             elif event.medium not in (None, MEDIUM):
                 continue  # of a memory below the one that an engine computes from
             elif isinstance(event, BlockStored):
@@ -228,6 +239,27 @@ class Follower:
                 stored.append(block.key)
         if stored and self._watcher is not None:
             self._watcher.stored(stored)
+
+    def _note_states(self, event: BlockStored | BlockRemoved) -> None:
+        """States of blocks that can be asked for come, one in each event, or go."""
+        if isinstance(event, BlockStored):
+            block = None if event.parent_block_hash is None else self._blocks.get(event.parent_block_hash)
+            if block is None or block.key is None:
+                return
+            for name in event.block_hashes:
+                if name in self._states:
+                    continue
+                self._states[name] = block.key
+                self._num_states[block.key] += 1
+                if self._num_states[block.key] == 1 and self._watcher is not None:
+                    self._watcher.kept(block.key)
+            return
+        for name in event.block_hashes:
+            key = self._states.pop(name, None)
+            if key is not None:
+                self._num_states[key] -= 1
+                if not self._num_states[key] and self._watcher is not None:
+                    self._watcher.dropped(key)
 
     def _name(self, event: BlockStored) -> list[_HeldBlock]:
         """The keys and chains of a run's blocks, as far as they can be known."""
@@ -281,5 +313,7 @@ class Follower:
         self._blocks.clear()
         self._counts.clear()
         self._known.clear()
+        self._states.clear()
+        self._num_states.clear()
         if self._watcher is not None:
             self._watcher.cleared()

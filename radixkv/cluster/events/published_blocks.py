@@ -9,9 +9,24 @@ from typing import NamedTuple
 
 from radixkv.cache.block_identity import each_identity
 from radixkv.cache.keys import NamespaceKey, decode_tokens
-from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks, StoredBlocks
-from radixkv.cluster.events.block_keys import NO_CHAIN, PUBLIC, BlockKeys, block_key, chains, is_open
-from radixkv.cluster.events.wire import MEDIUM, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks, ResumePoint, StoredBlocks
+from radixkv.cluster.events.block_keys import (
+    NO_CHAIN,
+    PUBLIC,
+    BlockKeys,
+    block_key,
+    chains,
+    is_open,
+    state_name,
+)
+from radixkv.cluster.events.wire import (
+    MEDIUM,
+    STATE_MEDIUM,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+)
 
 
 class _Owner(NamedTuple):
@@ -46,6 +61,8 @@ class PublishedBlocks:
         # Of the keys that several blocks have: each is told once, when the first comes and the last goes.
         self._shared: Counter[int] = Counter()
         self._present: set[int] = set()
+        self._resume_points: dict[bytes, _NamedBlock] = {}  # by their block's identity
+        self._kept: Counter[int] = Counter()  # how many of these have a key
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -55,6 +72,8 @@ class PublishedBlocks:
         self._blocks.clear()
         self._shared.clear()
         self._present.clear()
+        self._resume_points.clear()
+        self._kept.clear()
 
     def events(self, changes: BlockChanges) -> list[Event]:
         """Take in these changes and return the events for followers. O(their tokens)."""
@@ -63,7 +82,8 @@ class PublishedBlocks:
             cleared: list[Event] = [AllBlocksCleared()]
             return cleared + [event for run in changes.stored for event in self._stored(run)]
         removed = [event for gone in changes.removed for event in self._removed(gone)]
-        return removed + [event for run in changes.stored for event in self._stored(run)]
+        stored = [event for run in changes.stored for event in self._stored(run)]
+        return removed + stored + [event for one in changes.resume_points for event in self._resume(one)]
 
     def snapshot(self) -> list[Event]:
         """Events that bring whoever knows anything else to the same state. O(tokens)."""
@@ -73,7 +93,8 @@ class PublishedBlocks:
             if block.key not in published:
                 published.add(block.key)
                 fresh.append(block)
-        return [AllBlocksCleared(), *self._runs(fresh)]
+        points = {block.key: block for block in self._resume_points.values()}
+        return [AllBlocksCleared(), *self._runs(fresh), *map(self._state, points.values())]
 
     def _stored(self, run: StoredBlocks) -> list[Event]:
         owner = self._owner(run.namespace)
@@ -114,6 +135,33 @@ class PublishedBlocks:
                 self._present.discard(block.key)
                 published.append(block.key)
         return [BlockRemoved(block_hashes=published, medium=MEDIUM)] if published else []
+
+    def _resume(self, point: ResumePoint) -> list[Event]:
+        if not point.is_kept:
+            gone = self._resume_points.pop(point.block_hash, None)
+            if gone is None:
+                return []
+            self._kept[gone.key] -= 1
+            name = state_name(gone.key)
+            return [] if self._kept[gone.key] else [BlockRemoved(block_hashes=[name], medium=STATE_MEDIUM)]
+        block = self._blocks.get(point.block_hash)
+        if block is None or point.block_hash in self._resume_points:
+            return []
+        self._resume_points[point.block_hash] = block
+        self._kept[block.key] += 1
+        return [self._state(block)] if self._kept[block.key] == 1 else []
+
+    def _state(self, block: _NamedBlock) -> BlockStored:
+        return BlockStored(
+            block_hashes=[state_name(block.key)],
+            parent_block_hash=block.key,
+            token_ids=[],
+            block_size=self._block_size,
+            lora_id=None,
+            medium=STATE_MEDIUM,
+            lora_name=block.owner.adapter,
+            cache_salt=block.owner.label,
+        )
 
     def _owner(self, namespace: NamespaceKey) -> _Owner:
         shows = self._tokens == "all" or (

@@ -19,6 +19,8 @@ import msgspec
 
 #: Where a block is: consumers know the memory that an engine computes from by this name, whatever it is.
 MEDIUM = "GPU"
+#: Where the state after a block is kept: requests can go on there. Consumers skip media that they don't know.
+STATE_MEDIUM = "STATE"
 #: Instead of a sequence number: the end of a replay.
 END = (-1).to_bytes(8, "big", signed=True)
 

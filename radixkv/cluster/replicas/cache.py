@@ -309,7 +309,8 @@ class _MergedEvents:
                 async with aclosing(member.engine.cache.events(replay=replay)) as events:
                     async for changes in events:
                         _note(changes, known)
-                        await self._put(replace(changes, cleared=False))  # others are not
+                        # Others are not cleared, and may keep a state that one has dropped.
+                        await self._put(replace(changes, cleared=False, resume_points=()))
             except EngineStoppedError:
                 await self._put(_gone(known))
             except asyncio.CancelledError:  # the engine has left

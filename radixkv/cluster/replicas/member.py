@@ -7,9 +7,9 @@ import asyncio
 from contextlib import aclosing
 
 from radixkv.cache.reporting.events import BlockChanges
-from radixkv.cluster.events.block_keys import BlockKeys
+from radixkv.cluster.events.block_keys import BlockKeys, state_name
 from radixkv.cluster.events.published_blocks import PublishedBlocks
-from radixkv.cluster.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
+from radixkv.cluster.events.wire import STATE_MEDIUM, AllBlocksCleared, BlockRemoved
 from radixkv.cluster.routing.replica import Replica
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import ReplicaCounts
@@ -69,7 +69,14 @@ class Member:
         for event in blocks.events(changes):
             if isinstance(event, AllBlocksCleared):
                 self.replica.cleared()
-            elif isinstance(event, BlockStored):
-                self.replica.stored([key for key in event.block_hashes if isinstance(key, int)])
-            elif isinstance(event, BlockRemoved):
-                self.replica.removed([key for key in event.block_hashes if isinstance(key, int)])
+                continue
+            keys = [key for key in event.block_hashes if isinstance(key, int)]
+            is_removal = isinstance(event, BlockRemoved)
+            if event.medium == STATE_MEDIUM:
+                for name in keys:
+                    change = self.replica.dropped if is_removal else self.replica.kept
+                    change(state_name(name))
+            elif is_removal:
+                self.replica.removed(keys)
+            else:
+                self.replica.stored(keys)

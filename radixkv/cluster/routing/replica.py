@@ -2,6 +2,7 @@
 """Replica: a router's view of one replica: its blocks, its expected blocks, and its load.
 
 resident     blocks by its events; exact
+kept         blocks of a model with states after which it can go on, by its events, too
 expected     blocks of prompts that were sent there and have no token yet, beyond the resident ones
 charged      uncomputed tokens of these prompts, from the moment each was sent; without sight of
              the first token, until they should be computed, or their blocks are there
@@ -13,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.cluster.events.block_keys import block_key
 from radixkv.cluster.routing.prompt_blocks import PromptBlocks
 
@@ -29,7 +31,7 @@ class PrefixOnReplica:
     """A replica's part of a prompt.
 
     Attributes:
-        resident: leading tokens whose K/V is there.
+        resident: leading tokens whose K/V is there, with states up to the last state that is kept.
         expected: tokens after these that it computes already, for another prompt.
     """
 
@@ -60,7 +62,7 @@ class Charge:
 
 
 class Replica:
-    """A replica. Not thread-safe but for `stored`, `removed` and `cleared`, which its follower calls.
+    """A replica. Not thread-safe but for what its follower calls: the methods of `Watcher`.
 
     Args:
         name: unique among replicas.
@@ -89,6 +91,7 @@ class Replica:
         self.is_open = True
         self.num_running = 0
         self._resident: set[int] = set()
+        self._kept: set[int] | None = None  # None: it has told of no state so far
         self._expected: dict[bytes, dict[bytes, Charge]] = {}  # owner -> link -> for whom it is computed
         self._charges: dict[Charge, None] = {}  # the oldest first
         self._charged_tokens = 0
@@ -112,8 +115,19 @@ class Replica:
     def removed(self, keys: Sequence[int]) -> None:
         self._resident.difference_update(keys)
 
+    def kept(self, key: int) -> None:
+        if self._kept is None:
+            self._kept = set()
+        self._kept.add(key)
+
+    def dropped(self, key: int) -> None:
+        if self._kept is not None:
+            self._kept.discard(key)
+
     def cleared(self) -> None:
         self._resident = set()
+        if self._kept is not None:
+            self._kept = set()
 
     @property
     def num_blocks(self) -> int:
@@ -123,7 +137,10 @@ class Replica:
     # ------------------------------------------------------------------ cached prefixes
 
     def find(self, prompt: PromptBlocks) -> PrefixOnReplica:
-        """The cached part of a prompt; at least one token is left to compute. O(log blocks)."""
+        """The cached part of a prompt; at least one token is left to compute.
+
+        O(log blocks), with states O(blocks after the last state).
+        """
         count, size, resident = prompt.count(self.block_size), self.block_size, self._resident
 
         def is_resident(index: int) -> bool:
@@ -136,6 +153,8 @@ class Replica:
                 (i for i, keys in enumerate(prompt.all_keys(size)) if resident.isdisjoint(keys)), count
             )
         most = prompt.num_tokens - 1
+        if self._kept is not None:
+            held = self._last_kept(prompt, min(held, most // size), self._kept)
         coming = self._expected.get(prompt.owner)
         if coming is None or held == count:
             return PrefixOnReplica(min(held * size, most))
@@ -145,6 +164,15 @@ class Replica:
 
         expected = _leading(is_coming, held, count)
         return PrefixOnReplica(min(held * size, most), min(expected * size, most) - min(held * size, most))
+
+    def _last_kept(self, prompt: PromptBlocks, count: int, kept: set[int]) -> int:
+        """Return how many of a prompt's first blocks lie before the last state kept among them."""
+        size = self.block_size
+        step = max(1, GRID // size)
+        for end in range(count - count % step, 0, -step):
+            if any(key in kept for key in prompt.keys(size, end - 1)):
+                return end
+        return 0
 
     # ------------------------------------------------------------------ load
 

@@ -12,6 +12,8 @@ pytest.importorskip("msgspec", reason="block events need the extra radixkv[event
 
 from event_traffic import SECRET, CacheTraffic, keys_of
 from fuzzing import examples
+from paged_language_model import make_engine, run_all
+from stateful_hash_model import StatefulHashModel
 
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cluster.events.block_keys import BlockKeys
@@ -19,6 +21,9 @@ from radixkv.cluster.events.follower import Follower
 from radixkv.cluster.events.published_blocks import PublishedBlocks
 from radixkv.cluster.events.replay_log import ReplayLog
 from radixkv.cluster.events.wire import END, AllBlocksCleared, encode_batch, topic_of
+from radixkv.cluster.routing.replica import Replica as RoutedReplica
+from radixkv.cluster.routing.router import Router
+from radixkv.sampling.sampling_params import SamplingParams
 
 
 class Keys:
@@ -170,3 +175,40 @@ def test_what_is_no_message_changes_nothing(frames: tuple[bytes, ...]) -> None:
     follower.receive(frames)
     follower.replayed(frames)
     assert not follower.hashes
+
+
+def test_a_router_scores_what_a_model_with_states_can_resume() -> None:
+    rng = random.Random(5)
+    model = StatefulHashModel(60, 16, 5)
+    engine, _ = make_engine(num_blocks=60, block_size=16, budget=200, model=model, max_num_seqs=2)
+    blocks = PublishedBlocks(16, BlockKeys(SECRET), "all")
+    replicas = [RoutedReplica(name, block_size=16) for name in ("early", "late")]
+    followers = [Follower(BlockKeys(SECRET), replica) for replica in replicas]
+    router, topic, sent = Router(BlockKeys(SECRET)), topic_of("kv", "a" * 16), 0
+
+    def tell(changes: BlockChanges) -> None:
+        nonlocal sent
+        followers[0].receive((topic, sent.to_bytes(8, "big"), encode_batch(0.0, blocks.events(changes))))
+        sent += 1
+
+    engine.cache.subscribe(tell)
+    texts = [[rng.randrange(1, 4) for _ in range(300)] for _ in range(3)]
+    found = []
+    for turn in range(60):
+        tenant, text = rng.choice(("", "ada")), rng.choice(texts)
+        prompt = text[: rng.randrange(1, 300)] + [rng.randrange(1, 4) for _ in range(rng.randrange(30))]
+        engine.add_request(prompt, SamplingParams(max_tokens=3), namespace=tenant)
+        run_all(engine)
+        if turn % 20 == 19:
+            engine.cache.evict(20)
+        if turn == 40:
+            engine.cache.reset()
+        whole = encode_batch(0.0, blocks.snapshot())
+        followers[1].receive((topic, turn.to_bytes(8, "big"), whole))
+        for other in texts:
+            match = engine.cache.match(other, tenant)
+            for replica in replicas:
+                assert replica.find(router.prompt(other, tenant)).resident == match.resume
+            found.append((match.resume, match.num_tokens))
+    assert any(resume for resume, _ in found)
+    assert any(resume < num_tokens - 64 for resume, num_tokens in found), "no state has gone before its K/V"
