@@ -179,13 +179,16 @@ def serve(requests: list[TraceRequest], num_slots: int, parts: int = 1, folder: 
     num_computed = 0
     for part in range(parts):
         runner = NullRunner(num_blocks, num_slots)
+        options: dict[str, Any] = {}
+        if folder is not None:
+            options = {"tier": _disk(folder, num_slots > 0), "clock": runner.now}
         engine = engine_on_runner(
             config,
             runner,  # type: ignore[arg-type]  # what it never does is left out
             tokenizer=None,
             max_model_len=longest + 1,
             max_num_batched_tokens=longest,
-            **({} if folder is None else {"tier": _disk(folder, num_slots > 0), "clock": runner.now}),
+            **options,
         )
         for request in requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]:
             engine.add_request(PrefixCache.encode(request.token_ids()), SamplingParams(max_tokens=1))
@@ -315,7 +318,7 @@ def main() -> None:
         figures[name] = row
         shown = [f"{row[key]:.4f}" for key in names]
         table.add_row(name, str(len(requests)), *shown, str(TARGETS[name]), f"{row['cpu_s']:.0f}")
-    Console().print(table)
+    Console(width=100).print(table)
     if args.json:
         write_figures(args.json, "checkpoints", figures)
 
