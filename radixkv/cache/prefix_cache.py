@@ -421,6 +421,8 @@ class PrefixCache:
         fresh = type(self)(policy=type(self.policy)(), **self._options)
         fresh.declare(self.declared)
         fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
+        if fresh.states is not None and self.states is not None:
+            fresh.states.changes, self.states.changes = self.states.changes, None
         self._changes = self._tree.changes = None
         return fresh
 
@@ -452,6 +454,8 @@ class PrefixCache:
         if replay:
             changes.replay(tree.nodes(), listener)
         tree.changes = changes
+        if self.states is not None:
+            self.states.changes = changes
         return changes.add(listener)
 
     def explain(

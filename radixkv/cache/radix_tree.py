@@ -47,19 +47,8 @@ class RadixTree(TreeNodes):
         self._on_remove = overridden(policy, "on_remove")
         self.use_times = use_times
         self._tick = 0
-        self._changes: ChangeLog | None = None
+        self.changes: ChangeLog | None = None  # None: nobody wants to know
         self.states: Checkpoints | None = None  # None: the model has no layers with states
-
-    @property
-    def changes(self) -> ChangeLog | None:
-        """The log of its changes; None: nobody wants to know."""
-        return self._changes
-
-    @changes.setter
-    def changes(self, changes: ChangeLog | None) -> None:
-        self._changes = changes
-        if self.states is not None:
-            self.states.changes = changes
 
     # ------------------------------------------------------------------ roots
 
@@ -79,7 +68,7 @@ class RadixTree(TreeNodes):
 
     def end_changes(self) -> None:
         """End a call of the cache: send its changes to listeners. O(1) but for them."""
-        if self._changes is not None and not self._changes.flush():
+        if self.changes is not None and not self.changes.flush():
             self.changes = None
 
     # ------------------------------------------------------------------ protection

@@ -129,7 +129,8 @@ class ChangeLog:
 
     def resume_point(self, block_hash: bytes, *, is_kept: bool) -> None:
         """The state after a block of the tree is kept now, or is not any more. O(1)."""
-        self._resume_points.append(ResumePoint(block_hash, is_kept))
+        if self._listeners:
+            self._resume_points.append(ResumePoint(block_hash, is_kept))
 
     def flush(self, cleared: bool = False) -> bool:
         """End a call: send its changes, if any; False: there is no listener any more. O(listeners)."""

@@ -47,7 +47,7 @@ class Checkpoints:
         pool: the slots.
         version: changes with every checkpoint that comes or goes.
         num_evicted: checkpoints that made room for others, since the start.
-        changes: is told of each that comes or goes; None: nobody wants to know.
+        changes: is told of each that comes or goes; None: nobody has wanted to know.
         frees_windows: whether they are windows of K/V, not states: `WindowCheckpoints`.
 
     Raises:
