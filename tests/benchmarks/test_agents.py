@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.agents import NEVER_LONG, Machine, measure
 from radixkv.cli.bench.agent_jobs import KINDS, AgentAnswer, agent_figures, make_jobs
 
@@ -18,6 +20,7 @@ def test_jobs_depend_on_the_seed_alone_and_are_as_their_table_says():
     assert any(turn.compact_to for turn in all_turns)
 
 
+@pytest.mark.nightly
 def test_the_rule_of_long_prompts_saves_the_cache_of_agents_beyond_the_pool():
     """20 agents of 1,200 tokens in a pool of 14,400, in virtual time: 1.7 times what it holds."""
     machine = Machine(14_400, 64, 64, 0.004, 400e-6)

@@ -318,6 +318,7 @@ def test_lists_are_parsed() -> None:
     assert parse_names("--policy", "all", ROUTERS) == list(ROUTERS)
 
 
+@pytest.mark.nightly
 def test_a_recorded_trace_carries_more_when_routed_by_what_replicas_hold() -> None:
     """The beginning of a production trace on eight replicas: more hits, and first tokens sooner."""
     trace = read_trace(traces_folder() / "mooncake_conversation.jsonl.gz", ReadOptions(limit=1200))
@@ -331,6 +332,7 @@ def test_a_recorded_trace_carries_more_when_routed_by_what_replicas_hold() -> No
     assert routed.ttft_p90_s < 0.8 * plain.ttft_p90_s
 
 
+@pytest.mark.nightly
 def test_steps_are_measured_and_the_simulation_is_checked(app: typer.Typer, tmp_path: Path) -> None:
     """On a toy model: what was fitted is read back, and prefixes are found as predicted."""
     model, out, trace_file = tmp_path / "model", tmp_path / "cost.json", tmp_path / "trace.jsonl"

@@ -149,6 +149,7 @@ def run(language: str, code: str) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.nightly
 def test_the_code_runs(browser: Any, server: LiveServer) -> None:
     with console(browser, server.url, "playground") as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)

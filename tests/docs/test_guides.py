@@ -23,7 +23,15 @@ def python_blocks(page: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's call
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # Training imports what nothing else needs.
+        pytest.param(page, marks=pytest.mark.nightly if page.stem == "train_an_adapter" else ())
+        for page in GUIDES
+    ],
+    ids=lambda page: page.stem,
+)
 def test_the_example_works(page: Path) -> None:
     if "from peft import" in page.read_text(encoding="utf-8"):
         pytest.importorskip("peft", reason="the page trains with PEFT")

@@ -162,6 +162,7 @@ def test_after_preemption_equal_transformers(loaded, prompts, expected):
     assert llm.engine.cache.stats.held_blocks == 0
 
 
+@pytest.mark.nightly
 def test_a_burst_computes_the_shared_prompt_once(loaded):
     tokenizer = loaded.tokenizer
     system = (SYSTEM * 60)[:2600]
@@ -198,6 +199,7 @@ def test_the_second_turn_computes_only_what_is_new(loaded):
     assert llm.engine.stats().computed_prompt_tokens - before == len(prompt) - len(known) + 1
 
 
+@pytest.mark.nightly
 def test_logprobs_agree_with_transformers(loaded, reference, prompts):
     prompt = prompts[5]
     llm = make_llm(loaded, max_num_batched_tokens=32)
@@ -224,6 +226,7 @@ def test_logprobs_agree_with_transformers(loaded, reference, prompts):
 @pytest.mark.parametrize(
     ("width", "penalty", "early"), [pytest.param(3, 1.0, False, marks=pytest.mark.nightly), (4, 0.6, True)]
 )
+@pytest.mark.nightly
 def test_beams_equal_transformers(loaded, reference, prompts, width, penalty, early):
     prompt = prompts[3]
     ids = torch.tensor([prompt])
@@ -257,6 +260,7 @@ def test_beams_equal_transformers(loaded, reference, prompts, width, penalty, ea
     llm.engine.check()
 
 
+@pytest.mark.nightly
 def test_a_seed_gives_the_same_sample_whatever_the_batch(loaded, prompts):
     llm = make_llm(loaded)
     params = [SamplingParams(temperature=0.9, top_p=0.9, seed=i, max_tokens=10) for i in range(6)]
@@ -282,6 +286,7 @@ class RecordingRunner:
         return logits
 
 
+@pytest.mark.nightly
 def test_deterministic_mode_gives_the_same_bits(prompts):
     """Cold, hot, chunked, preempted, batched: every logit of every step is the same, bit for bit."""
     loaded = load_model(EngineConfig())  # deterministic mode may change the model: a copy of our own

@@ -112,6 +112,7 @@ def test_the_same_answers(model: Path, tmp_path: Path, seed: int) -> None:
     assert found == expected
 
 
+@pytest.mark.nightly
 def test_blocks_come_back_from_a_tier(model: Path, tmp_path: Path) -> None:
     """Of the ranks' own number alone: another number finds nothing of them."""
     prompt, params = list(range(3, 63)), SamplingParams(max_tokens=4, temperature=0.0)

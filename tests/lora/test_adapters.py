@@ -88,7 +88,16 @@ def test_mixed_batches_answer_as_peft(llama: Trained) -> None:
     assert sum(cached for _, cached in cold) == 0 < sum(cached for _, cached in hot)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "phi3-window", "qwen2-moe-window", "gpt-neox"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2-moe-window",
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in ("qwen2", "gemma2", "phi3-window", "gpt-neox")
+        ),
+    ],
+)
 def test_families(family: str, tmp_path: Path) -> None:
     targets = {"target_modules": ["q_proj", "o_proj", "up_proj"]} if "moe" in family else {}
     trained = Trained(tmp_path, family, {"a": {"r": 4, **targets}, "b": {"r": 2, **targets}})

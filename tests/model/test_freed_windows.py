@@ -115,7 +115,7 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     "options",
     [
         {"num_blocks": 50, "max_num_seqs": 3},
-        {"kv_cache_dtype": "int8"},
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.nightly),
         {"speculation": "auto"},
         {"enable_prefix_caching": False, "warm_up": "quick"},
     ],

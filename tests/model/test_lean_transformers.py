@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import transformers
 from packaging.version import Version
 from tiny_models import save_tiny_model
@@ -33,8 +34,12 @@ print(json.dumps([outputs[0].outputs[0].token_ids, loaded, stays]))
 """
 
 
-def test_tokens_are_the_same_without_what_only_training_imports(tmp_path: Path) -> None:
+def test_names_are_those_of_this_version() -> None:
     assert Version(transformers.__version__) < Version("5.24"), "do the names of lean_transformers still fit?"
+
+
+@pytest.mark.nightly
+def test_tokens_are_the_same_without_what_only_training_imports(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "model", "llama")
     process = subprocess.Popen(
         [sys.executable, "-c", OWN_PROCESS, str(folder)], stdout=subprocess.PIPE, text=True

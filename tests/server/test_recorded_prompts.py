@@ -116,6 +116,7 @@ def talk(recorder: Recorder, rng: random.Random) -> None:
         recorder.send("/v1/completions", {"prompt": text + more, "max_tokens": 6, "temperature": 0.0})
 
 
+@pytest.mark.nightly
 def test_predicted_tokens_are_those_that_the_server_reported(
     server: LiveServer, engine: AsyncEngine, tmp_path: Path
 ) -> None:

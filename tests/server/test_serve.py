@@ -156,6 +156,7 @@ def test_a_whole_answer_that_outlasts_the_grace_period_gets_an_error(process: Pr
     assert "Traceback" not in process.errors()
 
 
+@pytest.mark.nightly
 def test_a_second_signal_ends_at_once(process: Process) -> None:
     sock, _ = process.stream()
     process.popen.send_signal(signal.SIGTERM)
@@ -239,6 +240,7 @@ def test_a_port_is_free_again_after_a_check() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/cache/events", pytest.param("/v1/cache/requests", marks=pytest.mark.nightly)]
 )
+@pytest.mark.nightly
 def test_streams_without_an_end_do_not_hold_up_the_servers(process: Process, path: str) -> None:
     headers = {"accept": "text/event-stream"}
     with httpx.stream("GET", f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=30) as answer:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import pytest
 from soak import CANCELLED, soak
 
 
+@pytest.mark.nightly
 def test_answers_are_right_and_nothing_is_held_while_clients_come_and_go() -> None:
     findings = soak(8.0, readings=4)
     total = findings.endings.total()

@@ -32,6 +32,7 @@ PROMPT = [5 + 7 * i % 90 for i in range(53)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
+@pytest.mark.nightly
 def test_an_engine_in_another_process_leaves_its_blocks(tmp_path):
     model = str(save_tiny_model(tmp_path / "model", "llama"))
     options: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "threads": 1}

@@ -19,6 +19,7 @@ def test_traffic(constant, monkeypatch):
     assert outcome.failed_loads
 
 
+@pytest.mark.nightly
 def test_traffic_over_a_host_and_a_disk_tier(tmp_path):
     """The same traffic again finds on the disk what the first left there."""
     folder = tmp_path / "kv"

@@ -24,7 +24,7 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
 from radixkv.scheduling.request import PrefixPin, Request
 
-SEEDS = int(os.environ.get("RADIXKV_FUZZ", "2"))
+SEEDS = int(os.environ.get("RADIXKV_FUZZ", "1"))
 BLOCK_SIZE = 8
 LONGEST = 150  # tokens; the smallest pool holds a few more
 # Always of both: a tenant gets its quota before its first block.

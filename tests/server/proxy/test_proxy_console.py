@@ -107,6 +107,7 @@ def test_requests_are_shown_with_what_was_expected(console: tuple[str, httpx.Cli
     assert KEY not in client.get("/v1/cache/requests").text + client.get("/v1/cache/tree").text
 
 
+@pytest.mark.nightly
 def test_the_tree_is_that_of_the_prompts(console: tuple[str, httpx.Client]) -> None:
     url, client = console
     for word in ("one", "two", "three"):
@@ -122,6 +123,7 @@ def test_the_tree_is_that_of_the_prompts(console: tuple[str, httpx.Client]) -> N
     assert found["found"] == 1
 
 
+@pytest.mark.nightly
 def test_an_upstream_that_misses_is_told_from_a_prompt_that_breaks(tmp_path: Path) -> None:
     """The engine is told to forget between two equal prompts: that is not the prompt's fault."""
     port = free_port()
