@@ -43,6 +43,18 @@ DECODERS = {
     "wordpiece": decoders.WordPiece(prefix="a"),
 }
 
+#: One of each kind; the others are tested by night.
+BY_DAY = {
+    "none",
+    "byte-level, strip",
+    "byte-level, replace",
+    "nested",
+    "llama",
+    "metaspace",
+    "ctc",
+    "wordpiece",
+}
+
 
 def with_decoder(decoder: Any) -> Tokenizer:
     """All byte tokens of both schemes, and what the parts of `DECODERS` act on; one special token."""
@@ -86,7 +98,9 @@ def test_a_suffix_within_a_token() -> None:
     assert streamed(tokenizer, [7, 1], [1], True) == tokenizer.decode([7, 1]) == " b▁"
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in DECODERS]
+)
 @some_examples
 @given(data=st.data())
 def test_any_decoder(name: str, data: st.DataObject) -> None:

@@ -190,6 +190,7 @@ def test_narrow_types_round_as_transformers_does(
             assert (got - one).abs().max().item() < 2 * tolerance * float(one.abs().max())
 
 
+@pytest.mark.nightly
 def test_deterministic_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     """Bit for bit: a prompt at once or in parts, a decode alone or beside others."""
     folder = save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
@@ -240,6 +241,7 @@ def entry(adapter: Any) -> Any:
     return SimpleNamespace(request=SimpleNamespace(request=SimpleNamespace(adapter=adapter, adapter_from=0)))
 
 
+@pytest.mark.nightly
 def test_adapters_answer_as_peft(tmp_path: Path) -> None:
     """Rows of two adapters and of the base in one step, eagerly and recorded; slots are taken anew."""
     base = save_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=1)

@@ -28,6 +28,7 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
     [
         pytest.param(p.name, marks=pytest.mark.nightly)
         if p.name in ("edges", "steps", "overlap", "bit identity", "state speed", "models adapters")
+        or p.name in ("numbers float16", "numbers float32")
         else p.name
         for p in PARTS
         if not p.name.startswith(("throughput", "models shapes", "models states", "models plain"))
