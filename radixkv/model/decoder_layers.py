@@ -87,6 +87,11 @@ class StoredProduct(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Nothing, in the dtype that inputs have: some models convert them to that of the weight."""
+        return torch.empty(0)
+
 
 class StoredExperts(nn.Module):
     """A layer's experts with weights in a form of their own; a row's bits depend on that row only."""

@@ -10,6 +10,7 @@ import gguf
 import pytest
 import torch
 from gguf_files import CONVERTED, family_config, write_converted
+from gguf_hybrid_files import HYBRIDS
 from tiny_models import finish_gguf
 
 from radixkv.engine.config import EngineConfig
@@ -38,7 +39,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 def test_every_architecture_of_the_table_is_tested() -> None:
-    assert {case.split()[0] for case in CONVERTED} == set(ARCHITECTURES)
+    assert {case.split()[0] for case in (*CONVERTED, *HYBRIDS)} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,41 @@ class BlockLinear(StoredProduct):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.panels.format.name}"
 
 
+class ReorderedBlocks(StoredProduct):
+    """A product of several weights, one above the other, in the file's order of inputs or outputs.
+
+    Args:
+        panels: the weights, whose formats may differ.
+        bias: float32 [out] in the order of the panels, or None.
+        rows: shared by all layers of a model.
+        inputs: for each column of the panels, the input; None: the same.
+        outputs: for each output, the row of the panels; None: the same.
+    """
+
+    def __init__(
+        self, panels: list[BlockPanels], bias: torch.Tensor | None, rows: BlockRows,
+        inputs: np.ndarray[Any, Any] | None = None, outputs: np.ndarray[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(panels[0].in_features, sum(each.out_features for each in panels))
+        self.rows = rows
+        sizes = [each.out_features for each in panels]
+        biases = [None] * len(panels) if bias is None else list(bias.split(sizes))
+        self.product = BlockProduct(panels, biases)
+        self.inputs = None if inputs is None else torch.from_numpy(inputs)
+        self.outputs = None if outputs is None else torch.from_numpy(outputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.reshape(-1, self.in_features)
+        rows = rows.contiguous() if self.inputs is None else rows[:, self.inputs]
+        out = self.product.multiply(self.rows.quantize(rows), torch.empty(len(rows), self.out_features))
+        if self.outputs is not None:
+            out = out[:, self.outputs]
+        return out.view(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
 class BlockEmbedding(torch.nn.Module):
     """An embedding that dequantises the rows it is asked for, from the mapped file.
 

@@ -26,11 +26,6 @@ class PackedLinear(StoredProduct):
         super().__init__(linear.in_features, linear.out_features)
         self.product = PackedFloat(linear.weight, linear.bias)
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """Nothing, in the dtype that inputs have: some models convert them to that of the weight."""
-        return torch.empty(0)
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, self.in_features)
         if rows.stride(1) != 1:

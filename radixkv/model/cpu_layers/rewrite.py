@@ -35,7 +35,10 @@ def pack_layers(model: nn.Module) -> bool:
         return False
     if any(isinstance(module, StoredProduct) for module in model.modules()):
         from radixkv.model.cpu_layers.block_layers import fuse_block_layers
+        from radixkv.model.cpu_layers.packed_linear import PackedLinear
 
+        # Plain until now, since transformers' forward, which the trial run calls, takes its weight.
+        _replace_linears(model, PackedLinear, only="dt_proj")
         return fuse_block_layers(model) > 0
     if not linears:
         return False
@@ -119,9 +122,13 @@ def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
     return weight.dtype == dtype and weight.device.type == "cpu"
 
 
-def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+def _replace_linears(
+    model: nn.Module, make: Callable[[nn.Linear], nn.Module], only: str | None = None
+) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if only not in (None, name):
+                continue
             if type(child) is nn.Linear and not _reads_weight(type(parent), name):
                 setattr(parent, name, make(child))
 

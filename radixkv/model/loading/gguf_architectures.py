@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading import gguf_hybrids as hybrids
 from radixkv.model.loading.gguf_metadata import GGUFMetadata
 from radixkv.model.loading.gguf_rotary import rotary_parameters
 
@@ -22,7 +23,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "feed_forward_length": ("intermediate_size",),
     "attention.head_count": ("num_attention_heads",),
     "context_length": ("max_position_embeddings",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
     "attention.sliding_window": ("sliding_window",),
     "attention.scale": ("attention_multiplier",),
@@ -33,7 +34,10 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "expert_used_count": ("num_experts_per_tok", "moe_k"),
     "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_intermediate_size",),
+    "expert_shared_feed_forward_length": (
+        "shared_intermediate_size",
+        "shared_expert_intermediate_size",
+    ),
     "expert_weights_scale": ("routed_scaling_factor",),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_group_count": ("n_group",),
@@ -62,7 +66,9 @@ class Architecture:
     Attributes:
         model_type: transformers' name of it.
         interleaved: rows of queries and keys are in the order of llama.cpp's rotation.
-        norms_plus_one: a one was added to the weights of norms.
+        norms_plus_one: a one was added to the weights of norms, but for those of state layers.
+        base: how the gguf package's names of parameters begin.
+        tiled: heads of values are in another order, see `gguf_states`.
         settings: fields of the configuration that no key states.
         more: computes further ones; a `model_type` among them replaces this one, `rotary` is added to the
             rotary parameters.
@@ -71,6 +77,8 @@ class Architecture:
     model_type: str
     interleaved: bool = False
     norms_plus_one: bool = False
+    base: str = "model."
+    tiled: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     more: _More | None = None
 
@@ -90,6 +98,7 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
         name = f"{architecture}.{key}"
         found = known.values.get(name, *default) if default else known.values[name]
         if isinstance(found, list) and found and not isinstance(found[0], bool):
+            found = [each for each in found if each] or found  # layers of other kinds have none
             if len(set(found)) > 1:
                 raise ModelLoadError(
                     f"The layers of this {architecture} file differ in {key}, which can't be read. Serve the "
@@ -102,7 +111,7 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
     model_type = more.pop("model_type", row.model_type)
     default = AutoConfig.for_model(model_type)
     heads, hidden = of("attention.head_count"), of("embedding_length")
-    head_size = of("attention.key_length", hidden // heads)
+    head_size = of("attention.key_length", hidden // (heads or 1))  # pure state models have no heads
     fields: dict[str, Any] = {
         "num_hidden_layers": of("block_count") - of("nextn_predict_layers", 0),
         "num_key_value_heads": of("attention.head_count_kv", heads),
@@ -200,19 +209,30 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": Architecture("ernie4_5_moe"),
     "exaone": Architecture("llama"),
     "exaone4": Architecture("exaone4", more=_exaone4),
+    "falcon-h1": Architecture("falcon_h1", more=hybrids.falcon_h1),
     "gemma": Architecture("gemma", norms_plus_one=True),
     "glm4": Architecture("glm4"),
     "glm4moe": Architecture("glm4_moe"),
     "granite": Architecture("granite", interleaved=True),
+    "granitehybrid": Architecture("granitemoehybrid", interleaved=True, more=hybrids.granite_hybrid),
     "granitemoe": Architecture("granitemoe", interleaved=True, more=_granitemoe),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "internlm2": Architecture("llama", interleaved=True),
     "jais2": Architecture("jais2"),
+    "jamba": Architecture("jamba", more=hybrids.jamba),
+    "kimi-linear": Architecture("kimi_linear", more=hybrids.kimi_linear),
+    "lfm2moe": Architecture("lfm2_moe", more=hybrids.lfm2_moe),
+    "mamba": Architecture("mamba", more=hybrids.mamba),
+    "mamba2": Architecture("mamba2", more=hybrids.mamba2),
     "mistral3": Architecture("ministral3", interleaved=True, more=_mistral3),
+    "nemotron_h": Architecture("nemotron_h", base="backbone.", more=hybrids.nemotron_h),
     "olmo": Architecture("olmo", interleaved=True),
     "olmo2": Architecture("olmo2", more=_olmo2),
     "olmoe": Architecture("olmoe"),
     "phi2": Architecture("phi", settings={"hidden_act": "gelu_new"}),
+    "qwen35": Architecture("qwen3_5_text", norms_plus_one=True, tiled=True, more=hybrids.qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", norms_plus_one=True, tiled=True, more=hybrids.qwen35),
+    "qwen3next": Architecture("qwen3_next", norms_plus_one=True, more=hybrids.qwen_next),
     "seed_oss": Architecture("seed_oss"),
     "smollm3": Architecture("smollm3", interleaved=True),
     "xverse": Architecture("llama", interleaved=True),

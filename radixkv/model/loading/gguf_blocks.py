@@ -26,6 +26,7 @@ from torch import nn
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.file_pages import release_mapped_pages
+from radixkv.model.loading.gguf_architectures import ARCHITECTURES
 from radixkv.model.loading.gguf_experts import (
     expected_shapes,
     expert_modules,
@@ -64,14 +65,15 @@ def reason_against(path: Path, tensor_parallel: int) -> str | None:
 
 
 def _is_read_otherwise(architecture: str) -> bool:
-    """Return True if transformers reads an architecture without a processor of its tensors, as Qwen 3.5."""
+    """Return True if transformers alone reads an architecture, without a processor of its tensors."""
     from transformers import modeling_gguf_pytorch_utils as reading
 
     try:
         from transformers.integrations.gguf import GGUF_ARCHS
     except ImportError:  # an older version
         return False
-    return architecture in GGUF_ARCHS and architecture not in reading.TENSOR_PROCESSORS
+    own = architecture in ARCHITECTURES or architecture in reading.TENSOR_PROCESSORS
+    return architecture in GGUF_ARCHS and not own
 
 
 @torch.no_grad()
@@ -122,14 +124,15 @@ def _make_buffers(model: Any) -> None:
 
     Other buffers are NaN, which the trial run would find.
     """
-    for module in model.modules():
-        found = False
+    owners = []
+    for path, module in model.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 value = float("nan") if buffer.dtype.is_floating_point else 0
                 setattr(module, name, torch.full(buffer.shape, value, dtype=buffer.dtype))
-                found = True
-        if found:
+                owners.append(f"{path}.")
+    for path, module in model.named_modules():  # some models initialise buffers of modules below
+        if any(owner.startswith(f"{path}.") or not path for owner in owners):
             model._init_weights(module)
 
 
@@ -168,8 +171,8 @@ class _File:
             self._put(path, self._linear(module, tensor))
         else:
             self._set_parameter(module, leaf, tensor)
-        data = tensor.data
-        release_mapped_pages(data.ctypes.data, data.nbytes)
+        for part in getattr(tensor, "parts", [tensor]):
+            release_mapped_pages(part.data.ctypes.data, part.data.nbytes)
 
     def experts(self) -> list[tuple[str, int, Any]]:
         """Path, layer and module of the experts of each layer."""
@@ -239,6 +242,9 @@ class _File:
         flat = len(tensor.shape) == 1  # a product with one output
         if not flat:
             self._check_shape(tensor, module.weight.shape)
+        reordered = None if flat else self._reordered(module, tensor)
+        if reordered is not None:
+            return reordered
         order = False if flat else self._order(tensor)
         if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
             data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(module.out_features, -1)
@@ -256,6 +262,27 @@ class _File:
         plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
         plain.weight, plain.bias = nn.Parameter(weight), module.bias
         return PackedLinear(plain)
+
+    def _reordered(self, module: nn.Linear, tensor: Any) -> nn.Module | None:
+        """A product whose columns are in another order, or whose parts differ in format; None: neither."""
+        from radixkv.model.cpu_layers.block_linear import ReorderedBlocks
+        from radixkv_kernels.cpu.linear.block_formats import FORMATS
+        from radixkv_kernels.cpu.linear.block_panels import BlockPanels
+
+        parts = getattr(tensor, "parts", [tensor])
+        inputs = self._processor.input_order(tensor.name) if hasattr(self._processor, "input_order") else None
+        differ = len({part.tensor_type for part in parts}) > 1
+        if inputs is None and not (differ and tensor.is_stack):
+            return None
+        if any(part.tensor_type not in FORMATS for part in parts):
+            return None
+        panels = []
+        for part in parts:
+            data = np.ascontiguousarray(part.data).view(np.uint8)
+            panels.append(BlockPanels(int(part.tensor_type), data.reshape(int(part.shape[1]), -1), None))
+        order = None if inputs is not None else self._order(tensor)
+        outputs = order if isinstance(order, np.ndarray) else None
+        return ReorderedBlocks(panels, module.bias, self._rows, inputs, outputs)
 
     def _order(self, tensor: Any) -> _Array | bool | None:
         """Return the file's row for each row of the parameter; None: the same; False: not a permutation."""
@@ -285,6 +312,8 @@ class _File:
     def _set_parameter(self, module: nn.Module, leaf: str, tensor: Any) -> None:
         value = torch.from_numpy(np.array(self._processed(tensor)))
         old = getattr(module, leaf)
+        if _is_same_but_for_ones(value.shape, old.shape) or tensor.name.endswith(".ssm_norm.weight"):
+            value = value.reshape(old.shape) if value.numel() == old.numel() else value
         if value.shape != old.shape:
             self._refuse(tensor, tuple(value.shape), old.shape)
         if isinstance(old, nn.Parameter):
@@ -314,6 +343,11 @@ class _File:
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, own = name.rpartition(".")
         setattr(self.model.get_submodule(parent), own, module)
+
+
+def _is_same_but_for_ones(one: torch.Size, other: torch.Size) -> bool:
+    """Whether shapes differ in dimensions of size 1 only: those of convolutions and decays come and go."""
+    return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 
 def _embedding(module: nn.Embedding, tensor: Any) -> nn.Module:
