@@ -11,6 +11,7 @@ import torch
 from gguf_files import EXPERT_ARCHITECTURES, expert_state, family_config, write_family_gguf, write_llama_gguf
 from tiny_models import finish_gguf
 from transformers import AutoModelForCausalLM
+from transformers.integrations.gguf import GGUF_ARCHS
 
 from radixkv import LLM, SamplingParams
 from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
@@ -78,10 +79,13 @@ def test_experts_in_formats_without_a_kernel_become_bfloat16(
     check("gpt-oss", kinds, PackedExperts, tmp_path)
 
 
-def test_an_architecture_with_changed_values_is_left_to_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "hybrid.gguf"
-    finish_gguf(gguf.GGUFWriter(str(path), "qwen35"))
-    assert reason_against(path, 1) == "qwen35 changes values of its weights"
+def test_an_architecture_that_transformers_alone_knows_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GGUF_ARCHS, "later", None)
+    path = tmp_path / "later.gguf"
+    finish_gguf(gguf.GGUFWriter(str(path), "later"))
+    assert reason_against(path, 1) == "later changes values of its weights"
 
 
 def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(tmp_path: Path) -> None:
