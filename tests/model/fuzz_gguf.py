@@ -17,11 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import gguf
 import torch
 from damaged_gguf import damaged
 from gguf_files import write_llama_gguf
+from gguf_hybrid_files import HYBRIDS, make_hybrid, write_hybrid
+from tiny_models import byte_level_tokenizer
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import RadixKVError
@@ -37,10 +41,16 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first file")
     parser.add_argument("--gguf", choices=("auto", "float32"), default="auto", help="how weights are kept")
+    parser.add_argument("--hybrid", choices=sorted(HYBRIDS), help="of these models, not of a Llama")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a forked process has none of the other threads
     with tempfile.TemporaryDirectory() as folder:
-        whole = write_llama_gguf(Path(folder) / "whole.gguf", {"rest": "Q8_0"}, hidden=64, layers=1)
+        whole = Path(folder) / "whole.gguf"
+        if options.hybrid is None:
+            write_llama_gguf(whole, {"rest": "Q8_0"}, hidden=64, layers=1)
+        else:
+            model = make_hybrid(options.hybrid, vocab_size=len(byte_level_tokenizer()))
+            write_hybrid(whole, options.hybrid, model, ("Q8_0",), with_tokenizer=True)
         _load(whole, options.gguf)  # what is imported and compiled once
         last = options.seed + options.cases
         for first in range(options.seed, last, _BATCH):
@@ -60,7 +70,7 @@ def _run(whole: Path, seeds: range, kept: str) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MOST_BYTES, used + _MOST_BYTES))
     data = whole.read_bytes()
-    end = data.index(b"blk.0.ffn_up.weight") + 64
+    end = int(gguf.GGUFReader(str(whole)).data_offset)
     path = whole.with_name(f"damaged-{seeds[0]}.gguf")
     for seed in seeds:
         path.write_bytes(damaged(data, end, random.Random(seed)))

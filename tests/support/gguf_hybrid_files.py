@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import torch
 from gguf_files import names_of
-from tiny_models import finish_gguf, randomize
+from tiny_models import add_byte_level_tokenizer, finish_gguf, randomize
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -37,6 +37,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba with norms": ("falcon_mamba", {"intermediate_size": 128}),
     "mamba2": ("mamba2", {"intermediate_size": 128}),
     "nemotron_h": ("nemotron_h", {}),
+    "nemotron_h_moe": ("nemotron_h", {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 4,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+        "routed_scaling_factor": 1.5}),
     "qwen35": ("qwen3_5_text", _DELTA),
     "qwen35moe": ("qwen3_5_moe_text", _DELTA),
     "qwen3next": ("qwen3_next", _DELTA),
@@ -50,24 +54,29 @@ _LEAVES = {
 }  # fmt: skip
 
 
-def make_hybrid(case: str) -> Any:
+def make_hybrid(case: str, **changes: Any) -> Any:
     """The random model of a case of `HYBRIDS`, with transformers' attention."""
-    kind, changes = HYBRIDS[case]
-    config = tiny_hybrid(kind, **changes)
+    kind, own = HYBRIDS[case]
+    config = tiny_hybrid(kind, **own, **changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     randomize(model, 0)
     return model.eval()
 
 
-def write_hybrid(path: Path, case: str, model: Any, kinds: tuple[str, ...] = ("F32",)) -> None:
+def write_hybrid(
+    path: Path, case: str, model: Any, kinds: tuple[str, ...] = ("F32",), *, with_tokenizer: bool = False
+) -> None:
     """Write a model as a GGUF file.
 
     Args:
         kinds: formats of the matrices, which take turns.
+        with_tokenizer: so that it can be served.
     """
     architecture, config = case.split()[0], model.config
     writer = gguf.GGUFWriter(str(path), architecture)
     _state_sizes(writer, architecture, config)
+    if with_tokenizer:
+        add_byte_level_tokenizer(writer)
     names = {parameter: name for name, parameter in names_of(model, architecture)[0].items()}
     turn = 0
     for parameter, value in model.state_dict().items():

@@ -244,9 +244,6 @@ def llama_gguf_writer(
     """
     import gguf
 
-    tokenizer = byte_level_tokenizer()
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=split)
     writer.add_context_length(context)
     writer.add_embedding_length(hidden)
@@ -256,7 +253,16 @@ def llama_gguf_writer(
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(vocab))
+    vocab = add_byte_level_tokenizer(writer)
+    writer.add_vocab_size(vocab)
+    return writer, vocab
+
+
+def add_byte_level_tokenizer(writer: Any) -> int:
+    """Add the byte-level tokenizer to a writer of a GGUF file; returns the size of its vocabulary."""
+    tokenizer = byte_level_tokenizer()
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([token for token, _ in vocab])
     writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
@@ -265,7 +271,7 @@ def llama_gguf_writer(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(tokenizer.chat_template)
-    return writer, len(vocab)
+    return len(vocab)
 
 
 def add_llama_tensors(

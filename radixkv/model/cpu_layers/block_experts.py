@@ -33,9 +33,10 @@ class SortedExperts(StoredExperts):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.num_experts = int(plain.num_experts)
-        self.apply_gate = plain._apply_gate
+        #: Without gates, the activation of ups.
+        self.apply_gate = plain._apply_gate if plain.has_gate else plain.act_fn
         #: Gates and ups alternate in what `apply_gate` takes.
-        self.alternate = not plain.is_concatenated
+        self.alternate = plain.has_gate and not plain.is_concatenated
 
     def forward(self, states: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """float32 [T, W], int64 [T, K] the experts of each row, float32 [T, K] their weights -> [T, W]."""
@@ -83,7 +84,7 @@ class BlockExperts(SortedExperts):
         super().__init__(plain)
         self.gate_up, self.down, self.rows = gate_up, down, rows
         activation = type(getattr(plain, "act_fn", None)).__name__
-        self.fused = not self.alternate and activation in ("SiLU", "SiLUActivation")
+        self.fused = plain.has_gate and not self.alternate and activation in ("SiLU", "SiLUActivation")
 
     def outputs(self, rows: torch.Tensor, experts: _Array, counts: _Array) -> torch.Tensor:
         own = torch.empty(len(rows), self.gate_up.out_features)

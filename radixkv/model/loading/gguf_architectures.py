@@ -226,6 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mamba2": Architecture("mamba2", more=hybrids.mamba2),
     "mistral3": Architecture("ministral3", interleaved=True, more=_mistral3),
     "nemotron_h": Architecture("nemotron_h", base="backbone.", more=hybrids.nemotron_h),
+    "nemotron_h_moe": Architecture("nemotron_h", base="backbone.", more=hybrids.nemotron_h),
     "olmo": Architecture("olmo", interleaved=True),
     "olmo2": Architecture("olmo2", more=_olmo2),
     "olmoe": Architecture("olmoe"),

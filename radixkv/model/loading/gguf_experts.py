@@ -2,7 +2,8 @@
 """Experts of a GGUF file: which tensors belong to which module, and their blocks into panels.
 
 llama.cpp stores a layer's experts as three tensors [experts, out, in] (gates and ups may be one), with their
-biases where the architecture has some; transformers has one module for all of them.
+biases where the architecture has some (and two, where no gate is applied); transformers has one module for
+all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def expert_modules(model: nn.Module) -> Iterator[tuple[str, int, Any]]:
     """Path, number of the layer and module of each layer's experts, as transformers stacks them."""
     for path, module in list(model.named_modules()):
         match = _LAYER.search(path)
-        if match is not None and hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
+        if match is not None and hasattr(module, "has_gate") and hasattr(module, "num_experts"):
             yield path, int(match[1]), module
 
 
@@ -44,10 +45,13 @@ def expected_shapes(module: Any, tensors: dict[str, Any]) -> dict[str, tuple[int
     Args:
         tensors: those that it has: gates and ups are expected to be merged where `gate_up` is among them.
     """
-    experts, first, second = module.gate_up_proj.shape
+    experts, first, second = (module.gate_up_proj if module.has_gate else module.up_proj).shape
     both, width = (second, first) if module.is_transposed else (first, second)
-    sizes = {"gate_up": both} if "gate_up.weight" in tensors else {"gate": both // 2, "up": both // 2}
-    shapes: dict[str, tuple[int, ...]] = {"down.weight": (experts, width, both // 2)}
+    inner = both // 2 if module.has_gate else both
+    sizes = {"gate": inner, "up": inner} if module.has_gate else {"up": inner}
+    if "gate_up.weight" in tensors:
+        sizes = {"gate_up": both}
+    shapes: dict[str, tuple[int, ...]] = {"down.weight": (experts, width, inner)}
     if module.has_bias:
         shapes["down.bias"] = experts, width
     for name, size in sizes.items():
@@ -71,7 +75,7 @@ def pack_experts(module: Any, tensors: dict[str, Any], rows: Any) -> tuple[nn.Mo
     from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
     from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
-    first = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"]
+    first = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"] if module.has_gate else ["up"]
     kinds = {name: tensors[f"{name}.weight"].tensor_type for name in (*first, "down")}
 
     def bias(name: str) -> torch.Tensor | None:
@@ -112,6 +116,9 @@ def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Ten
             if name.endswith(leaf)
         }
         down, both = plain[f"down.{leaf}"], plain.get(f"gate_up.{leaf}")
+        if not module.has_gate:
+            found |= {f"up_proj{suffix}": plain[f"up.{leaf}"], f"down_proj{suffix}": down}
+            continue
         if both is None:
             both = torch.cat([plain[f"gate.{leaf}"], plain[f"up.{leaf}"]], 1)
         if not module.is_concatenated:
