@@ -416,9 +416,10 @@ def _with_joined_parts(message: Any) -> Any:
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise InvalidRequestError(
-                "this model takes text only: each part of a message's content must be "
-                '{"type": "text", "text": "..."}',
+                f"this model takes text only, and no part of the type {str(kind)[:40]!r}: each part of a "
+                'message\'s content must be {"type": "text", "text": "..."}',
                 param="messages",
             )
         texts.append(text)

@@ -19,7 +19,7 @@ from tiny_models import VOCAB_SIZE, save_random_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv import LLM, SamplingParams
-from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.errors import ConfigError, InvalidRequestError, ModelLoadError
 from radixkv.model.runner import ModelRunner
 
 LIKE_OTHERS = (
@@ -119,6 +119,9 @@ def test_text_half_of_a_model_that_sees_images(tmp_path: Path) -> None:
     wanted = [expected(reference(folder), prompt)]
     assert generate(llm, prompt) == wanted
     assert generate(llm, prompt) == wanted
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(InvalidRequestError, match="takes text only, and no part of the type 'image_url'"):
+        llm.chat([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}])
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
     assert runner.spec.bytes_per_slot == 4 * NUMBERS["gemma4"]
