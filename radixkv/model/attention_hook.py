@@ -172,7 +172,7 @@ def paged_attention_hook(
     if isinstance(latents, Latents):
         output = latents.fold_output(output)
     elif output.shape[2] != value_size:
-        output = output[..., :value_size]
+        output = output[..., :value_size].contiguous()  # some modules view it
     return output.unsqueeze(0), None
 
 

@@ -276,7 +276,9 @@ def _wrong_windows(config: Any, step: PlainCausalStep, max_model_len: int) -> st
 
 def _eager_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """[T, V] logits with transformers' own attention and masks."""
-    select_attention(model, "eager")
+    # transformers' eager attention adds Falcon's linear biases twice.
+    adds_twice = model.config.model_type == "falcon" and model.config.alibi
+    select_attention(model, "sdpa" if adds_twice else "eager")
     try:
         with own_forward(model):
             logits: torch.Tensor = model(
