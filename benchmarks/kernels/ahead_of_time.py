@@ -35,7 +35,15 @@ from radixkv_kernels.triton.low_rank import (
 from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
-from radixkv_kernels.triton.tiles import CDNA, MIN_SEGMENT, SEGMENT, Tile, choose_tile, launch_tile
+from radixkv_kernels.triton.tiles import (
+    CDNA,
+    MIN_SEGMENT,
+    SEGMENT,
+    Tile,
+    choose_tile,
+    has_latent_tiles,
+    launch_tile,
+)
 from radixkv_kernels.triton.unified_attention import attention_kernel
 from radixkv_kernels.triton.write import write_kernel
 
@@ -79,17 +87,22 @@ class Configuration:
         cpu = torch.device("cpu")
         return KVSpec(1, 1, 16, self.heads[1], self.head_size, torch.bfloat16, cpu, quantization, **sizes)
 
-    @property
-    def heads_per_program(self) -> int:
+    def has_latent_tiles(self, target: str) -> bool:
+        """Whether a target has tiles of latents for it."""
+        capability = _capability(target)
+        return has_latent_tiles(self.spec, _BYTES[self.dtype], capability, by_segment=self.deterministic)
+
+    def heads_per_program(self, target: str) -> int:
         """Query heads of a program."""
-        return heads_per_program(widest(self.spec), self.heads[0] // self.heads[1])
+        group = self.heads[0] // self.heads[1]
+        return heads_per_program(widest(self.spec), group, latents=self.has_latent_tiles(target))
 
     def tiles(self, target: str) -> tuple[Tile, Tile]:
         """The tile that work is cut for, and the one the kernel runs with, on a target."""
-        capability = int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
-        element = _BYTES[self.dtype]
-        group, size = self.heads_per_program, widest(self.spec)
-        planned = choose_tile(size, group, self.kind, element, capability)
+        capability, element = _capability(target), _BYTES[self.dtype]
+        group, size = self.heads_per_program(target), widest(self.spec)
+        latents = self.has_latent_tiles(target)
+        planned = choose_tile(size, group, self.kind, element, capability, latents=latents)
         launched = launch_tile(
             *(planned, size, element, capability),
             group_size=group,
@@ -99,6 +112,10 @@ class Configuration:
             by_segment=self.deterministic,
         )
         return planned, launched
+
+
+def _capability(target: str) -> int:
+    return int(target.removeprefix("sm_")) if target.startswith("sm_") else CDNA
 
 
 def supported(c: Configuration, target: str) -> bool:
@@ -194,7 +211,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
     """Signature, constants and 16-aligned arguments of the attention kernel for a configuration."""
     stored = c.kv_dtype or c.dtype
     planned, tile = c.tiles(target)
-    group = c.heads_per_program
+    group = c.heads_per_program(target)
     types = dict.fromkeys(
         (
             "key_scale_ptr",

@@ -19,6 +19,8 @@ LARGEST_VALUE = 512
 _LEAST = 16
 #: Query heads of a program where heads have more than 256 elements: their sums fill the registers.
 _WIDE_HEADS = 32
+#: The same where a tile of keys is its values, too: the widest products take 64 rows.
+_LATENT_HEADS = 64
 
 
 def head_constants(spec: KVSpec) -> dict[str, Any]:
@@ -55,8 +57,13 @@ def widest(spec: KVSpec) -> int:
     return max(spec.head_size, spec.value_size)
 
 
-def heads_per_program(head_size: int, group_size: int) -> int:
-    """The query heads of one KV head that a program takes: a divisor of the group's size."""
+def heads_per_program(head_size: int, group_size: int, *, latents: bool = False) -> int:
+    """The query heads of one KV head that a program takes: a divisor of the group's size.
+
+    Args:
+        latents: programs run with the tiles of latents.
+    """
     if head_size <= 256:
         return group_size
-    return max(n for n in range(1, min(group_size, _WIDE_HEADS) + 1) if group_size % n == 0)
+    most = _LATENT_HEADS if latents else _WIDE_HEADS
+    return max(n for n in range(1, min(group_size, most) + 1) if group_size % n == 0)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from radixkv_kernels.interface import BackendConfig
-from radixkv_kernels.triton.head_shape import heads_per_program, widest
+from radixkv_kernels.kv_cache import KVSpec
+from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
 
 #: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 512
@@ -46,6 +47,10 @@ HOPPER_TILES: dict[tuple[int, str], Tile] = {
     (512, "short"): Tile(16, 32, 8, 2),
     (512, "long"): Tile(32, 32, 8, 2),
 }
+
+#: The same for latents of more than 256 elements, where one copy of keys is their values, too. The long one
+#: spills some registers, and was yet the fastest of seven on an H200.
+HOPPER_LATENT_TILES = {"short": Tile(16, 64, 8, 2), "long": Tile(64, 64, 8, 2)}
 
 #: The same below 9.0.
 AMPERE_TILES: dict[tuple[int, str], Tile] = {
@@ -83,7 +88,25 @@ AMPERE_QUANTIZED_LONG = Tile(32, 64, 8, 2)
 AMPERE_PADDED_SHORT = Tile(16, 32, 4, 2)
 
 
-def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int, capability: int = 90) -> Tile:
+def has_latent_tiles(spec: KVSpec, element_bytes: int, capability: int, *, by_segment: bool) -> bool:
+    """Return True if `HOPPER_LATENT_TILES` are for this cache; sums of two segments would not fit.
+
+    Args:
+        element_bytes, capability, by_segment: see `choose_tile` and `launch_tile`.
+    """
+    shared = bool(head_constants(spec)["REUSE"])
+    return shared and spec.head_size > 256 and element_bytes == 2 and capability >= 90 and not by_segment
+
+
+def choose_tile(
+    head_size: int,
+    group_size: int,
+    kind: str,
+    element_bytes: int,
+    capability: int = 90,
+    *,
+    latents: bool = False,
+) -> Tile:
     """The tile that work is cut for.
 
     Args:
@@ -92,12 +115,15 @@ def choose_tile(head_size: int, group_size: int, kind: str, element_bytes: int, 
         kind: `short` or `long`.
         element_bytes: of queries. Four-byte types use small tiles: their products run outside tensor cores.
         capability: compute capability x 10, or `CDNA`.
+        latents: see `has_latent_tiles`.
     """
     padded = min(512, max(64, 1 << (head_size - 1).bit_length()))
     if element_bytes == 4:
         tile = Tile(16, 32, 8, 2) if kind == "short" or padded > 128 else Tile(32, 16, 8, 2)
         if padded > 256:
             tile = replace(tile, keys=16)
+    elif latents:
+        tile = HOPPER_LATENT_TILES[kind]
     else:
         tiles = HOPPER_TILES if capability >= 90 else CDNA_TILES if capability == CDNA else AMPERE_TILES
         tile = tiles[padded, kind]
@@ -178,6 +204,7 @@ class Tiling:
         unit: KV positions that items count in. Deterministic mode has segments of one length; otherwise a
             step of little work has shorter ones.
         group: query heads of a program, all of one KV head.
+        latents: see `has_latent_tiles`.
         short, long: what work is cut for.
     """
 
@@ -187,7 +214,10 @@ class Tiling:
         self.config = config
         self.unit = self.segment if config.deterministic else min(self.segment, MIN_SEGMENT)
         self.capability = capability_of(config.spec.device)
-        self.group = heads_per_program(widest(config.spec), config.group_size)
+        self.latents = has_latent_tiles(
+            *(config.spec, config.compute_dtype.itemsize, self.capability), by_segment=config.deterministic
+        )
+        self.group = heads_per_program(widest(config.spec), config.group_size, latents=self.latents)
         self.long = self.choose("long")
         self.short = self.long if config.deterministic else self.choose("short")
 
@@ -195,7 +225,9 @@ class Tiling:
         """The tile that work of a kind is cut for."""
         config = self.config
         element = config.compute_dtype.itemsize
-        return choose_tile(widest(config.spec), self.group, kind, element, self.capability)
+        return choose_tile(
+            widest(config.spec), self.group, kind, element, self.capability, latents=self.latents
+        )
 
     def launched(self, planned: Tile, featured: bool) -> Tile:
         """The tile that a layer runs with; `featured`: see `launch_tile`."""
