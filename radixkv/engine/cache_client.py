@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
+from typing import NamedTuple
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.keys import TokenIds
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
@@ -16,11 +16,27 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
 
 
+class Owner(NamedTuple):
+    """The owner of cached K/V, and what computed it.
+
+    Attributes:
+        tenant: who is served; bound by the server to the API key, never taken from a request's body.
+        salt: divides the tenant's own space; chosen by its clients.
+        adapter: identity of the LoRA adapter; empty: the base alone.
+    """
+
+    tenant: str = ""
+    salt: str = ""
+    adapter: str = ""
+
+
+NOBODY = Owner()
+
+
 class CacheClient(ABC):
     """The prefix cache of an engine, or of several: plain calls with plain results.
 
-    Callers name the owner by `tenant` and `salt`, and by `adapter` the identity of the LoRA adapter that
-    computes the K/V; empty: the base alone does. Ids of nodes and blocks are unique among all caches.
+    Callers name the owner, and build no namespace. Ids of nodes and blocks are unique among all caches.
 
     Args:
         model: the fingerprint of the model whose K/V the cache holds.
@@ -34,17 +50,19 @@ class CacheClient(ABC):
         self._model = model
 
     def namespace(self, tenant: str = "", salt: str = "", adapter: str = "") -> tuple[str, ...]:
-        """Return the namespace in which the requests of a tenant are cached."""
-        return CacheKey(tenant, salt, adapter, self._model).namespace
+        """Return the namespace in which the requests of a tenant are cached.
+
+        The parts are framed in a tuple and never joined, so that no choice of strings by one tenant can name
+        another's space.
+        """
+        return (tenant, salt, adapter, self._model)
 
     @abstractmethod
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
+    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
         """Count the leading tokens that are cached; changes nothing."""
 
     @abstractmethod
-    async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
-    ) -> MissReport:
+    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
         """Explain why the prompt would miss now; `admin`: look into other tenants' namespaces, too.
 
         Tiers are asked for the missing tokens; a tier that does not answer soon is not waited for.
@@ -52,13 +70,7 @@ class CacheClient(ABC):
 
     @abstractmethod
     async def pin(
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str = "",
-        salt: str = "",
-        adapter: str = "",
-        ttl: float | None = None,
+        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
     ) -> PinInfo | None:
         """Keep the cached part of a prefix, for `ttl` seconds after each use.
 
@@ -67,19 +79,15 @@ class CacheClient(ABC):
         """
 
     @abstractmethod
-    async def unpin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> bool:
+    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
         """End a pin; False: there was none."""
 
     @abstractmethod
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
+    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
         """End the pin of that id; False: there is none."""
 
     @abstractmethod
-    async def put_first(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> int:
+    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
         """Have the last cached blocks of a prompt evicted first, as its session is over.
 
         Returns:
@@ -120,15 +128,11 @@ class CacheClient(ABC):
         whatever adapter, or (None) of all."""
 
     @abstractmethod
-    async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
-    ) -> list[int]:
+    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
         """Return the tokens with which the tenant's nearest cached prompt goes on after this one's match."""
 
     @abstractmethod
-    async def path(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> list[int]:
+    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
         """List the ids of the nodes that hold the cached part of a prompt, from the top down."""
 
     @abstractmethod

@@ -4,8 +4,7 @@
 `AsyncEngine` implements it over an engine in this process, the tests' scripted engine without a model; the
 server uses nothing else. One conformance test runs on every implementation.
 
-Callers name the owner by `tenant` and `salt`; the engine makes the cache's key of them (see
-`radixkv.cache.cache_key`), and no caller builds a namespace.
+Callers name the owner by `tenant` and `salt`; the engine makes the namespace of them (see `CacheClient`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
-from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 from radixkv.tenancy.tenant_cache import TenantCache
 
@@ -68,15 +68,13 @@ class AsyncCache(CacheClient):
         self._followers: set[_Follower] = set()
         self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        namespace = self.namespace(*owner)
         key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
 
-    async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
-    ) -> MissReport:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
+        namespace = self.namespace(*owner)
         key = TenantCache.encode(token_ids)
         report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
         if self._explain_by_tiers is None:
@@ -84,32 +82,22 @@ class AsyncCache(CacheClient):
         return await self._explain_by_tiers(report, key, namespace)
 
     async def pin(
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str = "",
-        salt: str = "",
-        adapter: str = "",
-        ttl: float | None = None,
+        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
     ) -> PinInfo | None:
-        namespace = self.namespace(tenant, salt, adapter)
+        namespace = self.namespace(*owner)
         found = await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
         return None if found is None else self._known(found)
 
-    async def unpin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> bool:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
+        namespace = self.namespace(*owner)
         return await self._run(lambda cache: cache.unpin(token_ids, namespace))
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
+        namespace = self.namespace(*owner)
         return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
 
-    async def put_first(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> int:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        namespace = self.namespace(*owner)
         return await self._run(lambda cache: cache.put_first(token_ids, namespace))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
@@ -144,17 +132,13 @@ class AsyncCache(CacheClient):
 
         return await self._run(read)
 
-    async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
-    ) -> list[int]:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
+        namespace = self.namespace(*owner)
         key = TenantCache.encode(token_ids)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
-    async def path(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> list[int]:
-        namespace = self.namespace(tenant, salt, adapter)
+    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
+        namespace = self.namespace(*owner)
         key = TenantCache.encode(token_ids)
         path = await self._run(lambda cache: cache.tree.path(key, namespace))
         return [self._first_id + node for node in path]

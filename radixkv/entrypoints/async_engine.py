@@ -21,7 +21,6 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from radixkv.cache.cache_key import CacheKey
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
@@ -339,8 +338,7 @@ class AsyncEngine(RendersChats):
 
     async def _prepare(self, request: Request) -> Request:
         """Check a request, off the event loop where it is long; see `InputProcessor.prepare`."""
-        key = CacheKey(request.tenant, request.salt, model=self.model_fingerprint)
-        request.namespace = key.namespace
+        request.namespace = self.cache.namespace(request.tenant, request.salt)
         if request.lora and not self.adapters.in_memory(request.lora):
             # Held until the request has it: its files are read here, off the event loop.
             request.adapter = await asyncio.to_thread(self.adapters.acquire, request.lora)

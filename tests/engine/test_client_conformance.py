@@ -14,10 +14,9 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.accounts import Quota
-from radixkv.cache.cache_key import CacheKey
 from radixkv.cache.pins import PinInfo
 from radixkv.cluster.replicas.engine import ReplicatedEngine
-from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.cache_client import CacheClient, Owner
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta
@@ -248,17 +247,17 @@ async def read(events: AsyncIterator[object]) -> None:
 
 async def test_tenants_and_salts_are_apart(engine):
     await fill(engine, CACHED, tenant="a", salt="s")
-    assert await engine.cache.match(CACHED, tenant="a", salt="s") >= 39
+    assert await engine.cache.match(CACHED, Owner("a", "s")) >= 39
     for owner in ({}, {"tenant": "a"}, {"salt": "s"}, {"tenant": "s", "salt": "a"}):
         assert await engine.cache.match(CACHED, **owner) == 0
-    assert (await engine.cache.explain(CACHED, tenant="b")).reason == "first_seen"
-    assert (await engine.cache.explain(CACHED, tenant="b", admin=True)).reason == "namespace"
-    assert engine.cache.namespace("a", "s") == CacheKey("a", "s", "", engine.model_fingerprint).namespace
+    assert (await engine.cache.explain(CACHED, Owner("b"))).reason == "first_seen"
+    assert (await engine.cache.explain(CACHED, Owner("b"), admin=True)).reason == "namespace"
+    assert engine.cache.namespace("a", "s") == ("a", "s", "", engine.model_fingerprint)
 
 
 async def test_pins(engine):
     await fill(engine, CACHED, tenant="a", salt="s")
-    pinned = await engine.cache.pin(CACHED[:32], tenant="a", salt="s", ttl=60.0)
+    pinned = await engine.cache.pin(CACHED[:32], Owner("a", "s"), ttl=60.0)
     assert await engine.cache.pin([90, 91]) is None, "nothing of it is cached"
     (pin,) = await engine.cache.pins(tenant="a")
     assert isinstance(pin, PinInfo)
@@ -267,8 +266,8 @@ async def test_pins(engine):
     assert 0 < pin.expires_in_s <= 60
     assert len(await engine.cache.pins()) == 1
     assert await engine.cache.pins(tenant="b") == []
-    assert not await engine.cache.unpin(CACHED[:32], tenant="b")
-    assert await engine.cache.unpin(CACHED[:32], tenant="a", salt="s")
+    assert not await engine.cache.unpin(CACHED[:32], Owner("b"))
+    assert await engine.cache.unpin(CACHED[:32], Owner("a", "s"))
     assert await engine.cache.pins() == []
     with pytest.raises(RadixKVError):
         await engine.cache.pin(CACHED, ttl=-1.0)
@@ -313,9 +312,9 @@ async def test_no_choice_of_tenant_and_salt_finds_what_anothers_cached(engine):
     names = ("", "a", "ab", "bc", "\0", "a\0", "('a',)", "None", "\u00e9", "e\u0301", "\ud800", "x" * 3000)
     pairs = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), *zip(names, reversed(names), strict=True)]
     for tenant, salt in pairs:
-        assert await engine.cache.match(CACHED[:16], tenant=tenant, salt=salt) == 0, (tenant, salt)
+        assert await engine.cache.match(CACHED[:16], Owner(tenant, salt)) == 0, (tenant, salt)
         await fill(engine, CACHED[:16], tenant, salt)
-        assert await engine.cache.match(CACHED[:16], tenant=tenant, salt=salt) == 16
+        assert await engine.cache.match(CACHED[:16], Owner(tenant, salt)) == 16
     for wrong in ({"tenant": None}, {"salt": None}, {"salt": b"a"}, {"tenant": ("a", "b")}):
         with pytest.raises(InvalidRequestError, match="namespace"):
             await engine.cache.match(CACHED, **wrong)
@@ -326,7 +325,7 @@ async def test_no_choice_of_tenant_and_salt_finds_what_anothers_cached(engine):
 async def test_published_prefixes_are_shared(engine):
     assert await engine.cache.publish(CACHED[:32]) == 32
     await fill(engine, CACHED, tenant="a")
-    assert await engine.cache.match(CACHED, tenant="b") == 32
+    assert await engine.cache.match(CACHED, Owner("b")) == 32
     assert await engine.cache.unpublish(CACHED[:32])
     assert not await engine.cache.unpublish(CACHED[:32])
 
@@ -389,33 +388,33 @@ async def test_nodes_as_data(engine):
 
 async def test_what_a_cached_prompt_goes_on_with(engine):
     await fill(engine, CACHED, tenant="a")
-    assert await engine.cache.continuation([*CACHED[:20], 90], tenant="a", limit=4) == CACHED[20:24]
-    assert await engine.cache.continuation([*CACHED[:20], 90], tenant="b") == []
+    assert await engine.cache.continuation([*CACHED[:20], 90], Owner("a"), limit=4) == CACHED[20:24]
+    assert await engine.cache.continuation([*CACHED[:20], 90], Owner("b")) == []
 
 
 async def test_the_path_of_a_prompt_is_told_by_its_nodes(engine):
     await fill(engine, CACHED, tenant="a")
     await fill(engine, [*CACHED[:20], 90, 91], tenant="a")
     nodes = {node.id: node for node in (await engine.cache.nodes(tenant="a")).nodes}
-    path = await engine.cache.path([*CACHED[:20], 90, 91], tenant="a")
+    path = await engine.cache.path([*CACHED[:20], 90, 91], Owner("a"))
     assert [nodes[above].id for above in path[:-1]] == [nodes[node].parent for node in path[1:]]
     assert nodes[path[0]].parent is None
-    assert await engine.cache.path(CACHED, tenant="b") == []
-    assert (await engine.cache.pin(CACHED, tenant="a")).num_tokens > 0
+    assert await engine.cache.path(CACHED, Owner("b")) == []
+    assert (await engine.cache.pin(CACHED, Owner("a"))).num_tokens > 0
     (pin,) = await engine.cache.pins(tenant="a")
-    assert pin.node == (await engine.cache.path(CACHED, tenant="a"))[-1]
+    assert pin.node == (await engine.cache.path(CACHED, Owner("a")))[-1]
 
 
 async def test_pins_have_ids_and_quotas_are_told(engine):
     await fill(engine, CACHED, tenant="a")
-    assert (await engine.cache.pin(CACHED[:32], tenant="a")).num_tokens == 32
+    assert (await engine.cache.pin(CACHED[:32], Owner("a"))).num_tokens == 32
     (pin,) = await engine.cache.pins(max_tokens=2)
     assert (list(pin.token_ids), pin.num_tokens) == (CACHED[:2], 32)
-    assert not await engine.cache.unpin_id(pin.id, tenant="b")
-    assert await engine.cache.unpin_id(pin.id, tenant="a")
-    assert not await engine.cache.unpin_id(pin.id, tenant="a")
-    assert await engine.cache.put_first(CACHED, tenant="b") == 0
-    assert await engine.cache.put_first(CACHED, tenant="a") > 0
+    assert not await engine.cache.unpin_id(pin.id, Owner("b"))
+    assert await engine.cache.unpin_id(pin.id, Owner("a"))
+    assert not await engine.cache.unpin_id(pin.id, Owner("a"))
+    assert await engine.cache.put_first(CACHED, Owner("b")) == 0
+    assert await engine.cache.put_first(CACHED, Owner("a")) > 0
     assert await engine.cache.quotas() == []
     assert await engine.cache.advice(tenant="a") == []
 

@@ -11,6 +11,7 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
+from radixkv.engine.cache_client import Owner
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
@@ -161,7 +162,7 @@ def test_it_goes_through_every_client(make: Any) -> None:
             deltas = [delta async for delta in engine.stream(Request(tokens, PREWARM, tenant="ada"))]
             assert [(delta.token_ids, delta.is_last) for delta in deltas] == [([], True)]
             assert deltas[0].prompt.num_cached_tokens == 29
-            assert await engine.cache.match(tokens, tenant="bob") == 0
+            assert await engine.cache.match(tokens, Owner("bob")) == 0
         finally:
             await engine.close()
 

@@ -17,7 +17,6 @@ from paged_language_model import PagedHashModel, greedy_reference, make_engine
 from scripted_tier import ScriptedTier
 from tier_engines import PROMPT, assert_right, filled
 
-from radixkv.cache.cache_key import CacheKey
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.engine_thread import RestartPolicy
@@ -54,7 +53,7 @@ class Told(ScriptedTier):
 
 @pytest.fixture
 def tier() -> Told:
-    return Told(filled(PROMPT, namespace=CacheKey().namespace).kept)
+    return Told(filled(PROMPT, namespace=("", "", "", "")).kept)
 
 
 class CountedSteps:
@@ -202,9 +201,7 @@ def test_an_llm_waits_for_the_tier(tier):
 
     loader = threading.Thread(target=load_when_wanted)
     loader.start()
-    outputs = LLM.from_engine(engine).generate(
-        [PROMPT, [60, 61, 62]], SAMPLING, namespace=CacheKey().namespace
-    )
+    outputs = LLM.from_engine(engine).generate([PROMPT, [60, 61, 62]], SAMPLING, namespace=("", "", "", ""))
     loader.join()
     assert_right(outputs[0], num_cached_tokens=40)
     assert outputs[1].outputs[0].token_ids == greedy_reference([60, 61, 62], 4)

@@ -37,7 +37,7 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
-from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineStoppedError, InvalidRequestError
@@ -183,41 +183,27 @@ class RemoteCache(CacheClient):
     async def _call(self, name: str, *args: Any, **options: Any) -> Any:
         return await self._link.call(f"cache.{name}", args, options)
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
-        return cast(int, await self._call("match", token_ids, tenant=tenant, salt=salt, adapter=adapter))
+    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        return cast(int, await self._call("match", token_ids, owner))
 
-    async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
-    ) -> MissReport:
-        report = await self._call(
-            "explain", token_ids, tenant=tenant, salt=salt, adapter=adapter, admin=admin
-        )
+    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
+        report = await self._call("explain", token_ids, owner, admin=admin)
         return cast(MissReport, report)
 
     async def pin(
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str = "",
-        salt: str = "",
-        adapter: str = "",
-        ttl: float | None = None,
+        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
     ) -> PinInfo | None:
-        pin = await self._call("pin", token_ids, tenant=tenant, salt=salt, adapter=adapter, ttl=ttl)
+        pin = await self._call("pin", token_ids, owner, ttl=ttl)
         return cast(PinInfo | None, pin)
 
-    async def unpin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> bool:
-        return cast(bool, await self._call("unpin", token_ids, tenant=tenant, salt=salt, adapter=adapter))
+    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
+        return cast(bool, await self._call("unpin", token_ids, owner))
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
-        return cast(bool, await self._call("unpin_id", pin_id, tenant=tenant, salt=salt, adapter=adapter))
+    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
+        return cast(bool, await self._call("unpin_id", pin_id, owner))
 
-    async def put_first(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> int:
-        return cast(int, await self._call("put_first", token_ids, tenant=tenant, salt=salt, adapter=adapter))
+    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        return cast(int, await self._call("put_first", token_ids, owner))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         return cast(list[PinInfo], await self._call("pins", tenant=tenant, max_tokens=max_tokens))
@@ -240,18 +226,12 @@ class RemoteCache(CacheClient):
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         return cast(list[BreakPoint], await self._call("advice", limit, tenant=tenant, salt=salt))
 
-    async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
-    ) -> list[int]:
-        tokens = await self._call(
-            "continuation", token_ids, tenant=tenant, salt=salt, adapter=adapter, limit=limit
-        )
+    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
+        tokens = await self._call("continuation", token_ids, owner, limit=limit)
         return cast(list[int], tokens)
 
-    async def path(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> list[int]:
-        return cast(list[int], await self._call("path", token_ids, tenant=tenant, salt=salt, adapter=adapter))
+    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
+        return cast(list[int], await self._call("path", token_ids, owner))
 
     async def nodes(
         self,

@@ -23,7 +23,7 @@ from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.cluster.replicas.member import AGAIN_S, Member
-from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
 from radixkv.errors import ConfigError, EngineStoppedError
 
 T = TypeVar("T")
@@ -66,11 +66,11 @@ class ReplicatedCache(CacheClient):
             raise stopped
         return answers
 
-    async def _with_most(self, token_ids: TokenIds, tenant: str, salt: str, adapter: str) -> CacheClient:
+    async def _with_most(self, token_ids: TokenIds, owner: Owner) -> CacheClient:
         """The cache that has most of a prompt."""
 
         async def look(cache: CacheClient) -> tuple[int, CacheClient]:
-            return await cache.match(token_ids, tenant=tenant, salt=salt, adapter=adapter), cache
+            return await cache.match(token_ids, owner), cache
 
         _, cache = max(await self._ask(look), key=lambda found: found[0])
         return cache
@@ -84,34 +84,24 @@ class ReplicatedCache(CacheClient):
 
     # ------------------------------------------------------------------ lookups
 
-    async def match(self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "") -> int:
-        return max(
-            await self._ask(lambda cache: cache.match(token_ids, tenant=tenant, salt=salt, adapter=adapter))
-        )
+    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        return max(await self._ask(lambda cache: cache.match(token_ids, owner)))
 
-    async def explain(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", admin: bool = False
-    ) -> MissReport:
-        reports = await self._ask(
-            lambda cache: cache.explain(token_ids, tenant=tenant, salt=salt, adapter=adapter, admin=admin)
-        )
+    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
+        reports = await self._ask(lambda cache: cache.explain(token_ids, owner, admin=admin))
         # Among equals, the cache with an explanation of the rest says more.
         return max(
             reports,
             key=lambda report: (report.num_hit_tokens, report.num_tier_tokens, report.reason != "first_seen"),
         )
 
-    async def continuation(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = "", limit: int = 64
-    ) -> list[int]:
-        cache = await self._with_most(token_ids, tenant, salt, adapter)
-        return await cache.continuation(token_ids, tenant=tenant, salt=salt, adapter=adapter, limit=limit)
+    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
+        cache = await self._with_most(token_ids, owner)
+        return await cache.continuation(token_ids, owner, limit=limit)
 
-    async def path(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> list[int]:
-        cache = await self._with_most(token_ids, tenant, salt, adapter)
-        return await cache.path(token_ids, tenant=tenant, salt=salt, adapter=adapter)
+    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
+        cache = await self._with_most(token_ids, owner)
+        return await cache.path(token_ids, owner)
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         replies = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
@@ -162,39 +152,19 @@ class ReplicatedCache(CacheClient):
     # ------------------------------------------------------------------ changes
 
     async def pin(
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str = "",
-        salt: str = "",
-        adapter: str = "",
-        ttl: float | None = None,
+        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
     ) -> PinInfo | None:
-        pins = await self._ask(
-            lambda cache: cache.pin(token_ids, tenant=tenant, salt=salt, adapter=adapter, ttl=ttl)
-        )
+        pins = await self._ask(lambda cache: cache.pin(token_ids, owner, ttl=ttl))
         return max((pin for pin in pins if pin is not None), key=lambda pin: pin.num_tokens, default=None)
 
-    async def unpin(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> bool:
-        return any(
-            await self._ask(lambda cache: cache.unpin(token_ids, tenant=tenant, salt=salt, adapter=adapter))
-        )
+    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
+        return any(await self._ask(lambda cache: cache.unpin(token_ids, owner)))
 
-    async def unpin_id(self, pin_id: str, *, tenant: str = "", salt: str = "", adapter: str = "") -> bool:
-        return any(
-            await self._ask(lambda cache: cache.unpin_id(pin_id, tenant=tenant, salt=salt, adapter=adapter))
-        )
+    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
+        return any(await self._ask(lambda cache: cache.unpin_id(pin_id, owner)))
 
-    async def put_first(
-        self, token_ids: TokenIds, *, tenant: str = "", salt: str = "", adapter: str = ""
-    ) -> int:
-        return max(
-            await self._ask(
-                lambda cache: cache.put_first(token_ids, tenant=tenant, salt=salt, adapter=adapter)
-            )
-        )
+    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        return max(await self._ask(lambda cache: cache.put_first(token_ids, owner)))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.engine.adapters import adapter_part
+from radixkv.engine.cache_client import Owner
 from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
-from radixkv_server.activity.owner import Owner
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, PromptProgress, token_ids
 from radixkv_server.http.request_record import RequestRecord

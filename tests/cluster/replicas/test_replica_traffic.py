@@ -20,6 +20,7 @@ from pool_traffic import FREE, POLICIES, Ask, Oracle, Parrot, Traffic
 
 from radixkv.cache.accounts import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
+from radixkv.engine.cache_client import Owner
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError
 from radixkv.scheduling.request import PrefixPin, Request
@@ -92,7 +93,7 @@ class Fleet:
         for one in self.engine.stats().replicas:
             assert (one.running, one.queue_s) == (0, 0.0), one
         for pin in await self.engine.cache.pins():
-            await self.engine.cache.unpin_id(pin.id, tenant=pin.namespace[0], salt=pin.namespace[1])
+            await self.engine.cache.unpin_id(pin.id, Owner(pin.namespace[0], pin.namespace[1]))
         await self.engine.cache.reset()
         for name in self.names:
             cache = await self._made[name].call(_whole)

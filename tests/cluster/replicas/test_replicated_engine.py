@@ -16,6 +16,7 @@ from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.cache.accounts import Quota
 from radixkv.cluster.replicas.engine import ReplicatedEngine
+from radixkv.engine.cache_client import Owner
 from radixkv.engine.client import EngineClient
 from radixkv.errors import (
     ConfigError,
@@ -214,8 +215,8 @@ async def test_tenants_and_salts_find_only_their_own_on_every_replica():
         for owner in ({"tenant": "x"}, {"tenant": "y"}, {"tenant": "x", "salt": "s"}):
             assert (await engine.generate(Request(prompt, GREEDY, **owner))).num_cached_tokens == 0
             assert await engine.cache.match(prompt, **owner) == 64
-        assert await engine.cache.match(prompt, tenant="z") == 0
-        assert (await engine.cache.explain(prompt, tenant="x")).reason == "hit"
+        assert await engine.cache.match(prompt, Owner("z")) == 0
+        assert (await engine.cache.explain(prompt, Owner("x"))).reason == "hit"
 
 
 async def test_requests_of_one_session_stay_together_where_nothing_else_decides():
@@ -259,7 +260,7 @@ async def test_who_comes_later_gets_quotas_and_public_text_before_any_request():
         with pytest.raises(ContextLengthExceededError):
             await engine.generate(Request(ids(2, 64), GREEDY, tenant="small"))
         await engine.generate(Request([*public, 5, 6], GREEDY, tenant="x"))
-        assert await engine.cache.match([*public, 7], tenant="y") == 32
+        assert await engine.cache.match([*public, 7], Owner("y")) == 32
         assert [quota.ceiling for quota in await engine.cache.quotas()] == [2]
 
 
@@ -295,18 +296,18 @@ async def test_pins_reset_and_what_is_told_are_over_all():
         prompt = ids(3, 48)
         for one in engines.values():
             await one.generate(Request(prompt, GREEDY, tenant="t"))
-        pin = await engine.cache.pin(prompt, tenant="t", ttl=60)
+        pin = await engine.cache.pin(prompt, Owner("t"), ttl=60)
         assert pin.num_tokens == 48
         assert [len(await one.cache.pins()) for one in engines.values()] == [1, 1]
         assert [told.id for told in await engine.cache.pins()] == [pin.id], "once, wherever it is"
         assert engine.stats().cache.num_pins == 2
-        assert await engine.cache.unpin_id(pin.id, tenant="t")
+        assert await engine.cache.unpin_id(pin.id, Owner("t"))
         assert [await one.cache.pins() for one in engines.values()] == [[], []]
         nodes = (await engine.cache.nodes(tenant="t")).nodes
         assert len({node.id for node in nodes}) == len(nodes) >= 2
         assert engine.stats().cache.total_blocks == 256
         await engine.cache.reset()
-        assert [await one.cache.match(prompt, tenant="t") for one in engines.values()] == [0, 0]
+        assert [await one.cache.match(prompt, Owner("t")) for one in engines.values()] == [0, 0]
         output = await engine.generate(Request(prompt, GREEDY, tenant="t", pins=(PrefixPin(32, 60.0),)))
         assert output.num_pinned_tokens == 32
         assert len(await engine.cache.pins(tenant="t")) == 1

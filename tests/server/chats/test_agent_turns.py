@@ -19,7 +19,6 @@ from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 
 from radixkv import PrefixCache
-from radixkv.cache.cache_key import CacheKey
 from radixkv.engine.outputs import OutputDelta, PromptOutcome
 from radixkv.text.chat_formats import client_rules
 from radixkv.text.tokenizer import Tokenizer
@@ -216,8 +215,7 @@ class TurnEngine(ScriptedEngine):
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         ids = self.tokenizer.encode(self.answers.pop(0), add_special_tokens=False)
-        owner = CacheKey(asked.tenant, asked.salt, model=self.model_fingerprint)
-        lease = self.prefix_cache.acquire(asked.prompt, owner.namespace)
+        lease = self.prefix_cache.acquire(asked.prompt, self.cache.namespace(asked.tenant, asked.salt))
         lease.take_copies()
         lease.copies_done()
         lease.commit(len(asked.prompt))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.engine.cache_client import Owner
 from radixkv.observe.advisor import same_later
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.message_difference import changing
@@ -20,7 +21,6 @@ from radixkv.text.chat_formats.client_rules import (
     TEMPLATE_DROPS_REASONING,
 )
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.activity.owner import Owner
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json

@@ -28,9 +28,7 @@ async def cached_under(
     models.pop(caller.adapter, None)
     best, most = None, report.num_hit_tokens
     for adapter, name in models.items():
-        cached = await context.engine.cache.match(
-            ids, tenant=caller.tenant, salt=caller.salt, adapter=adapter
-        )
+        cached = await context.engine.cache.match(ids, caller.owner._replace(adapter=adapter))
         if cached > most:
             best, most = name, cached
     return None if best is None else {"model": best, "cached_tokens": most}

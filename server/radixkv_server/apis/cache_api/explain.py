@@ -37,14 +37,14 @@ _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_se
 async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
     """Explain a prompt's match in the cache as it is now, without running the model."""
     cache, ids = context.engine.cache, prompt.ids
-    report = await cache.explain(ids, **caller.owner.names, admin=caller.is_admin)
+    report = await cache.explain(ids, caller.owner, admin=caller.is_admin)
     cached: list[int] = []
     if report.reason in _CACHED_TOO:
-        cached = await cache.continuation(ids, **caller.owner.names, limit=COMPARED_TOKENS)
+        cached = await cache.continuation(ids, caller.owner, limit=COMPARED_TOKENS)
     point = None
     if report.reason == "diverged":
         point = await point_at(context, caller.owner, ids, report.num_hit_tokens)
-    path = await cache.path(ids, **caller.owner.names)
+    path = await cache.path(ids, caller.owner)
     explanation = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
     around = explanation["around"] or {}
     broken = Broken(

@@ -25,7 +25,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
         ApiError: 409 if none of it is cached; 507 if the budget of pins is spent, or the tenant has too many.
     """
     cache = context.engine.cache
-    cached = await cache.match(ids, **caller.owner.names)
+    cached = await cache.match(ids, caller.owner)
     if not cached:
         raise ApiError(
             409,
@@ -38,7 +38,7 @@ async def set_pin(context: ServerContext, caller: Caller, ids: list[int], ttl: f
         raise ApiError(
             507, f"At most {MAX_PINS} pins are allowed; end some of yours first.", code="too_many_pins"
         )
-    pin = await cache.pin(ids[:cached], **caller.owner.names, ttl=ttl)
+    pin = await cache.pin(ids[:cached], caller.owner, ttl=ttl)
     if pin is None:
         raise ApiError(
             507,

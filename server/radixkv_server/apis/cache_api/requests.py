@@ -77,7 +77,7 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
     """Return ids of the nodes with its cached prefix, from the root down; empty once it is forgotten."""
     if not one.prompt:
         return []
-    path = await context.engine.cache.path(one.prompt.tolist(), **one.owner.names)
+    path = await context.engine.cache.path(one.prompt.tolist(), one.owner)
     return [context.names.of(node) for node in path]
 
 

@@ -191,13 +191,13 @@ async def delete_pin(request: Request) -> Response:
     context, body, caller = await _sent(request, UnpinBody)
     cache = context.engine.cache
     if body.id is not None:
-        ended = await cache.unpin_id(body.id, **caller.owner.names)
+        ended = await cache.unpin_id(body.id, caller.owner)
     else:
         ids = await prompt_ids(context, body, add_generation_prompt=False)
-        ended = await cache.unpin(ids, **caller.owner.names)
+        ended = await cache.unpin(ids, caller.owner)
         if not ended:  # it was pinned as far as it was cached
-            cached = await cache.match(ids, **caller.owner.names)
-            ended = await cache.unpin(ids[:cached], **caller.owner.names)
+            cached = await cache.match(ids, caller.owner)
+            ended = await cache.unpin(ids[:cached], caller.owner)
     if not ended:
         raise ApiError(404, "There is no such pin of yours.", code="pin_not_found")
     return json_response({"object": "cache.pin", "deleted": True})
@@ -208,7 +208,7 @@ async def end_session(request: Request) -> Response:
     """Have the end of a finished conversation evicted first."""
     context, body, caller = await _sent(request, SessionBody)
     ids = await prompt_ids(context, body, add_generation_prompt=False)
-    tokens = await context.engine.cache.put_first(ids, **caller.owner.names)
+    tokens = await context.engine.cache.put_first(ids, caller.owner)
     return json_response({"object": "cache.session", "done": tokens > 0, "cached_tokens": tokens})
 
 
