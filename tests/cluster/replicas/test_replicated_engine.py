@@ -212,9 +212,11 @@ async def test_new_prompts_are_spread_though_some_replica_always_measures_as_the
 async def test_tenants_and_salts_find_only_their_own_on_every_replica():
     async with several(**{name: paged_engine(block_size=16, num_blocks=256) for name in "ab"}) as engine:
         prompt = ids(1, 64)
-        for owner in ({"tenant": "x"}, {"tenant": "y"}, {"tenant": "x", "salt": "s"}):
-            assert (await engine.generate(Request(prompt, GREEDY, **owner))).num_cached_tokens == 0
-            assert await engine.cache.match(prompt, **owner) == 64
+        for owner in (Owner("x"), Owner("y"), Owner("x", "s")):
+            assert (
+                await engine.generate(Request(prompt, GREEDY, tenant=owner.tenant, salt=owner.salt))
+            ).num_cached_tokens == 0
+            assert await engine.cache.match(prompt, owner) == 64
         assert await engine.cache.match(prompt, Owner("z")) == 0
         assert (await engine.cache.explain(prompt, Owner("x"))).reason == "hit"
 
