@@ -5,32 +5,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from typing import NamedTuple
 
 from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TokenIds
+from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
-
-
-class Owner(NamedTuple):
-    """The owner of cached K/V, and what computed it.
-
-    Attributes:
-        tenant: who is served; bound by the server to the API key, never taken from a request's body.
-        salt: divides the tenant's own space; chosen by its clients.
-        adapter: identity of the LoRA adapter; empty: the base alone.
-    """
-
-    tenant: str = ""
-    salt: str = ""
-    adapter: str = ""
-
-
-NOBODY = Owner()
 
 
 class CacheClient(ABC):
@@ -50,12 +33,8 @@ class CacheClient(ABC):
         self._model = model
 
     def namespace(self, tenant: str = "", salt: str = "", adapter: str = "") -> tuple[str, ...]:
-        """Return the namespace in which the requests of a tenant are cached.
-
-        The parts are framed in a tuple and never joined, so that no choice of strings by one tenant can name
-        another's space.
-        """
-        return (tenant, salt, adapter, self._model)
+        """Return the namespace in which the requests of a tenant are cached."""
+        return Owner(tenant, salt, adapter).namespace(self._model)
 
     @abstractmethod
     async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:

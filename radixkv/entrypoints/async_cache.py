@@ -17,12 +17,13 @@ from typing import Protocol, TypeVar
 
 from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
+from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
-from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 from radixkv.tenancy.tenant_cache import TenantCache
 

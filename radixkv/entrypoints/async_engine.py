@@ -21,6 +21,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from radixkv.cache.owner import Owner
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
@@ -338,7 +339,7 @@ class AsyncEngine(RendersChats):
 
     async def _prepare(self, request: Request) -> Request:
         """Check a request, off the event loop where it is long; see `InputProcessor.prepare`."""
-        request.namespace = self.cache.namespace(request.tenant, request.salt)
+        request.namespace = Owner(request.tenant, request.salt).namespace(self.model_fingerprint)
         if request.lora and not self.adapters.in_memory(request.lora):
             # Held until the request has it: its files are read here, off the event loop.
             request.adapter = await asyncio.to_thread(self.adapters.acquire, request.lora)

@@ -14,9 +14,10 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.accounts import Quota
+from radixkv.cache.owner import Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cluster.replicas.engine import ReplicatedEngine
-from radixkv.engine.cache_client import CacheClient, Owner
+from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta

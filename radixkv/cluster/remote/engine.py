@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TokenIds
+from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
@@ -37,7 +38,7 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
-from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
+from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineStoppedError, InvalidRequestError

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
+from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint
@@ -23,7 +24,7 @@ from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.cluster.replicas.member import AGAIN_S, Member
-from radixkv.engine.cache_client import NOBODY, CacheClient, Owner
+from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, EngineStoppedError
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixkv.cache.owner import Owner
 from radixkv.cache.reporting.divergence import BreakPoint
-from radixkv.engine.cache_client import Owner
 from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
 from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
+from radixkv.cache.owner import Owner
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.engine.cache_client import Owner
 from radixkv.observe.advisor import same_later
 from radixkv.observe.breaker import Breaker, make_breaker
 from radixkv.observe.message_difference import changing
