@@ -51,8 +51,8 @@ ENGINE = (
     ),
     *("radixkv.engine.outputs", "radixkv.engine.policy_names", "radixkv.engine.input_processor"),
     *("radixkv.sampling.logprobs", "radixkv.sampling.sampling_params", "radixkv.sampling.structured"),
-    *("radixkv.cache.accounts", "radixkv.cache.cache_stats", "radixkv.cache.keys", "radixkv.cache.pins"),
-    *("radixkv.cache.reporting", "radixkv.scheduling.request"),
+    *("radixkv.cache.accounts", "radixkv.cache.cache_stats", "radixkv.cache.keys", "radixkv.cache.owner"),
+    *("radixkv.cache.pins", "radixkv.cache.reporting", "radixkv.scheduling.request"),
     # Checks and notations of settings and bodies, before an engine sees them.
     *("radixkv.entrypoints.extras", "radixkv.tenancy.quota", "radixkv.tiers.spec"),
     *("radixkv.grammar.ebnf", "radixkv.grammar.escaped_lark", "radixkv.grammar.limits"),
