@@ -13,11 +13,13 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future, InvalidStateError
-from typing import IO, Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
 from radixkv.errors import EngineOverloadedError
 from radixkv.grammar.trial import Verdict
-from radixkv.grammar.trial_server import message
+from radixkv.grammar.trial_server import MAX_VERDICT_BYTES
 from radixkv.grammar.vocabulary import VocabularyRecipe
 from radixkv.sampling.structured import StructuredOutputs
 
@@ -78,27 +80,25 @@ class _TrialServer:
     def __init__(self, recipe: VocabularyRecipe) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", SERVER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,  # an interrupt of the server's terminal is the server's
-            )
+            jobs, self._jobs = Pipe(duplex=False)
+            verdicts, their_verdicts = Pipe(duplex=False)
+            with jobs, their_verdicts:  # ends of the process, which has copies
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", SERVER],
+                    stdin=jobs.fileno(),
+                    stdout=their_verdicts.fileno(),
+                    env=environment,
+                    start_new_session=True,  # an interrupt of the server's terminal is the server's
+                )
         except OSError as error:
             raise EngineOverloadedError(f"grammars can't be tried out: {error}") from error
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._input: IO[bytes] = self.process.stdin
         self._lock = threading.Lock()
         self._futures: dict[int, Future[Verdict]] = {}
         self._last = 0
         self.is_alive = True
-        reader = threading.Thread(
-            target=self._read, args=(self.process.stdout,), name="radixkv-trials", daemon=True
-        )
+        reader = threading.Thread(target=self._read, args=(verdicts,), name="radixkv-trials", daemon=True)
         reader.start()
-        self._write(message(recipe))
+        self._write(recipe)
 
     def send(self, spec: StructuredOutputs) -> Future[Verdict]:
         future: Future[Verdict] = Future()
@@ -108,18 +108,17 @@ class _TrialServer:
             self._last += 1
             self._futures[self._last] = future
             job = self._last
-        self._write(message((job, spec)))
+        self._write((job, spec))
         return future
 
-    def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended: the reader tells those who wait
-            self._input.write(data)
-            self._input.flush()
+    def _write(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the reader tells those who wait
+            self._jobs.send(message)
 
-    def _read(self, output: IO[bytes]) -> None:
-        with output:
-            for line in output:
-                message: dict[str, Any] = json.loads(line)
+    def _read(self, verdicts: Connection) -> None:
+        with verdicts, contextlib.suppress(EOFError, OSError):
+            while True:
+                message: dict[str, Any] = json.loads(verdicts.recv_bytes(MAX_VERDICT_BYTES))
                 with self._lock:
                     future = self._futures.pop(message.pop("job") or 0, None)
                 if future is not None:
@@ -134,7 +133,7 @@ class _TrialServer:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._input.close()
+            self._jobs.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process in which grammars are tried out: `python -m radixkv.grammar.trial_server`.
 
-It reads a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has
+It receives a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has
 the vocabulary already, is limited in CPU time and memory by the system, and whose end gives everything back.
-A fork that outlives its time is killed. Verdicts go to the standard output, a line of JSON each, written at
-once, so that lines of several forks do not mix. The end of the standard input is the end of all of it.
+A fork that outlives its time is killed. Verdicts go to the standard output as JSON (no fork is trusted with a
+pickle), each in one write, so that those of several forks do not mix. Messages are framed as in all processes
+of an engine, by `multiprocessing.connection`. The end of the standard input is the end of all of it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ import ctypes
 import dataclasses
 import json
 import os
-import pickle
 import resource
 import select
 import signal
-import struct
 import sys
 import threading
 import time
-from typing import Any
+from multiprocessing.connection import Connection
 
 from radixkv.grammar.trial import MAX_TRIAL_BYTES, MAX_TRIAL_S, Verdict, try_out
 from radixkv.grammar.vocabulary import Vocabulary
@@ -33,49 +32,24 @@ from radixkv.text.thread_priority import yield_to_steps
 STACK_BYTES = 256 * 2**20
 #: A trial that the steps leave no core for is given up after this.
 MAX_WALL_S = 60.0
-#: Atomic size of a write to a pipe (POSIX says 512, Linux 4,096).
-_MAX_LINE_BYTES = 512 if sys.platform != "linux" else 4096
-_HEADER = struct.Struct("<Q")
+#: Most bytes of a verdict: with its frame, what is written to a pipe at once (POSIX says 512, Linux 4,096).
+MAX_VERDICT_BYTES = (512 if sys.platform != "linux" else 4096) - 4
 NICENESS = 10
 _PR_SET_PDEATHSIG = 1
 
 
-def message(value: Any) -> bytes:
-    """A value as it goes to the process's standard input."""
-    data = pickle.dumps(value)
-    return _HEADER.pack(len(data)) + data
-
-
-def _read(size: int) -> bytes:
-    """Read exactly `size` bytes of the standard input. Raises EOFError."""
-    data = bytearray()
-    while len(data) < size:
-        piece = os.read(0, size - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
-
-
-def _next() -> Any:
-    return pickle.loads(_read(*_HEADER.unpack(_read(_HEADER.size))))  # from the engine's process alone
-
-
-def _send(job: int | None, verdict: Verdict) -> None:
+def _send(verdicts: Connection, job: int | None, verdict: Verdict) -> None:
     fields = dataclasses.asdict(verdict)
-    while True:
-        line = json.dumps({"job": job, **fields}).encode() + b"\n"
-        if len(line) <= _MAX_LINE_BYTES:
-            break
+    while len(data := json.dumps({"job": job, **fields}).encode()) > MAX_VERDICT_BYTES:
         fields["refused"] = fields["refused"][: len(fields["refused"]) // 2]
-    os.write(1, line)
+    verdicts.send_bytes(data)
 
 
 class _Forks:
     """The trials that are under way."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, verdicts: Connection) -> None:
+        self._vocabulary, self._verdicts = vocabulary, verdicts
         self._jobs: dict[int, tuple[int, float]] = {}  # process -> job, when it is given up
 
     def start(self, job: int, spec: StructuredOutputs) -> None:
@@ -83,13 +57,16 @@ class _Forks:
         if pid == 0:
             try:
                 _be_limited()
-                thread = threading.Thread(target=lambda: _send(job, try_out(spec, self._vocabulary)))
+                thread = threading.Thread(target=self._try_out, args=(job, spec))
                 threading.stack_size(STACK_BYTES)
                 thread.start()
                 thread.join()
             finally:
                 os._exit(0)
         self._jobs[pid] = (job, time.monotonic() + MAX_WALL_S)
+
+    def _try_out(self, job: int, spec: StructuredOutputs) -> None:
+        _send(self._verdicts, job, try_out(spec, self._vocabulary))
 
     def tend(self) -> None:
         """Report forks that ended without a verdict, and end forks whose time is over."""
@@ -103,7 +80,7 @@ class _Forks:
             job, _ = self._jobs.pop(pid)
             if status:
                 # One that was killed after it had answered has two verdicts: the second is ignored.
-                _send(job, Verdict(_why(status), is_too_complex=True, cpu_s=MAX_TRIAL_S))
+                _send(self._verdicts, job, Verdict(_why(status), is_too_complex=True, cpu_s=MAX_TRIAL_S))
 
     def wait_s(self) -> float | None:
         """Seconds until a fork's time is over."""
@@ -146,22 +123,23 @@ def _be_limited() -> None:
 def main() -> None:
     yield_to_steps(NICENESS)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # the engine has gone
-        vocabulary = _next().make()
-        _send(None, Verdict())
+        jobs, verdicts = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+        vocabulary = jobs.recv().make()
+        _send(verdicts, None, Verdict())
         ended, telling = os.pipe()
         os.set_blocking(ended, False)
         os.set_blocking(telling, False)
         signal.set_wakeup_fd(telling)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        forks = _Forks(vocabulary)
+        forks = _Forks(vocabulary, verdicts)
         try:
             while True:
-                ready, _, _ = select.select([0, ended], [], [], forks.wait_s())
+                ready, _, _ = select.select([jobs.fileno(), ended], [], [], forks.wait_s())
                 if ended in ready:
                     os.read(ended, 4096)
                 forks.tend()
-                if 0 in ready:
-                    forks.start(*_next())
+                if jobs.fileno() in ready:
+                    forks.start(*jobs.recv())
         finally:
             forks.end()
 
