@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
+from radixkv.model.whole_vectors import WholeVectors
 from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
@@ -102,6 +104,7 @@ class ModelRunner(WithoutStates):
             limits = max_num_tokens, max_num_seqs, max_lora_rank
             self.adapters = make_adapter_memory(loaded, base, backend == "triton", *limits)
         self.row_multiple = 1
+        self._activations = WholeVectors() if deterministic and self.device.type == "cpu" else None
         if deterministic:
             check_supported(loaded.hf_config, loaded.model)
             fix_rows(loaded.model)
@@ -307,8 +310,9 @@ class ModelRunner(WithoutStates):
         )
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
-        logits = call_model(self.model, token_ids, positions, logit_rows, step)[: len(batch.logit_rows)]
-        return arranged.in_order(logits)
+        with nullcontext() if self._activations is None else self._activations:
+            logits = call_model(self.model, token_ids, positions, logit_rows, step)
+        return arranged.in_order(logits[: len(batch.logit_rows)])
 
     def _plan(self, batch: Batch) -> AttentionPlan:
         if self._windows is not None:
