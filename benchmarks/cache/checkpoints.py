@@ -143,7 +143,7 @@ class NullRunner(WithoutStates):
             AssertionError: it goes on from K/V or from a state of other tokens.
         """
         entry, states = batch.entries[0], batch.states
-        tokens = np.asarray(entry.request.tokens.view(0, entry.end))
+        tokens = entry.request.tokens(0, entry.end)
         rows = slice(None) if batch.write_rows is None else batch.write_rows
         self._blocks[batch.write_slots // GRID] = batch.token_ids[rows]  # the last one of a block stays
         count = len(tokens) // GRID
@@ -193,7 +193,8 @@ def serve(requests: list[TraceRequest], num_slots: int, parts: int = 1, folder: 
         for request in requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]:
             engine.add_request(PrefixCache.encode(request.token_ids()), SamplingParams(max_tokens=1))
             while engine.has_work or engine.idle_s == 0.0:
-                engine.step()
+                for output in engine.step().finished:
+                    assert output.outputs[0].finish_reason == "length", output
                 if engine.has_work:
                     engine.wait()
         engine.check()
