@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf_files import CONVERTED, family_config, write_converted
@@ -66,3 +67,30 @@ def test_what_can_t_be_read_is_named_with_what_can(tmp_path: Path) -> None:
     expected = r"of the architecture deci, which can't be read from GGUF\. These can: .*granite.*olmo2"
     with pytest.raises(ModelLoadError, match=expected):
         load_model(EngineConfig(model=str(path), device="cpu"), show_progress=False)
+
+
+def test_long_rope_s_factors_are_read_and_checked(tmp_path: Path) -> None:
+    def write(count: int) -> Path:
+        path = tmp_path / f"{count}.gguf"
+        writer = gguf.GGUFWriter(str(path), "phi3")
+        for size in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+            getattr(writer, f"add_{size}")(64)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(4)
+        writer.add_rope_dimension_count(16)
+        writer.add_rope_scaling_orig_ctx_len(32)
+        writer.add_rope_scaling_attn_factors(1.19)
+        for name, value in (("short", 1), ("long", 4)):
+            factors = np.full(count, value, np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+        finish_gguf(writer)
+        return path
+
+    rotary = family_config(write(8)).rope_parameters
+    assert rotary["rope_type"] == "longrope"
+    assert rotary["short_factor"] == [1.0] * 8
+    assert rotary["long_factor"] == [4.0] * 8
+    assert rotary["original_max_position_embeddings"] == 32
+    assert rotary["attention_factor"] == pytest.approx(1.19)
+    with pytest.raises(ModelLoadError, match="has 7 values; LongRoPE divides 8 frequencies"):
+        family_config(write(7))

@@ -8,6 +8,7 @@ read a gpt-oss with scaled rotary frequencies; it leaves what it has no key for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.gguf_architectures import ARCHITECTURES, make_config
 from radixkv.model.loading.gguf_metadata import GGUFMetadata, known_metadata
-from radixkv.model.loading.gguf_rotary import scaling
+from radixkv.model.loading.gguf_rotary import LONG_FACTORS, scaling, tensor_values
 
 #: Keys of a file, without the architecture -> fields that transformers leaves at their default.
 LEFT_OUT = {
@@ -88,6 +89,7 @@ def complete_config(path: Path, hf_config: Any) -> None:
         if isinstance(token, int) and token >= vocab_size:
             setattr(hf_config, name, None)
     _scale_frequencies(hf_config, scaling(of))
+    _set_long_factors(path, hf_config, of)
 
 
 def _scale_frequencies(hf_config: Any, scaled: dict[str, Any]) -> None:
@@ -97,6 +99,34 @@ def _scale_frequencies(hf_config: Any, scaled: dict[str, Any]) -> None:
     own = parameters.get("full_attention", parameters)
     if own.get("rope_type", "default") == "default":
         own.update(scaled)
+
+
+def _set_long_factors(path: Path, hf_config: Any, of: Callable[..., Any]) -> None:
+    """Set LongRoPE's two sets of factors of rotary frequencies, which are tensors of a file.
+
+    Raises:
+        ModelLoadError: another number of factors than of frequencies, or no positive numbers.
+    """
+    found = tensor_values(path, *LONG_FACTORS.values())
+    parameters = getattr(hf_config, "rope_parameters", None)
+    if not found or not isinstance(parameters, dict):
+        return
+    size = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+    count = int(of("rope.dimension_count", size)) // 2
+    for name in LONG_FACTORS.values():
+        values = found.get(name, [])
+        if len(values) != count or not all(0 < value < math.inf for value in values):
+            raise ModelLoadError(
+                f"The tensor {name} of {path} has {len(values)} values; LongRoPE divides {count} frequencies "
+                "by positive numbers. The file is damaged, or of another model."
+            )
+    original = int(of("rope.scaling.original_context_length"))
+    parameters |= {name: found[tensor] for name, tensor in LONG_FACTORS.items()}
+    parameters |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+    magnitude = of("rope.scaling.attn_factor", None)
+    if magnitude is not None:
+        parameters["attention_factor"] = float(magnitude)
+    hf_config.original_max_position_embeddings = original
 
 
 def _common(known: GGUFMetadata, of: Callable[[str], Any]) -> dict[str, Any]:
