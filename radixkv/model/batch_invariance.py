@@ -141,7 +141,7 @@ def align_activations(model: nn.Module) -> None:
 
     for module in model.modules():
         if isinstance(module, _BY_ELEMENT) or type(module).__module__ == "transformers.activations":
-            module.forward = aligned(module)  # type: ignore[method-assign,assignment]
+            module.forward = aligned(module)
 
 
 _BY_ELEMENT = (nn.SiLU, nn.GELU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus)
