@@ -140,6 +140,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "hunyuan-moe": ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
     "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}),
+    "falcon-alibi": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "alibi": True}),
     "gptj": ("gptj", {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, "n_positions": 256}),
     "mpt": ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 256}),
     "bloom": ("bloom", {"n_head": 4, "n_layer": 3}),
