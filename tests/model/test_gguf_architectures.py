@@ -59,12 +59,15 @@ def test_a_file_computes_what_its_model_does(case: str, tmp_path: Path) -> None:
     assert (logits_of(packed) - expected).norm() < 0.04 * expected.norm()
 
 
-def test_what_can_t_be_read_is_named_with_what_can(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["deci", "gemma4", "plamo2"])
+def test_what_can_t_be_read_is_named_with_what_can(architecture: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(str(path), "deci")
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(64)
     finish_gguf(writer)
-    expected = r"of the architecture deci, which can't be read from GGUF\. These can: .*granite.*olmo2"
+    expected = (
+        f"of the architecture {architecture}, which can't be read from GGUF. These can: .*granite.*olmo2"
+    )
     with pytest.raises(ModelLoadError, match=expected):
         load_model(EngineConfig(model=str(path), device="cpu"), show_progress=False)
 

@@ -29,8 +29,9 @@ LEFT_OUT = {
 #: Architecture -> number of layers of its one model whose queries are scaled by width / heads, not by the
 #: size of a head. No key says so; llama.cpp goes by the number of layers, too.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
-#: Names in transformers' list of what it reads that are none of a decoder it has.
-_NO_DECODERS = {"deci", "general", "t5", "tokenizer", "umt5"}
+#: Names in transformers' list of what it reads that are none of a decoder it has, or whose sizes (Gemma 4's,
+#: which differ by layer) it does not read.
+_NO_DECODERS = {"deci", "gemma4", "general", "t5", "tokenizer", "umt5"}
 
 
 def own_config(path: Path) -> Any | None:
@@ -38,23 +39,23 @@ def own_config(path: Path) -> Any | None:
 
     Raises:
         KeyError: the file lacks a size.
-        ModelLoadError: its layers differ in a size.
+        ModelLoadError: its layers differ in a size, or neither reads it as a decoder.
     """
     known = known_metadata(path)
     architecture = str(known.values.get("general.architecture"))
+    if architecture in _NO_DECODERS:
+        raise unread(path, architecture)
     make = _OWN.get(architecture)
     if make is not None:
         return make(known)
     return make_config(architecture, known) if architecture in ARCHITECTURES else None
 
 
-def unread(path: Path, name: str, readable: list[str]) -> ModelLoadError:
-    """The error for a file of an architecture that neither transformers nor the table reads.
+def unread(path: Path, name: str) -> ModelLoadError:
+    """The error for a file of an architecture that neither transformers nor the table reads."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    Args:
-        readable: architectures of files that transformers reads, by its names for them.
-    """
-    names = {each.replace("_", "-") for each in readable} - _NO_DECODERS
+    names = {each.replace("_", "-") for each in GGUF_SUPPORTED_ARCHITECTURES} - _NO_DECODERS
     return ModelLoadError(
         f"{path} is a GGUF file of the architecture {name}, which can't be read from GGUF. These can: "
         f"{', '.join(sorted({*names, *ARCHITECTURES}))}. Serve the folder of safetensors that the file was "

@@ -66,8 +66,7 @@ class Pretrained:
                     raise
                 name = (found[1] or found[2]) if found else "of an unnamed type"
                 if self.source.gguf_file is not None and found is not None:
-                    readable = _gguf_reading().GGUF_SUPPORTED_ARCHITECTURES
-                    raise unread(self.source.path, name, readable) from error
+                    raise unread(self.source.path, name) from error
                 raise unsupported(
                     self.source.name,
                     name,
