@@ -13,7 +13,6 @@ See also: He et al., "Defeating Nondeterminism in LLM Inference" (Thinking Machi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -119,48 +118,3 @@ def use_fixed_tiles(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = tiled(module)  # type: ignore[method-assign,assignment]
-
-
-def align_activations(model: nn.Module) -> None:
-    """Make no result of an activation function depend on its place among the step's numbers (on a CPU).
-
-    torch computes them a vector at a time, and the rest of each thread's part number by number, by another
-    function: SiLU and GELU then differ in their last bits. Parts are whole vectors where the count is padded.
-    """
-
-    def aligned(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        whole = module.forward
-
-        def forward(inputs: torch.Tensor) -> torch.Tensor:
-            count = inputs.numel()
-            flat = F.pad(inputs.reshape(-1), (0, whole_vectors(count, torch.get_num_threads()) - count))
-            result: torch.Tensor = whole(flat)[:count].view(inputs.shape)
-            return result
-
-        return forward
-
-    for module in model.modules():
-        if isinstance(module, _BY_ELEMENT) or type(module).__module__ == "transformers.activations":
-            module.forward = aligned(module)
-
-
-_BY_ELEMENT = (nn.SiLU, nn.GELU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus)
-#: Numbers of a thread's part at least, and of the longest run of vectors that torch computes at once.
-_PART, _VECTORS = 32768, 64
-
-
-def whole_vectors(count: int, num_threads: int) -> int:
-    """A count, not less than this one, that torch cuts into parts of whole vectors.
-
-    Most functions have parts of `_PART` numbers and more, GELU one for each thread.
-
-    >>> whole_vectors(88, 4), whole_vectors(40_000, 4)
-    (256, 40192)
-    """
-    while True:
-        parts = max(1, min(num_threads, -(-count // _PART)))
-        multiple = _VECTORS * math.lcm(parts, num_threads)
-        padded = -(-count // multiple) * multiple
-        if min(num_threads, -(-padded // _PART)) <= parts:
-            return padded
-        count = padded

@@ -17,12 +17,7 @@ from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.make_memory import make_adapter_memory
 from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
 from radixkv.model.attention_hook import AttentionStep
-from radixkv.model.batch_invariance import (
-    align_activations,
-    check_supported,
-    choose_row_multiple,
-    use_fixed_tiles,
-)
+from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
@@ -108,8 +103,6 @@ class ModelRunner(WithoutStates):
         if deterministic:
             check_supported(loaded.hf_config, loaded.model)
             fix_rows(loaded.model)
-            if self.device.type == "cpu":
-                align_activations(loaded.model)
             self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)

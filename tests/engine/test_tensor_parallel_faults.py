@@ -78,6 +78,7 @@ def assert_nothing_is_held(http: httpx.Client) -> None:
     assert cache["pool"]["held_blocks"] == 0, cache
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_killed(server: LiveServer) -> None:
     with server.http() as http:
         text = answer(http)

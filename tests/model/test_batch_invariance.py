@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from radixkv.model.batch_invariance import ROW_MULTIPLES, align_activations, choose_row_multiple
+from radixkv.model.batch_invariance import ROW_MULTIPLES, choose_row_multiple
 
 
 class Switching(nn.Linear):
@@ -34,17 +34,3 @@ class Switching(nn.Linear):
 )
 def test_products_are_probed_up_to_the_most_rows_of_a_step(at: int, max_rows: int, expected: int) -> None:
     assert choose_row_multiple(nn.Sequential(Switching(at)), max_rows) == expected
-
-
-@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(approximate="tanh")], ids=["silu", "gelu"])
-def test_activations_do_not_depend_on_their_place(activation: nn.Module) -> None:
-    rows = torch.randn(901, 89, generator=torch.Generator().manual_seed(0))
-    align_activations(activation)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        together = activation(rows)
-        for start, count in ((0, 1), (900, 1), (3, 5), (200, 601)):
-            assert torch.equal(activation(rows[start : start + count]), together[start : start + count])
-    finally:
-        torch.set_num_threads(threads)

@@ -31,6 +31,7 @@ SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT
 #: Plain, with biases, with experts, with normed heads, and in parallel blocks.
 BY_DAY = ("llama", "qwen2-window", "qwen3-moe", "gemma2", "phi")
 NIGHTLY_SHAPES = (
+    "mimo",
     "gemma4-shared",
     "gemma3n",
     "laguna",
@@ -102,7 +103,8 @@ def test_what_stores_and_computes(options: dict[str, Any], tmp_path: Path) -> No
         together.close()
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_deterministic_logits_do_not_depend_on_the_cache(num_ranks: int, tmp_path: Path) -> None:
     engine = engine_on_ranks(odd_model(tmp_path, "llama"), num_ranks, deterministic=True)
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)
@@ -129,7 +131,7 @@ def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model_type",
     [
-        pytest.param(each, marks=() if each == "qwen3_5_text" else pytest.mark.nightly)
+        pytest.param(each, marks=() if each == "lfm2" else pytest.mark.nightly)
         for each in sorted(HYBRID_FAMILIES.keys() & SPLIT_MODEL_TYPES)
     ],
 )
@@ -232,7 +234,6 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
     "name",
     [
         "gemma4",
-        "mimo",
         "deepseek-v3",
         *(pytest.param(each, marks=pytest.mark.nightly) for each in NIGHTLY_SHAPES),
     ],

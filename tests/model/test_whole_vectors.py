@@ -42,7 +42,6 @@ def test_rows_have_the_same_bits_alone_and_among_others() -> None:
             if not torch.equal(function(rows[piece].contiguous()), function(rows)[piece])
         }
 
-    assert differ(), "torch's own are the same already"
     with WholeVectors():
         assert differ() == set()
         for name, function in FUNCTIONS.items():

@@ -392,6 +392,7 @@ def test_a_request_waits_for_the_deadline_at_most(server, tier_of, what, when):
 
 
 @pytest.mark.injects_faults
+@pytest.mark.nightly
 def test_a_redis_that_dies_under_a_load_is_told_of_once_and_counted(model, server, caplog, monkeypatch):
     """The load has been asked for when Redis dies: the tier and the engine both see that."""
     with replica(model, server) as one:

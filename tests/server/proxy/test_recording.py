@@ -45,7 +45,9 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The records of a file; the last line may not be written to its end yet."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -649,8 +651,10 @@ def test_hashes_of_responses_keep_their_form_and_numbers_of_texts_are_hashed() -
     hashes = redaction.value(tokens)["prompt"]
     assert hashes[0] == hashes[2] != hashes[1]
     text = json.dumps([hashed, hashes, redaction.value(choice)])
-    for word in ("4711", "Ishmael", "pequod", "Ahab", "[65", "104]", "815,"):
+    for word in ("Ishmael", "pequod", "Ahab", "[65, ", " 104]"):
         assert word not in text, word
+    # A hash may have the same digits somewhere in it.
+    assert not {"4711", "815"} & set(re.findall(r"\d+", text))
 
 
 def test_a_record_that_cant_be_written_is_told_once_and_traffic_goes_on() -> None:
