@@ -29,7 +29,7 @@ from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
-from radixkv.model.whole_vectors import WholeVectors
+from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
@@ -99,10 +99,12 @@ class ModelRunner(WithoutStates):
             limits = max_num_tokens, max_num_seqs, max_lora_rank
             self.adapters = make_adapter_memory(loaded, base, backend == "triton", *limits)
         self.row_multiple = 1
-        self._activations = WholeVectors() if deterministic and self.device.type == "cpu" else None
+        self._activations: AlignedActivations | None = None
         if deterministic:
             check_supported(loaded.hf_config, loaded.model)
             fix_rows(loaded.model)
+            if self.device.type == "cpu":
+                self._activations = AlignedActivations(loaded.model)
             self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)
@@ -303,7 +305,7 @@ class ModelRunner(WithoutStates):
         )
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
-        with nullcontext() if self._activations is None else self._activations:
+        with nullcontext() if self._activations is None else self._activations.step(len(token_ids)):
             logits = call_model(self.model, token_ids, positions, logit_rows, step)
         return arranged.in_order(logits[: len(batch.logit_rows)])
 

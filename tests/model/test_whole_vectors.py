@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from radixkv.model.whole_vectors import WholeVectors
+from radixkv.model.whole_vectors import AlignedActivations, WholeVectors
 
 FUNCTIONS = {
     "silu": F.silu,
@@ -47,3 +49,48 @@ def test_rows_have_the_same_bits_alone_and_among_others() -> None:
         for name, function in FUNCTIONS.items():
             exact = function(cases[0].double()).float()
             torch.testing.assert_close(function(cases[0]), exact, msg=name)
+
+
+class Turned(nn.Module):
+    """A rotary embedding, and an activation where it has one."""
+
+    class Rotary(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.cos()
+
+    def __init__(self, *, gated: bool) -> None:
+        super().__init__()
+        self.rotary, self.gated = Turned.Rotary(), gated
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.rotary(rows)) if self.gated else self.rotary(rows)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("gated", [False, True])
+def test_steps_keep_their_bits_when_only_rotary_embeddings_are_looked_at(
+    gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.randn(511, 1001, generator=torch.Generator().manual_seed(0))
+    model = Turned(gated=gated)
+    activations = AlignedActivations(model)
+
+    def step(piece: slice) -> torch.Tensor:
+        with activations.step(piece.stop - piece.start):
+            piece_rows = rows[piece].contiguous()
+            looked_at.append(seen.pop() if seen else None)
+            result: torch.Tensor = model(piece_rows)
+        seen.clear()
+        return result
+
+    own, seen, looked_at = WholeVectors.__torch_function__, [], []
+
+    def noted(self: WholeVectors, func: Any, *rest: Any) -> Any:
+        seen.append(func)
+        return own(self, func, *rest)
+
+    monkeypatch.setattr(WholeVectors, "__torch_function__", noted)
+    whole = step(slice(0, 511))
+    for piece in (slice(0, 1), slice(1, 17), slice(17, 300), slice(300, 511)):
+        assert torch.equal(step(piece), whole[piece])
+    assert [each is not None for each in looked_at] == [True, True] + [gated] * 3
