@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from blocked_imports import without_extras
@@ -159,3 +160,13 @@ def test_no_two_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef):
                 owners.setdefault(node.name, []).append(module)
     assert not {name: found for name, found in owners.items() if len(found) > 1}
+
+
+def test_rooms_are_told_apart_by_their_names() -> None:
+    paths = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+    rooms = Counter(folder.name for folder in {path.parent for path in paths})
+    assert max(rooms.values()) == 1, rooms.most_common(3)
+    entries = {path.relative_to(PACKAGES["radixkv"]).parts[0] for path in PACKAGES["radixkv"].rglob("*.py")}
+    assert len(entries) <= 18
+    small = [p for p in paths if p.name != "__init__.py" and p.read_text(encoding="utf-8").count("\n") < 25]
+    assert len(small) <= 10, sorted(map(str, small))

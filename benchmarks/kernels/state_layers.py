@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
-from radixkv_kernels.cpu.state.backend import CpuStates
+from radixkv_kernels.cpu.recurrence.backend import CpuStates
 from radixkv_kernels.state_interface import StatePlan, plan_states
 from radixkv_kernels.states import GRID, PagedStates, StateShape, StateSpec
 

@@ -86,7 +86,7 @@ def make_state_backend(name: str) -> StateBackend:
         from radixkv_kernels.triton.state.backend import TritonStates
 
         return TritonStates()
-    from radixkv_kernels.cpu.state.backend import CpuStates
+    from radixkv_kernels.cpu.recurrence.backend import CpuStates
 
     return CpuStates()
 

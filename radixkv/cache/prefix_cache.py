@@ -165,7 +165,7 @@ class PrefixCache:
         self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
         self._changes: ChangeLog | None = None  # nobody has subscribed so far
         self._last: Match | None = None  # a request is usually matched, then acquired
-        self._on_cache_key_hint = overridden(policy, "on_cache_key_hint")
+        self._on_session = overridden(policy, "on_session")
         #: Its parts, for extensions that lease whole blocks, such as `radixkv.tiers.block_leases`.
         self.parts = CacheParts(tree, lookup, names, leasing)
 
@@ -282,8 +282,8 @@ class PrefixCache:
         assert owner is not None
         if walk is None:
             walk = self._lookup.nothing_found(looked_up, owner)
-        if self._on_cache_key_hint is not None:
-            self._on_cache_key_hint((owner.key, cache_key_hint) if cache_key_hint else None)
+        if self._on_session is not None:
+            self._on_session((owner.key, cache_key_hint) if cache_key_hint else None)
         lease = self._leasing.make(data, namespace, owner, walk, skip)
         if most_shared is not None:
             lease.most_shared = most_shared

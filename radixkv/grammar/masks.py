@@ -38,7 +38,7 @@ class GrammarMask(LogitsProcessor):
 
     Args:
         matcher: at the beginning of the grammar; from now on this object's alone.
-        min_tokens: tokens to avoid for a while. The grammar wins: they are avoided where others are allowed.
+        withheld: end tokens ruled out at first, as long as the grammar allows other tokens; None: none.
         effort: counts the work that the matcher makes; too much of it is a failure.
     """
 
@@ -48,12 +48,12 @@ class GrammarMask(LogitsProcessor):
         self,
         matcher: llguidance.LLMatcher,
         vocabulary: Vocabulary,
-        min_tokens: MinTokens | None,
+        withheld: MinTokens | None,
         effort: Effort,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._min_tokens = min_tokens
+        self._withheld = withheld
         self._effort = effort
         self._num_ends = 0  # end tokens that came last: no matcher may get one
         self._mask: Bitmasks | None = None  # for the next token, once it is known
@@ -131,9 +131,9 @@ class GrammarMask(LogitsProcessor):
         self._failure = self.failure
         if self._failure is not None:
             mask[:] = 0
-        elif self._min_tokens is not None and self._min_tokens.is_active:
+        elif self._withheld is not None and self._withheld.is_active:
             without = mask.copy()
-            ends = self._min_tokens.ends[self._min_tokens.ends < self._vocabulary.size]
+            ends = self._withheld.ends[self._withheld.ends < self._vocabulary.size]
             np.bitwise_and.at(without, ends >> 5, ~(np.int32(1) << (ends & 31).astype(np.int32)))
             mask = without if without.any() else mask
         self._mask = mask
@@ -155,8 +155,8 @@ class GrammarMask(LogitsProcessor):
             RequestFailedError: the grammar has become too complex to be followed.
         """
         self._mask = None
-        if self._min_tokens is not None:
-            self._min_tokens.accept(token_id)
+        if self._withheld is not None:
+            self._withheld.accept(token_id)
         if self._num_ends or token_id in self._vocabulary.end_token_ids:
             self._num_ends += 1
             return
@@ -169,8 +169,8 @@ class GrammarMask(LogitsProcessor):
 
     def roll_back(self, count: int) -> None:
         self._mask = None
-        if self._min_tokens is not None:
-            self._min_tokens.roll_back(count)
+        if self._withheld is not None:
+            self._withheld.roll_back(count)
         unfed = min(count, self._num_ends)
         self._num_ends -= unfed
         # One in error has no way back: the request will fail by it.
@@ -179,8 +179,8 @@ class GrammarMask(LogitsProcessor):
             assert done, self._matcher.get_error()
 
     def fork(self) -> Self:
-        min_tokens = self._min_tokens.fork() if self._min_tokens is not None else None
-        other = type(self)(self._matcher.deep_copy(), self._vocabulary, min_tokens, self._effort.fork())
+        withheld = self._withheld.fork() if self._withheld is not None else None
+        other = type(self)(self._matcher.deep_copy(), self._vocabulary, withheld, self._effort.fork())
         other._num_ends, other._mask, other._failure = self._num_ends, self._mask, self._failure
         return other
 
@@ -226,7 +226,7 @@ class Grammar:
         self._account = account
         self.automaton = Automaton(num_bytes)
 
-    def start(self, min_tokens: MinTokens | None = None) -> GrammarMask:
+    def start(self, withheld: MinTokens | None = None) -> GrammarMask:
         """A processor for one sample. Some microseconds."""
         effort = Effort(self._account, self.automaton)
-        return GrammarMask(self._prototype.deep_copy(), self._vocabulary, min_tokens, effort)
+        return GrammarMask(self._prototype.deep_copy(), self._vocabulary, withheld, effort)

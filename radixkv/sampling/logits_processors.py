@@ -283,8 +283,8 @@ class BadWords(LogitsProcessor):
 class GrammarState(Protocol):
     """A compiled grammar."""
 
-    def start(self, min_tokens: MinTokens | None = None) -> LogitsProcessor:
-        """A processor for one sample, which takes `min_tokens` into itself."""
+    def start(self, withheld: MinTokens | None = None) -> LogitsProcessor:
+        """Make the processor of one sample; it applies `withheld` itself."""
 
 
 def make_processors(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from radixkv.cache.keys import NamespaceName, TokenIds
+from radixkv.cache.keys import NamespaceName, TokenIds, frame_namespace
 from radixkv.sampling.sampling_params import SamplingParams, is_int, is_number, require
 
 #: Text, or token ids: a sequence, an array, or encoded ones.
@@ -131,6 +131,12 @@ class Request:
     def is_ranked(self) -> bool:
         """With best_of > n nothing can be delivered before all samples are complete."""
         return self.params.num_samples > self.params.n
+
+    @property
+    def session(self) -> tuple[str, ...] | None:
+        """Name of the requests that come back together, unique among all namespaces; None: not known."""
+        hint = self.cache_key_hint
+        return (*frame_namespace(self.namespace), hint) if hint else None
 
     @property
     def is_finished(self) -> bool:

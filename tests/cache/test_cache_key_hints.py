@@ -54,8 +54,8 @@ def test_a_request_without_room_leaves_its_family_to_nobody() -> None:
     told: list[object] = []
 
     class Telling(LRU):
-        def on_cache_key_hint(self, cache_key_hint: object) -> None:
-            told.append(cache_key_hint)
+        def on_session(self, session: object) -> None:
+            told.append(session)
 
     cache = PrefixCache(4, 4, Telling())
     for cache_key_hint in ("a", ""):

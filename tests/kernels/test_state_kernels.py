@@ -12,7 +12,7 @@ from state_cases import LENGTH, Cursor, Inputs, Layer, layer_inputs
 
 pytest.importorskip("numba")
 
-from radixkv_kernels.cpu.state.backend import CpuStates
+from radixkv_kernels.cpu.recurrence.backend import CpuStates
 from radixkv_kernels.state_reference import reference_mix, shape_of
 from radixkv_kernels.states import GRID, KINDS, StateShape
 

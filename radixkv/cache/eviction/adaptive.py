@@ -9,9 +9,9 @@ their class, and a class is made of two things the tree knows:
 - how often these blocks have been used (1, 2, 3, 4-6, 7-16, more): a tail that one request left, a
   conversation that was continued, a system prompt;
 - the rhythm of the conversation: how long ago the deepest known block of the request's path had been used
-  when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where the
-  request brings a cache key hint, the age of the last request with that hint says it better: the path's
-  deepest block tells of a new conversation only the rhythm of the system prompt shared with all others.
+  when that request came (never: a new conversation; seconds: an agent's loop; minutes: a person). Where a
+  request names its session, the age of the session's last request says it better: the path's deepest block
+  tells of a new conversation only the rhythm of the system prompt shared with all others.
 
 Within a class, the leaves are kept by age; for each class and each bin of ages that has candidates, the
 oldest one is looked at, and the one with the lowest worth goes. With falling hazards the order becomes LRU
@@ -52,7 +52,7 @@ _REFRESH_EVERY = 64  # requests
 _TOLERANCE = 0.0015  # hits that may be lost against LRU, as a share of the blocks asked for
 _FREE_TRIAL = 64  # blocks that may be lost on top of that, so that it can begin
 _RETURN = 0.97  # of what may be lost: below this, the learned order is tried again
-_MAX_HINTS = 65_536  # remembered, the latest ones
+_MAX_SESSIONS = 65_536  # remembered, the latest ones
 _BALANCE_DECAY = 0.999  # of both sides of that comparison, per refresh
 _MIN_AGE = [math.ceil(edge - 1e-9) for edge in EDGES.tolist()]  # of each bin
 
@@ -145,9 +145,9 @@ class Adaptive(EvictionPolicy):
         self._now = 0  # number of the latest request
         self._begun_at = -1  # the cache's use counter when it came
         self._rhythm: int | None = None  # of the latest request; None: not known yet
-        self._cache_key_hint: Hashable | None = None  # of the request that comes next
-        self._has_rhythm = False  # whether it is its hint's
-        self._cache_key_hints: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
+        self._session: Hashable | None = None  # of the request that comes next
+        self._has_rhythm = False  # whether it is its session's
+        self._sessions: OrderedDict[Hashable, int] = OrderedDict()  # the latest request of each
         self._statistics = ReuseStatistics(_USE_CLASSES * _RHYTHMS)
         self._shadow = ShadowLRU(1)
         self._history: OrderedDict[bytes, Remembered] = OrderedDict()
@@ -174,23 +174,23 @@ class Adaptive(EvictionPolicy):
             return
         self._begun_at = self.tick
         self._now += 1
-        self._rhythm = self._rhythm_of_hint()
+        self._rhythm = self._rhythm_of_session()
         self._has_rhythm = self._rhythm is not None
         self._statistics.begin(self._now)
         self._shadow.begin(self._now)
 
-    def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
-        self._cache_key_hint = cache_key_hint
+    def on_session(self, session: Hashable | None) -> None:
+        self._session = session
 
-    def _rhythm_of_hint(self) -> int | None:
-        """Seconds since the coming request's hint was seen; None: it has none, or it is new."""
-        cache_key_hint, self._cache_key_hint = self._cache_key_hint, None
-        if cache_key_hint is None:
+    def _rhythm_of_session(self) -> int | None:
+        """Class of the time since the session's latest request; None: it has no session, or a new one."""
+        session, self._session = self._session, None
+        if session is None:
             return None
-        before = self._cache_key_hints.pop(cache_key_hint, None)
-        self._cache_key_hints[cache_key_hint] = self._now
-        if len(self._cache_key_hints) > _MAX_HINTS:
-            self._cache_key_hints.popitem(last=False)
+        before = self._sessions.pop(session, None)
+        self._sessions[session] = self._now
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
         return None if before is None else self._rhythm_of(self._now - before)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:

@@ -10,7 +10,7 @@ To write one, subclass `EvictionPolicy` in a file of its own, implement `priorit
 may read of a node; it may write `data` and nothing else. The hooks, in the order in which a request causes
 them:
 
-0. `on_cache_key_hint`;
+0. `on_session`;
 1. `on_hit`, only if `tracks_path`: for every node of the matched path, deepest first;
 2. `victim`, `on_evict`, `on_remove`: room is made for its new blocks;
 3. `on_acquire`: the request has its lease;
@@ -74,8 +74,11 @@ class EvictionPolicy:
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A request of `num_tokens` came and found `num_hit_tokens` cached."""
 
-    def on_cache_key_hint(self, cache_key_hint: Hashable | None) -> None:
-        """The hint of the request that comes next, or again for want of blocks; None: it brings none."""
+    def on_session(self, session: Hashable | None) -> None:
+        """A request comes next, or again for want of blocks; requests of its session come back together.
+
+        None: nothing is known of its session.
+        """
 
     def on_hit(self, node: CachedRun) -> None:
         """A request's matched path contains the whole of `node`."""

@@ -216,7 +216,7 @@ class Checkpoints:
             self._evict(victim)
         return self.pool.take()
 
-    def settle(self) -> None:
+    def free_slots(self) -> None:
         """Free the slots for the next step while the newest states count, and the states they supersede.
 
         A request holds the state at which it resumed while its step takes slots: eviction at that time would

@@ -121,7 +121,7 @@ class LeaseStates:
         for state in sorted(kept):  # a checkpoint's worth is counted from those above it
             self._keep(lease, state)
         if kept:
-            self.keeper.settle()
+            self.keeper.free_slots()
         if self.wanted:
             self.wanted = {position for position in self.wanted if position > self.base.position}
 
@@ -147,7 +147,7 @@ class LeaseStates:
             self.keeper.pool.drop(base.slot)
         else:
             self._keep(lease, base)
-            self.keeper.settle()
+            self.keeper.free_slots()
 
     def held_slots(self) -> list[int]:
         """Return the slots that it holds, for `check`."""

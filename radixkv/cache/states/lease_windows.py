@@ -80,7 +80,7 @@ class LeaseWindows:
                 self._keep(lease, position)
             self.wanted.difference_update(due)
             if due:
-                self.keeper.settle()
+                self.keeper.free_slots()
         base = end - end % GRID
         if base > self.base.position:
             self.base = HeldState(base, NO_SLOT)
@@ -102,7 +102,7 @@ class LeaseWindows:
             self._keep(lease, self.base.position)
         self._free_before(len(self.table))
         if lease is not None:
-            self.keeper.settle()
+            self.keeper.free_slots()
 
     def held_slots(self) -> Sequence[int]:
         """Return the blocks that it holds, for `check`."""

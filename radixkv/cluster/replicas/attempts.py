@@ -47,8 +47,7 @@ class Attempts:
         self._members = members
         self._running = running
         self._namespace = frame_namespace(request.namespace)
-        hint = request.cache_key_hint
-        self._session = "\0".join((*self._namespace, hint)) if hint else None
+        self._session = None if request.session is None else "\0".join(request.session)
         self._tried: set[str] = set()
         self._error: Exception | None = None
         self._sent: SentRequest | None = None

@@ -233,7 +233,7 @@ def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
     waiting: list[Message] = []  # messages of calls, and their results so far
     results: list[Message] = []
 
-    def settle() -> None:
+    def pair_results() -> None:
         for message in waiting:
             at = next((i for i, result in enumerate(results) if _calls_for(message, result)), None)
             divided.extend([message] if at is None else [message, results.pop(at)])
@@ -245,7 +245,7 @@ def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
         if message.get("role") == "tool" and waiting:
             results.append(message)
             continue
-        settle()
+        pair_results()
         calls = list(message.get("tool_calls") or ())
         if message.get("role") == "assistant" and len(calls) > 1:
             waiting.append({**message, "tool_calls": [calls[0]]})
@@ -253,7 +253,7 @@ def _with_one_call_each(messages: Iterable[Message]) -> list[Message]:
             waiting.extend({**others, "tool_calls": [call]} for call in calls[1:])
         else:
             divided.append(message)
-    settle()
+    pair_results()
     return divided
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WebSocket of the Responses API: many responses over one connection, one after another in each lane.
+"""The WebSocket of the Responses API: many responses over one connection, one after another in each stream.
 
     client: response.create {body of POST /v1/responses, stream_id?}  --> its events, as in a stream
             response.steer                                            --> response.steer.failed
@@ -49,7 +49,7 @@ STREAM_ID = "stream_id"
 
 
 class CreateEvent(ResponseRequest):
-    """`response.create`: the body of POST /v1/responses, and the lane to answer in."""
+    """`response.create`: the body of POST /v1/responses, and the stream to answer in."""
 
     type: Literal["response.create"]
     stream_id: str | None = None
@@ -99,7 +99,7 @@ class ResponsesSocket:
         self._socket = socket
         self._context = context
         self._ends_at = time.monotonic() + max_age_s
-        self._lanes: dict[str | None, asyncio.Task[None]] = {}
+        self._running: dict[str | None, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest: dict[str, StoredResponse] = {}
         self._is_cut = False
@@ -160,19 +160,19 @@ class ResponsesSocket:
         if len(self._tasks) >= MAX_WAITING:
             text = f"{MAX_WAITING} responses of this connection run or wait: wait for one."
             raise ApiError(429, text, code="too_many_responses")
-        before = self._lanes.get(event.stream_id)
+        before = self._running.get(event.stream_id)
         task = asyncio.create_task(self._answer(event, before))
         self._tasks.add(task)
-        self._lanes[event.stream_id] = task
+        self._running[event.stream_id] = task
         task.add_done_callback(functools.partial(self._done, event.stream_id))
 
-    def _done(self, lane: str | None, task: asyncio.Task[None]) -> None:
+    def _done(self, stream: str | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._lanes.get(lane) is task:
-            del self._lanes[lane]
+        if self._running.get(stream) is task:
+            del self._running[stream]
 
     async def _answer(self, event: CreateEvent, before: asyncio.Task[None] | None) -> None:
-        """Answer one event, after the lane's previous one."""
+        """Answer one event, after the stream's previous one."""
         scope = self._socket.scope
         record = RequestRecord(f"{record_of(scope).request_id}-{time.monotonic_ns():x}")
         extra = {} if event.stream_id is None else {STREAM_ID: event.stream_id}

@@ -16,7 +16,7 @@ from radixkv_server.response_store import ResponseStore, StoreError
 
 UNFINISHED = ("queued", "in_progress")
 
-#: Responses of one connection, by id: the last of each lane.
+#: Responses of one connection, by id: the last of each stream.
 Local = MutableMapping[str, "StoredResponse"]
 
 

@@ -25,7 +25,7 @@ from numba import carray, njit
 
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.memory import aligned, pointer, prefetch, take
-from radixkv_kernels.cpu.state.arguments import (
+from radixkv_kernels.cpu.recurrence.arguments import (
     COUNTER,
     INPUT,
     LOG2E,
@@ -44,7 +44,7 @@ from radixkv_kernels.cpu.state.arguments import (
     operation,
     operations,
 )
-from radixkv_kernels.cpu.state.product import product
+from radixkv_kernels.cpu.recurrence.product import product
 from radixkv_kernels.cpu.vectors import GROUP, exp2, fma
 from radixkv_kernels.state_interface import FOLD, ROWS
 from radixkv_kernels.states import GRID

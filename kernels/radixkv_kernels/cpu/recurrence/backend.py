@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.state import arguments as at
-from radixkv_kernels.cpu.state import conv, scan
-from radixkv_kernels.cpu.state.delta import delta_kernel
-from radixkv_kernels.cpu.state.kda import kda_kernel
-from radixkv_kernels.cpu.state.ssd import ssd_kernel
+from radixkv_kernels.cpu.recurrence import arguments as at
+from radixkv_kernels.cpu.recurrence import conv, scan
+from radixkv_kernels.cpu.recurrence.delta import delta_kernel
+from radixkv_kernels.cpu.recurrence.kda import kda_kernel
+from radixkv_kernels.cpu.recurrence.ssd import ssd_kernel
 from radixkv_kernels.state_interface import StateBackend, StatePlan
 from radixkv_kernels.states import LayerStates, PagedStates, rounded
 

@@ -20,7 +20,7 @@ from numba import carray, njit
 
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.memory import f32_row, pointer, take
-from radixkv_kernels.cpu.state.arguments import (
+from radixkv_kernels.cpu.recurrence.arguments import (
     CONSTANT,
     COUNTER,
     INPUT,
