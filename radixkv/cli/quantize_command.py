@@ -19,8 +19,8 @@ def quantize(
 ) -> None:
     """Write a model as a GGUF file of 4 or 8 bits, which `radixkv serve FILE` keeps in memory as it is.
 
-    Reads one tensor at a time: the weights need not fit in memory. Sizes, tokenizer and chat template
-    go into the file.
+    Reads one tensor at a time: the weights need not fit in memory, unless the folder keeps its experts
+    one by one. Sizes, tokenizer and chat template go into the file.
     """
     from radixkv.model.quantize.gguf_writing import write_quantized
 

@@ -18,7 +18,7 @@ from radixkv.model.loading.gguf_metadata import GGUFMetadata
 from radixkv.model.loading.gguf_rotary import rotary_parameters
 
 #: Keys of a file, without the architecture -> fields of configurations: those that a model's has are set.
-_FIELDS: dict[str, tuple[str, ...]] = {
+FIELDS: dict[str, tuple[str, ...]] = {
     "embedding_length": ("hidden_size",),
     "feed_forward_length": ("intermediate_size",),
     "attention.head_count": ("num_attention_heads",),
@@ -118,7 +118,7 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
         "head_dim": head_size,
         "tie_word_embeddings": "output.weight" not in known.tensors,
     }
-    for key, names in _FIELDS.items():
+    for key, names in FIELDS.items():
         value = of(key, None)
         if value is not None:
             fields |= {name: value for name in names if hasattr(default, name)}
@@ -133,6 +133,8 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
     )
     fields["rope_parameters"] = rotary | more.pop("rotary", {})
     kept = {name: value for name, value in fields.items() if hasattr(default, name)}
+    if heads and head_size != hidden // heads:  # some models take one that their configuration does not list
+        kept["head_dim"] = head_size
     return AutoConfig.for_model(model_type, **kept | more)
 
 

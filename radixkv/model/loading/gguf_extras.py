@@ -10,7 +10,8 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.loading.gguf_metadata import known_metadata
 
 _TOKENIZER_KEY = "tokenizer.huggingface.json"
-_FACTORS = "rope_freqs.weight"
+#: The tensor of divisors of rotary frequencies.
+FACTORS = "rope_freqs.weight"
 
 
 def own_tokenizer(path: Path) -> Any | None:
@@ -60,13 +61,13 @@ def divide_frequencies(path: Path, model: Any) -> None:
     Raises:
         ModelLoadError: factors of another number than the model's frequencies, or no positive numbers.
     """
-    if _FACTORS not in known_metadata(path).tensors:
+    if FACTORS not in known_metadata(path).tensors:
         return
     import gguf
     import numpy as np
     import torch
 
-    (tensor,) = (one for one in gguf.GGUFReader(str(path)).tensors if one.name == _FACTORS)
+    (tensor,) = (one for one in gguf.GGUFReader(str(path)).tensors if one.name == FACTORS)
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
     factors = torch.from_numpy(np.array(values, dtype=np.float32))
     rotary = [
@@ -75,7 +76,7 @@ def divide_frequencies(path: Path, model: Any) -> None:
     sizes = {len(module.inv_freq) for module in rotary}
     if sizes != {len(factors)} or not bool((factors > 0).all() & factors.isfinite().all()):
         raise ModelLoadError(
-            f"The tensor {_FACTORS} of {path} has {len(factors)} values, and the model has {sorted(sizes)} "
+            f"The tensor {FACTORS} of {path} has {len(factors)} values, and the model has {sorted(sizes)} "
             "rotary frequencies, which must be divided by positive numbers. The file is damaged, or of "
             "another model."
         )

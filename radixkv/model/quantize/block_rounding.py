@@ -7,7 +7,7 @@
 
 The gguf package rounds to Q4_0 and Q8_0. K formats are rounded by llama.cpp's own function, out of the
 library of an installed xllamacpp or llama-cpp-python. Rows that are not whole blocks of a format get Q8_0,
-or float16. Norms and biases stay float32.
+or float16. Norms and biases, routers of experts and the small tensors of state layers stay float32.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from radixkv.errors import ConfigError
+from radixkv.model.loading.gguf_states import leaf_of
 
 RECIPES = ("Q8_0", "Q4_0", "Q4_K")
 #: Package -> where in it the library with `ggml_quantize_chunk` lies.
 _LIBRARIES = {"xllamacpp": "xllamacpp*.so", "llama_cpp": "lib/libggml-base.*"}
+_STATE_PRODUCTS = ("ssm_in", "ssm_out", "ssm_x")
 
 _Array = np.ndarray[Any, Any]
 
@@ -50,15 +52,15 @@ class Rounding:
 
         Args:
             name: in the file, such as `blk.3.ffn_down.weight`.
-            shape: [out, in]; of norms and biases, one size.
+            shape: [out, in], of experts with their number before; of norms and biases, one size.
         """
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        if len(shape) != 2:
+        if len(shape) not in (2, 3) or name.endswith(".bias") or _stays_plain(name):
             return GGMLQuantizationType.F32
         for wanted in (self._wanted(name), "Q8_0"):
             kind = GGMLQuantizationType[wanted]
-            if shape[1] % GGML_QUANT_SIZES[kind][0] == 0:
+            if shape[-1] % GGML_QUANT_SIZES[kind][0] == 0:
                 return kind
         return GGMLQuantizationType.F16
 
@@ -76,19 +78,27 @@ class Rounding:
         return self.recipe
 
     def round(self, weight: _Array, kind: Any) -> _Array:
-        """A float32 weight in a format; uint8 [out, bytes of a row], or float16 or float32."""
+        """A float32 weight in a format; uint8 [..., bytes of a row], or float16 or float32."""
         import gguf
 
         if self._llama_cpp is None or kind.name not in ("Q4_K", "Q6_K"):
-            return gguf.quants.quantize(weight, kind)
-        rows, width = weight.shape
+            return gguf.quants.quantize(np.ascontiguousarray(weight), kind)
+        *outer, width = weight.shape
+        rows = weight.size // width
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        out = np.empty((rows, width // block * size), np.uint8)
+        out = np.empty((*outer, width // block * size), np.uint8)
         weight = np.ascontiguousarray(weight, np.float32)
         self._llama_cpp.ggml_quantize_chunk(
             int(kind), weight.ctypes.data, out.ctypes.data, 0, rows, width, None
         )
         return out
+
+
+def _stays_plain(name: str) -> bool:
+    """Whether a tensor is a router's, or a state layer's that is no product."""
+    leaf = leaf_of(name).removesuffix(".weight")
+    of_state = leaf.startswith(("ssm_", "shortconv.conv")) and leaf not in _STATE_PRODUCTS
+    return of_state or "_gate_inp" in leaf
 
 
 def _llama_cpp() -> Any:
