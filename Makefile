@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What pip installs is pinned in one place.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+# What pip installs is pinned in one place. Python compiles to bytecode what is imported, when it is: a fifth of it.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile -c constraints.txt
 # For the tests of the kernels where torch came without one.
 TRITON := triton==3.9.0
 MODEL ?= smollm2-135m-instruct
@@ -63,12 +63,11 @@ install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
 install-lint: $(VENV)/.installed-lint
 
+# Processes find the bytecode that another has compiled, also where the environment says otherwise.
+serve test test-all test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
+
 serve: install
 	@$(BIN)/radixkv serve $(MODEL) $(ARGS)
-
-# Tests start hundreds of processes: what one has compiled to bytecode the next ones find, also where the
-# environment says otherwise.
-test test-all test-fast test-ray: export PYTHONDONTWRITEBYTECODE =
 
 # Three processes, a file's tests in one of them: most tests use one core, and some wait. WORKERS=0 for one process.
 WORKERS ?= 3

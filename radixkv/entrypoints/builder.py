@@ -29,7 +29,7 @@ from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.model.computed_by import computed_by
-from radixkv.model.device_paths import check_instruction_set
+from radixkv.model.device_paths import check_instruction_set, kernels_compiled_ahead
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.make_runner import make_runner, token_budget
 from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
@@ -80,7 +80,7 @@ def build_engine(
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
     if config.threads is not None or config.tensor_parallel > 1:
         torch.set_num_threads(threads_of_rank(config))
-    with ExitStack() as undo:
+    with ExitStack() as undo, kernels_compiled_ahead(config.device, config.dtype):
         events = open_events(config.kv_events)
         if events is not None:
             undo.callback(events.close)

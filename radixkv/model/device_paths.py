@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -67,6 +68,22 @@ def check_instruction_set() -> None:
         features()
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def kernels_compiled_ahead(device: str, dtype: str) -> AbstractContextManager[None]:
+    """Return a context beside which the CPU's kernels are compiled, on the first start on a machine.
+
+    Args:
+        device, dtype: as an EngineConfig has them; where others than a CPU and float32 are meant, nothing is.
+    """
+    if device == "cuda" or dtype not in ("auto", "float32") or torch.cuda.is_available():
+        return nullcontext()
+    try:
+        from radixkv.model.cpu_layers.rewrite import has_vector_kernels
+        from radixkv_kernels.cpu.compile_ahead import compiled_ahead
+    except ImportError:
+        return nullcontext()
+    return compiled_ahead() if has_vector_kernels() else nullcontext()
 
 
 def make_thread_control() -> Callable[[], None] | None:

@@ -48,18 +48,25 @@ def _checksum() -> str:
     return f"{checksum:08x}"
 
 
+def cache_folder() -> Path:
+    """Return the folder of these sources' compiled kernels, made or not: in NUMBA_CACHE_DIR, or beside the
+    package."""
+    settings: Any = config
+    with _SETTING_LOCK:
+        return Path(settings.CACHE_DIR or Path(__file__).parent / "__pycache__", f"kernels-{_checksum()}")
+
+
 @contextmanager
 def _cache_of_these_sources() -> Iterator[None]:
-    """Have numba cache in a folder of these sources' own: in NUMBA_CACHE_DIR, or beside the package.
+    """Have numba cache in the folder of these sources.
 
-    It looks at the file of the compiled function alone, and would load a kernel into which another version of
-    a helper was compiled. Where the folder can't be written, it takes the user's.
+    By itself it looks at the file of the compiled function alone, and would load a kernel into which another
+    version of a helper was compiled. Where the folder can't be written, it takes the user's.
     """
     settings: Any = config
     with _SETTING_LOCK:
         before = settings.CACHE_DIR
-        base = before or Path(__file__).parent / "__pycache__"
-        settings.CACHE_DIR = str(Path(base, f"kernels-{_checksum()}"))
+        settings.CACHE_DIR = str(cache_folder())
         try:
             yield
         finally:
