@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile grammars off the engine's thread, fairly among tenants, and cache the compiled ones for each.
 
-submit(spec, namespace) -> Future   known there: at once; else tried out, then compiled
+submit(spec, namespace) -> Future   known there: at once; a small one (see `small_specs`) is compiled; any
+                                    other one is tried out, then compiled
 trial                               in a process that can be killed (see `trial_process`): what takes too much
                                     time or memory ends there, and is refused
 workers                             threads that live while there is work: each takes a tenant's next grammar,
@@ -20,8 +21,9 @@ from concurrent.futures import Future
 from radixkv.cache.keys import NamespaceName, frame_namespace
 from radixkv.engine.extensions import Grammars
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
-from radixkv.grammar.limits import TooComplex
+from radixkv.grammar.limits import TooComplex, check_spec
 from radixkv.grammar.masks import Grammar
+from radixkv.grammar.small_specs import MAX_BYTES, is_small
 from radixkv.grammar.special_tokens import shown_names
 from radixkv.grammar.tenants import CompileTask, TenantGrammars, Tenants
 from radixkv.grammar.trial import follow
@@ -128,14 +130,18 @@ class GrammarCompiler(Grammars):
 
     def _compile(self, tenant: TenantGrammars, task: CompileTask) -> Grammar:
         vocabulary, trials = self._machinery()
-        verdict = trials.try_out(task.spec)
-        tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
-        if verdict.refused is not None:
-            raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
+        if is_small(task.spec):
+            check_spec(task.spec)
+            num_bytes = MAX_BYTES
+        else:
+            num_bytes = _try_out(trials, tenant, task.spec)
         matcher = vocabulary.matcher(task.spec)
-        with contextlib.suppress(TooComplex):  # what it takes here and now is no matter
+        try:
             follow(matcher, vocabulary, 1)  # steps find its automaton made
-        return Grammar(matcher, vocabulary, tenant.following, verdict.num_bytes)
+        except TooComplex:
+            if matcher.is_error():
+                raise
+        return Grammar(matcher, vocabulary, tenant.following, num_bytes)
 
     def _machinery(self) -> tuple[Vocabulary, TrialProcess]:
         with self._vocabulary_lock:
@@ -143,6 +149,19 @@ class GrammarCompiler(Grammars):
                 self._vocabulary = self._make_vocabulary()
                 self._trials = shared_trials(self._vocabulary.recipe())
             return self._vocabulary, self._trials
+
+
+def _try_out(trials: TrialProcess, tenant: TenantGrammars, spec: StructuredOutputs) -> int:
+    """Have a grammar tried out on its tenant's account, and return the bytes that it takes.
+
+    Raises:
+        ValueError: it is refused; TooComplex where for its cost.
+    """
+    verdict = trials.try_out(spec)
+    tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
+    if verdict.refused is not None:
+        raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
+    return verdict.num_bytes
 
 
 @contextlib.contextmanager

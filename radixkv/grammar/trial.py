@@ -2,7 +2,8 @@
 """A grammar is tried out: checked, compiled, and followed for a while, with what that takes.
 
 It runs in a process that may be killed (see `trial_process`): whatever a grammar does to the compiler happens
-there first. An accepted grammar is then compiled again beside the engine, by the same deterministic work.
+there first. An accepted grammar is then compiled again beside the engine, by the same deterministic work: a
+compiled one can't leave its process. That takes 1 to 5 ms, a tenth of the trial.
 """
 
 from __future__ import annotations

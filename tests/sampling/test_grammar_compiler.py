@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import threading
+from functools import reduce
 from typing import Any
 
 import psutil
@@ -23,6 +25,7 @@ from scripted_engine import ByteTokenizer
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.tenants import Tenants
+from radixkv.grammar.trial_process import TrialProcess
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.sampling.structured import StructuredOutputs
 
@@ -155,8 +158,44 @@ def test_a_lost_process_fails_whom_it_served_and_is_replaced() -> None:
     assert compiler.trial_process_id not in (None, server)
 
 
+#: Small schemas, and what refuses them; None: nothing.
+SMALL: tuple[tuple[Any, str | None], ...] = (
+    ({"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, {"enum": [1, "x"]}]}}}, None),
+    ({"type": "strange"}, "type: "),
+    ({"type": "integer", "enum": []}, "enum: there is no value"),
+    ({"const": json.loads("[" * 70 + "]" * 70)}, "nested deeper than 64"),
+)
+#: Schemas that might cost more than they look.
+OTHERS: tuple[Any, ...] = (
+    {"properties": {"a": {"pattern": "a"}}},
+    {"anyOf": [{"items": {"$ref": "#"}}]},
+    {"const": "x" * 9000},
+    reduce(lambda inner, _: {"items": inner}, range(9), {}),
+)
+
+
+def test_small_grammars_are_compiled_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, tried = make_compiler(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialProcess, "try_out", lambda _, spec: tried.append(spec))
+        assert accepts(compiler.compile(StructuredOutputs(choice=["yes", "no"])), "no")
+        for schema, refused in SMALL:
+            if refused is None:
+                assert accepts(compiler.compile(StructuredOutputs(json=schema)), '{"a":"x"}')
+            else:
+                with pytest.raises(InvalidRequestError, match=refused):
+                    compiler.compile(StructuredOutputs(json=schema))
+        assert not tried
+        for schema in OTHERS:
+            with pytest.raises(InvalidRequestError):  # by the patched trial
+                compiler.compile(StructuredOutputs(json=schema))
+        assert len(tried) == len(OTHERS)
+
+
 def test_no_process_is_left_when_the_compiler_is() -> None:
     compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(), {END, 256}))  # as no other test's
+    compiler.compile(StructuredOutputs(json_object=True))
+    assert compiler.trial_process_id is None
     compiler.compile(StructuredOutputs(regex="a"))
     assert compiler.trial_process_id is not None
     process = psutil.Process(compiler.trial_process_id)
