@@ -41,9 +41,13 @@ def members() -> dict[str, set[str]]:
 
 
 @functools.cache
-def texts() -> frozenset[str]:
-    nodes = (node for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return frozenset(node.value for node in nodes if isinstance(node.value, str))
+def sources() -> str:
+    return "\n".join(map(modules().source, modules()))
+
+
+def is_text(text: str) -> bool:
+    """Whether the sources hold it as a string of its own."""
+    return f'"{text}"' in sources()
 
 
 @functools.cache
@@ -55,14 +59,14 @@ def is_known(text: str) -> bool:
     if text.startswith(FOLDERS):
         return (ROOT / text).exists()
     if re.fullmatch(r"RADIXKV_\w+(=\S+)?", text):
-        return text.partition("=")[0] in texts()
+        return is_text(text.partition("=")[0])
     if " " in text or not NAME.fullmatch(text):
         paths = [word for word in text.split() if word.startswith("tests/")]
         return all((ROOT / path.partition("::")[0]).exists() for path in paths)
     owner, _, member = text.partition(".")
     if member:
         return member in members().get(owner, ())
-    return owner in members() or owner in attributes() or owner in texts()
+    return owner in members() or owner in attributes() or is_text(owner)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +17,17 @@ PACKAGES = {
     "radixkv_kernels": ROOT / "kernels" / "radixkv_kernels",
     "radixkv_server": ROOT / "server" / "radixkv_server",
 }
+
+
+def _parsed(text: str) -> ast.Module:
+    """A file's syntax tree. Its nodes are many: garbage collection would take half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _SyntaxTrees(Mapping[str, ast.Module]):
@@ -30,11 +43,14 @@ class _SyntaxTrees(Mapping[str, ast.Module]):
 
     def __getitem__(self, name: str) -> ast.Module:
         if name not in self._trees:
-            self._trees[name] = ast.parse(self._paths[name].read_text(encoding="utf-8"))
+            self._trees[name] = _parsed(self.source(name))
         return self._trees[name]
 
+    def source(self, name: str) -> str:
+        return self._paths[name].read_text(encoding="utf-8")
+
     def num_lines(self, name: str) -> int:
-        return self._paths[name].read_text(encoding="utf-8").count("\n")
+        return self.source(name).count("\n")
 
     def __contains__(self, name: object) -> bool:
         return name in self._paths
@@ -47,25 +63,60 @@ class _SyntaxTrees(Mapping[str, ast.Module]):
 
 
 @functools.cache
-def modules() -> Mapping[str, ast.Module]:
+def modules() -> _SyntaxTrees:
     """Module name -> syntax tree, of all three packages."""
     return _SyntaxTrees()
 
 
-@functools.cache
-def imports_of(module: str) -> frozenset[str]:
-    """Every module that a file names in an import: at its top, for type checking, or inside a function."""
-    names = set()
-    for node in ast.walk(modules()[module]):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+@dataclass
+class FileFacts:
+    """What one walk over a file's syntax tree finds."""
+
+    imports: set[str] = field(default_factory=set)
+    classes: list[str] = field(default_factory=list)
+    #: Names that the file defines: attributes it reads or sets on self or cls, functions, classes.
+    owned: set[str] = field(default_factory=set)
+    #: Each `other._name`.
+    private: list[ast.Attribute] = field(default_factory=list)
+
+
+def _facts(tree: ast.Module, module: str) -> FileFacts:
+    found = FileFacts()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                found.owned.add(node.attr)
+            elif re.match(r"_[a-z]", node.attr):
+                found.private.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.owned.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                found.classes.append(node.name)
+        elif isinstance(node, ast.Import):
+            found.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module, f"{module} uses a relative import"
             assert node.level == 0, f"{module} uses a relative import"
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                names.add(submodule if submodule in modules() else node.module)
-    return frozenset(names - {module})
+                found.imports.add(submodule if submodule in modules() else node.module)
+    found.imports.discard(module)
+    return found
+
+
+@functools.cache
+def facts_of(module: str) -> FileFacts:
+    return _facts(modules()[module], module)
+
+
+def facts() -> dict[str, FileFacts]:
+    """Module name -> what its file holds, of all three packages."""
+    return {name: facts_of(name) for name in modules()}
+
+
+def imports_of(module: str) -> set[str]:
+    """Every module that a file names in an import: at its top, for type checking, or inside a function."""
+    return facts_of(module).imports
 
 
 def _run_when_imported(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -94,9 +145,7 @@ def lines_loaded_by(module: str) -> int:
                 ahead += found & modules().keys()
             elif isinstance(node, ast.Import):
                 ahead += {alias.name for alias in node.names} & modules().keys()
-    trees = modules()
-    assert isinstance(trees, _SyntaxTrees)
-    return sum(trees.num_lines(name) for name in seen)
+    return sum(modules().num_lines(name) for name in seen)
 
 
 def cycles() -> list[list[str]]:
@@ -127,37 +176,23 @@ def cycles() -> list[list[str]]:
     return found
 
 
-def _owned(tree: ast.Module) -> set[str]:
-    """Names that a file defines: attributes it reads or sets on self or cls, functions, classes."""
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_own(node)} | {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
-
-
-def _is_own(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-
-
 def foreign_private_attributes() -> Iterator[tuple[str, int, str]]:
     """(module, line, expression) of each `other._name` that only other files of ours define."""
-    owned = {name: _owned(tree) for name, tree in modules().items()}
-    for module, tree in modules().items():
-        elsewhere = set().union(*(names for other, names in owned.items() if other != module))
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Attribute) or _is_own(node) or not re.match(r"_[a-z]", node.attr):
-                continue
-            if node.attr in elsewhere - owned[module]:
+    owned = set().union(*(each.owned for each in facts().values()))
+    for module, each in facts().items():
+        for node in each.private:
+            if node.attr in owned - each.owned:
                 yield module, node.lineno, ast.unparse(node)
 
 
 def private_attributes_in_tests() -> Iterator[str]:
     """file:line expression of each `thing._name` in tests that our sources define, and the file does not."""
-    ours = set().union(*map(_owned, modules().values()))
+    ours = set().union(*(each.owned for each in facts().values()))
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        own = _owned(tree)
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Attribute) or _is_own(node) or not re.match(r"_[a-z]", node.attr):
-                continue
-            if node.attr in ours - own:
+        text = path.read_text(encoding="utf-8")
+        if ours.isdisjoint(re.findall(r"\.\s*(_[a-z]\w*)", text)):
+            continue  # a syntax tree would take a hundred times as long
+        found = _facts(_parsed(text), path.stem)
+        for node in found.private:
+            if node.attr in ours - found.owned:
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
