@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nightly import by_day
 from paged_language_model import VOCAB, PagedHashModel, make_engine
 from rich.console import Console
 from trace_tools import random_paths
@@ -96,7 +97,7 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
 QUIET = Console(quiet=True)
 
 
-@pytest.mark.parametrize("load", [2.0, 80.0], ids=["light", "overloaded"])
+@pytest.mark.parametrize("load", by_day([2.0, 80.0], 2.0), ids=["light", "overloaded"])
 def test_costs_are_found_and_first_tokens_predicted(load: float) -> None:
     engine, model = timed_engine(lambda time: 1.0)
     figures = fit_and_check(engine, model.clock, trace_at(load), 1.0, QUIET)
@@ -108,6 +109,7 @@ def test_costs_are_found_and_first_tokens_predicted(load: float) -> None:
     assert engine.cache.available_blocks() == engine.cache.num_blocks, "the reference's blocks are given back"
 
 
+@pytest.mark.nightly
 def test_a_machine_that_gets_slower_after_the_fit() -> None:
     """Reference steps between the trace's tell by how much; no request of the trace does."""
     num_resets = 0
@@ -126,6 +128,7 @@ def test_a_machine_that_gets_slower_after_the_fit() -> None:
     assert list(ratios(figures).values()) == pytest.approx([1.0] * 4, rel=0.03)
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_disturbed_all_the_time() -> None:
     """Steps that vary by a sixth, and one in a hundred that takes ten times as long."""
     rng = np.random.default_rng(5)

@@ -15,6 +15,7 @@ import pytest
 import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from nightly import by_day
 from trace_tools import build, random_paths, traces_folder, write_hash_ids
 from typer.testing import CliRunner
 
@@ -123,7 +124,7 @@ def test_every_request_is_served_as_a_cache_would(seed: int, count: int, router:
     assert max(done.busy_s) <= done.seconds + 1e-9
 
 
-@pytest.mark.parametrize("router", sorted(ROUTERS))
+@pytest.mark.parametrize("router", by_day(sorted(ROUTERS), "expected-ttft"))
 def test_steps_taken_at_once_change_nothing(router: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
     paths = random_paths(rng, requests=60)
@@ -278,6 +279,7 @@ def test_the_command_writes_table_json_and_plot(app: typer.Typer, trace_file: Pa
     assert plot.stat().st_size > 1000
 
 
+@pytest.mark.nightly
 def test_the_command_finds_loads(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     arguments = ["cluster", str(trace_file), "--replicas", "2", "--blocks", "60", "--find-load"]

@@ -9,6 +9,7 @@ from benchmarks import host_scale
 
 
 @pytest.mark.parametrize("situation", ["full", "churn"])
+@pytest.mark.nightly
 def test_steps_are_measured(situation: str) -> None:
     found = host_scale.measure_steps(
         situation, num_cached=500, num_running=8, num_waiting=16, num_steps=4, policy="prefix"

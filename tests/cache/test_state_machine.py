@@ -12,6 +12,7 @@ from fuzz import DAMAGES, Fuzzer, fuzz
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from nightly import by_day
 
 from benchmarks.classic_policies import NAMES
 from radixkv import PrefixCache
@@ -157,7 +158,7 @@ CacheMachine.TestCase.settings = settings(
 TestCacheMachine = CacheMachine.TestCase
 
 
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), *NAMES])
+@pytest.mark.parametrize("policy", by_day([*sorted(POLICIES), *NAMES], *sorted(POLICIES)))
 def test_random_walks(policy: str) -> None:
     outcomes = fuzz(1500, seed=len(policy), walk=500, policy=policy)
     assert outcomes.total() == 1500

@@ -88,6 +88,7 @@ def test_workloads_are_run_and_reported(server, tmp_path):
     assert "single" in done.stdout
 
 
+@pytest.mark.nightly
 def test_rounds_have_new_prompts_of_the_same_seed(server):
     url, requests = server
     assert bench("--url", url, "--workloads", "single", "--rounds", "2").returncode == 0
@@ -177,6 +178,7 @@ def test_waiting_counts_from_when_a_request_was_due() -> None:
     assert found["hit_rate"] == 10 / 50
 
 
+@pytest.mark.nightly
 def test_turns_repeat_the_answers_before(tmp_path: Any) -> None:
     target = tmp_path / "load.json"
     with chat_server() as (url, requests):
@@ -211,6 +213,7 @@ def test_turns_repeat_the_answers_before(tmp_path: Any) -> None:
     assert set(report["figures"]["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99", "max"}
 
 
+@pytest.mark.nightly
 def test_a_log_is_replayed_at_its_own_times(tmp_path: Any) -> None:
     log = tmp_path / "log.jsonl"
     lines: list[dict[str, Any]] = [

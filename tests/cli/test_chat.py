@@ -211,6 +211,7 @@ def test_the_command_chats_with_a_server_without_loading_a_model(server: LiveSer
     assert " torch" not in done.stderr, "a client needs no model library"
 
 
+@pytest.mark.nightly
 def test_shells_complete_commands() -> None:
     env = {**os.environ, "_RADIXKV_COMPLETE": "complete_bash", "COMP_WORDS": "radixkv se", "COMP_CWORD": "1"}
     code = "import sys; sys.argv[0] = 'radixkv'; from radixkv.cli.main import main; main()"

@@ -58,6 +58,7 @@ def test_replay_writes_tables_json_and_plot(app: typer.Typer, trace_file: Path, 
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_processes_give_the_same_figures(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
@@ -111,6 +112,7 @@ def test_simulate(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
     assert b"<svg" in plot.read_bytes()
 
 
+@pytest.mark.nightly
 def test_model_shape_by_hand(app: typer.Typer, tmp_path: Path) -> None:
     out = tmp_path / "waste.json"
     shape = ["--layers", "2", "--kv-heads", "4", "--head-size", "8", "--dtype-bytes", "4"]

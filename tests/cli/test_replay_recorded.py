@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 import pytest
+from nightly import by_day
 from trace_tools import traces_folder
 
 from radixkv.cli.replay.bounds import infinite_bound, offline_optimum
@@ -43,7 +44,7 @@ def reference(name: str) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", by_day(TRACES, "agent_a64", "chat_bytes64"))
 def test_bounds_are_exact_in_every_cell(name: str) -> None:
     trace = load(name)
     trace.check()
@@ -57,7 +58,7 @@ def test_bounds_are_exact_in_every_cell(name: str) -> None:
         assert (found.hit_blocks, found.hit_tokens) == (expected["hit_blocks"], expected["hit_tokens"])
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", by_day(TRACES, "agent_a64", "chat_bytes64"))
 def test_lru_is_exact(name: str) -> None:
     trace = load(name)
     rows = reference(name)

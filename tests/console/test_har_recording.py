@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
@@ -19,6 +20,7 @@ ASK = """async ([path, body]) => {
 }""".replace("KEY", KEY)
 
 
+@pytest.mark.nightly
 def test_what_a_browser_recorded(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "recorded.har"
     messages = [{"role": "user", "content": "Which berth is free?"}]

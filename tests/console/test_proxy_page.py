@@ -14,6 +14,7 @@ import pytest
 from browser_page import axe_findings, console, overflows
 from free_ports import free_ports
 from live_server import live_server
+from nightly import by_day
 from running_proxy import FleetHere, fleet_here
 from scripted_engine import ScriptedEngine
 
@@ -73,7 +74,7 @@ def test_requests_come_live(browser: Any, watched: Watched) -> None:
         page.get_by_role("row").filter(has_text="08:57").wait_for()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", by_day(["light", "dark"], "light"))
 def test_axe_finds_nothing_and_no_key_is_shown(browser: Any, watched: Watched, scheme: str) -> None:
     with console(browser, watched.url, color_scheme=scheme) as page:
         for view, text in VIEWS.items():
@@ -89,7 +90,7 @@ def test_axe_finds_nothing_and_no_key_is_shown(browser: Any, watched: Watched, s
         assert "(key removed)" in page.content()
 
 
-@pytest.mark.parametrize("width", [360, 2560])
+@pytest.mark.parametrize("width", by_day([360, 2560], 360))
 def test_nothing_needs_sideways_scrolling(browser: Any, watched: Watched, width: int) -> None:
     with console(browser, watched.url, viewport={"width": width, "height": 800}) as page:
         for view, text in VIEWS.items():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nightly import by_day
 from paged_language_model import (
     VOCAB,
     LetterGrammarSource,
@@ -336,7 +337,7 @@ def run_again(step: Any) -> Any:
 
 
 @pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.nightly), True])
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize("options", by_day([{}, {"deterministic": True}, {"kv_cache_dtype": "int8"}], {}))
 def test_a_model_gives_the_same_texts(options: dict[str, Any], recorded: bool, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "llama", "llama")
     prompts = [np.random.default_rng(i).integers(3, VOCAB_SIZE, 5 + 7 * i).tolist() for i in range(5)]

@@ -144,7 +144,7 @@ def test_cold_and_hot_equal_transformers(loaded, prompts, expected, largest_chun
 
 def test_alone_and_eight_at_once_equal_transformers(loaded, prompts, expected):
     alone = make_llm(loaded, max_num_seqs=1)
-    assert token_ids(alone.generate(prompts[:7], GREEDY)) == expected[:7]
+    assert token_ids(alone.generate(prompts[:4], GREEDY)) == expected[:4]
     eight = make_llm(loaded, max_num_seqs=8, enable_prefix_caching=False)
     assert token_ids(eight.generate(prompts[:8], GREEDY)) == expected[:8]
 
@@ -186,7 +186,7 @@ def test_a_burst_computes_the_shared_prompt_once(loaded):
 def test_the_second_turn_computes_only_what_is_new(loaded):
     llm = make_llm(loaded)
     messages = [{"role": "system", "content": SYSTEM * 4}, {"role": "user", "content": "Say hello."}]
-    first = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=40))[0]
+    first = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=16))[0]
     answer = first.outputs[0]
     before = llm.engine.stats().computed_prompt_tokens
     messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And goodbye."}]

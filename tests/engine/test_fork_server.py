@@ -90,6 +90,7 @@ def fail(loaded: LoadedModel, connection: Connection) -> None:
     raise ConfigError(f"{loaded.name} is fine, the rest is not")
 
 
+@pytest.mark.nightly
 def test_a_model_that_cannot_be_loaded_is_told_and_nothing_stays(tmp_path: Path) -> None:
     path = tmp_path / "fork.sock"
     config = EngineConfig(model=str(tmp_path / "nothing"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nightly import by_day
 from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
@@ -28,17 +29,22 @@ def without_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("family", "options", "closes"),
-    [
+    by_day(
+        [
+            ("llama", {}, False),
+            ("llama", {}, True),
+            ("llama", {"deterministic": True}, False),
+            ("llama", {"speculation": "off", "attention_backend": "torch"}, False),
+            # Without an end, a transfer to the tier may still be reading.
+            ("llama", {"kv_tier": "host:1MiB"}, True),
+            ("llama", {"quantization": "int8"}, False),
+            ("gemma2", {}, False),
+            ("gpt-oss", {}, True),
+        ],
         ("llama", {}, False),
-        ("llama", {}, True),
-        ("llama", {"deterministic": True}, False),
-        ("llama", {"speculation": "off", "attention_backend": "torch"}, False),
-        # Without an end, a transfer to the tier may still be reading.
         ("llama", {"kv_tier": "host:1MiB"}, True),
-        ("llama", {"quantization": "int8"}, False),
-        ("gemma2", {}, False),
         ("gpt-oss", {}, True),
-    ],
+    ),
 )
 def test_model_and_kv_go_with_the_last_reference(
     family: str, options: dict[str, Any], closes: bool, tmp_path: Path

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nightly import by_day
 from paged_language_model import END, VOCAB, LetterTokenizer, make_engine, next_logits
 
 from radixkv.entrypoints.llm import LLM
@@ -82,14 +83,18 @@ class TestBadWords:
 
     @pytest.mark.parametrize(
         "options",
-        [
-            {"num_blocks": 14},  # preempts
-            {"budget": 8},
-            {"enable_prefix_caching": False},
-            {"max_num_seqs": 1},
-            {"speculation": "off"},
+        by_day(
+            [
+                {"num_blocks": 14},  # preempts
+                {"budget": 8},
+                {"enable_prefix_caching": False},
+                {"max_num_seqs": 1},
+                {"speculation": "off"},
+                {"max_draft_tokens": 8},
+            ],
+            {"num_blocks": 14},
             {"max_draft_tokens": 8},
-        ],
+        ),
         ids=lambda options: "-".join(map(str, *options.items())),
     )
     @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_batches import Batch, assert_close, fill_nan, make_batch
+from nightly import by_day
 
 from radixkv_kernels import PagedKV
 from radixkv_kernels.cpu.attention.plan import CpuPlan
@@ -95,9 +96,7 @@ def test_threads(batch: Batch) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    "quantization", ["int8", "fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("quantization", by_day(["int8", "fp8_e4m3", "fp8_e5m2"], "int8"))
 def test_quantized(quantization: str) -> None:
     batch = make_batch(
         "cpu", LENGTHS, head_size=16, shared=SHARED, deterministic=True, quantization=quantization
@@ -112,9 +111,9 @@ def test_quantized(quantization: str) -> None:
     [
         ((1, 1), 64, 16),
         ((2, 1), 64, 64),
-        ((4, 1), 80, 16),
+        pytest.param((4, 1), 80, 16, marks=pytest.mark.nightly),
         ((10, 2), 64, 8),
-        ((7, 1), 24, 32),
+        pytest.param((7, 1), 24, 32, marks=pytest.mark.nightly),
         ((8, 1), 64, 256),
     ],
 )

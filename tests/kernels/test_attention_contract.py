@@ -14,6 +14,7 @@ from attention_batches import assert_close, fill_nan, make_batch
 from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import by_day
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 from radixkv_kernels.cpu.torch_backend import TorchBackend
@@ -56,7 +57,7 @@ def test_block_sizes(block_size: int, path: str) -> None:
 
 @pytest.mark.parametrize("features", ["window", "softcap", "sinks", "window+softcap+sinks"])
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", by_day([torch.float32, torch.bfloat16], torch.float32))
 def test_features(features: str, path: str, dtype: torch.dtype) -> None:
     values = {
         "window": 45,
@@ -68,9 +69,7 @@ def test_features(features: str, path: str, dtype: torch.dtype) -> None:
     assert_close(batch.attend(**chosen), batch.reference(**chosen))
 
 
-@pytest.mark.parametrize(
-    "quantization", ["int8", "fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("quantization", by_day(["int8", "fp8_e4m3", "fp8_e5m2"], "int8"))
 @pytest.mark.parametrize("path", PATHS)
 def test_quantized(quantization: str, path: str) -> None:
     batch = make_batch(path, MIXED, head_size=16, quantization=quantization)

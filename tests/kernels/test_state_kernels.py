@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nightly import by_day
 from state_cases import LENGTH, Cursor, Inputs, Layer, layer_inputs
 
 pytest.importorskip("numba")
@@ -22,7 +23,7 @@ def new_layer(kind: str) -> tuple[Layer, Inputs]:
     return Layer(kind, shape_of(0, kind, inputs, constants), constants, CpuStates()), inputs
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=by_day(KINDS, "conv", "delta", "ssd"))
 def case(request: pytest.FixtureRequest) -> tuple[str, torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
     """A kind with the outputs of one whole prefill, the last state, and the states at 64 and 128."""
     layer, inputs = new_layer(request.param)

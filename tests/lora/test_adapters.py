@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hybrid_models import save_hybrid_model
+from nightly import by_day
 from tiny_adapters import greedy, last_logits, peft_model, plain_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -98,6 +99,7 @@ def test_mixed_batches_answer_as_peft(llama: Trained) -> None:
         ),
     ],
 )
+@pytest.mark.nightly
 def test_families(family: str, tmp_path: Path) -> None:
     targets = {"target_modules": ["q_proj", "o_proj", "up_proj"]} if "moe" in family else {}
     trained = Trained(tmp_path, family, {"a": {"r": 4, **targets}, "b": {"r": 2, **targets}})
@@ -132,7 +134,12 @@ def test_hybrid_models(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"deterministic": True}, {"speculation": "off"}, {"async_scheduling": True}], ids=str
+    "options",
+    by_day(
+        [{"deterministic": True}, {"speculation": "off"}, {"async_scheduling": True}],
+        {"async_scheduling": True},
+    ),
+    ids=str,
 )
 def test_modes(options: dict[str, Any], llama: Trained) -> None:
     asked = [(name, prompt) for prompt in prompts(1, seed=4) for name in ("wide", "", "stable")]
@@ -174,6 +181,7 @@ def test_logits_are_those_of_merged_weights(llama: Trained) -> None:
     assert all(abs(each.logprob - float(wanted[each.token_id])) < 1e-4 for each in told)
 
 
+@pytest.mark.nightly
 def test_int8_weights_keep_float32_adapters(llama: Trained) -> None:
     """The change of the logits is that of PEFT but for the rounding of the base."""
     prompt = prompts(1, seed=6)[0]

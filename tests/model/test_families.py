@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nightly import by_day
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -71,7 +72,11 @@ class Family:
         return list(torch.split(self.runner.execute(batch), counts))
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+#: Models of each kind of block and of attention.
+BY_DAY = ("llama", "qwen3-moe", "gemma2", "gemma3", "gpt-oss", "phi", "gpt-neox", "mistral-window")
+
+
+@pytest.fixture(scope="module", params=by_day(FAMILIES, *BY_DAY))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return Family(save_tiny_model(tmp_path_factory.mktemp(request.param), request.param))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attention_shapes import save_shape
+from nightly import by_day
 from tiny_adapters import greedy, peft_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
@@ -78,7 +79,7 @@ class Reference:
         return self._known[tuple(prompt)]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gpt-oss", "gemma4-shared"])
+@pytest.fixture(scope="module", params=by_day(["gemma3", "gpt-oss", "gemma4-shared"], "gemma3"))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     save: Any = save_shape if "gemma4" in request.param else save_tiny_model
     folder = save(tmp_path_factory.mktemp("model") / request.param, request.param, sliding_window=WINDOW)
@@ -116,7 +117,7 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     [
         {"num_blocks": 50, "max_num_seqs": 3},
         pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.nightly),
-        {"speculation": "auto"},
+        pytest.param({"speculation": "auto"}, marks=pytest.mark.nightly),
         {"enable_prefix_caching": False, "warm_up": "quick"},
     ],
     ids=str,
@@ -133,6 +134,7 @@ def test_settings_go_together(model: tuple[Path, Reference], options: dict[str, 
 
 
 @pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+@pytest.mark.nightly
 def test_adapters_have_windows_of_their_own(model: tuple[Path, Reference], tmp_path: Path) -> None:
     folder, wanted = model
     adapted = {name: peft_model(folder, seed, r=4) for seed, name in enumerate("ab")}
@@ -154,6 +156,7 @@ def test_adapters_have_windows_of_their_own(model: tuple[Path, Reference], tmp_p
 
 
 @pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+@pytest.mark.nightly
 def test_samples_and_beams_are_those_of_whole_windows(model: tuple[Path, Reference]) -> None:
     prompts = [some_tokens(125, 1), some_tokens(60, 2)]
     found = []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import ARCHITECTURES, family_config, write_family_gguf, write_llama_gguf
+from nightly import by_day
 from tiny_adapters import peft_model, save_adapter
 from transformers import AutoModelForCausalLM
 
@@ -101,7 +102,7 @@ def test_mixed_formats_compute_what_the_dequantised_model_does(
     assert torch.equal(logits_of(load(mixed)), apart)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", by_day(ARCHITECTURES, "gemma3"))
 def test_families_compute_what_their_dequantised_model_does(architecture: str, tmp_path: Path) -> None:
     path = write_family_gguf(tmp_path / f"{architecture}.gguf", architecture, MIXED)
     config = family_config(path)
@@ -144,6 +145,7 @@ def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(mixed: Path) -> 
     assert sum(ours[0] == theirs[0] for ours, theirs in zip(together, expected, strict=True)) >= 4
 
 
+@pytest.mark.nightly
 def test_adapters_stay_float32_beside_blocks(mixed: Path, tmp_path: Path) -> None:
     """As merged into the dequantised weights: of rows with the adapter, and of no others."""
     base = AutoModelForCausalLM.from_pretrained(mixed.parent, gguf_file=mixed.name, dtype=torch.float32)

@@ -9,6 +9,7 @@ import gguf
 import pytest
 import torch
 from gguf_files import EXPERT_ARCHITECTURES, expert_state, family_config, write_family_gguf, write_llama_gguf
+from nightly import by_day
 from tiny_models import finish_gguf
 from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf import GGUF_ARCHS
@@ -64,7 +65,7 @@ def of_rows(mlp: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
     return own[0]
 
 
-@pytest.mark.parametrize("architecture", EXPERT_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", by_day(EXPERT_ARCHITECTURES, "gpt-oss"))
 def test_experts_compute_what_the_dequantised_model_does(architecture: str, tmp_path: Path) -> None:
     kinds = KINDS
     if architecture == "gpt-oss":
@@ -88,6 +89,7 @@ def test_an_architecture_that_transformers_alone_knows_is_left_to_it(
     assert reason_against(path, 1) == "later changes values of its weights"
 
 
+@pytest.mark.nightly
 def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(tmp_path: Path) -> None:
     path = write_llama_gguf(tmp_path / "mixtral.gguf", KINDS, experts=4)
     llm = LLM(str(path), device="cpu", num_blocks=64, deterministic=True, speculation="off")

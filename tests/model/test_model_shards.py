@@ -83,7 +83,7 @@ def test_every_architecture(family: str, tmp_path: Path) -> None:
     [
         pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.nightly),
         pytest.param({"kv_cache_dtype": "fp8_e4m3"}, marks=pytest.mark.nightly),
-        {"deterministic": True},
+        pytest.param({"deterministic": True}, marks=pytest.mark.nightly),
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.nightly),
         {"quantization": "int8"},
         pytest.param({"attention_backend": "torch"}, marks=pytest.mark.nightly),
@@ -233,9 +233,8 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "gemma4",
         "deepseek-v3",
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in NIGHTLY_SHAPES),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in ("gemma4", *NIGHTLY_SHAPES)),
     ],
 )
 def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> None:
@@ -250,6 +249,7 @@ def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> N
         together.close()
 
 
+@pytest.mark.nightly
 def test_windows_are_freed_on_every_rank(tmp_path: Path) -> None:
     """Answers are one rank's, cold, hot, and from kept windows that were saved, lost and loaded."""
     model = save_tiny_model(tmp_path, "gpt-oss", sliding_window=20)

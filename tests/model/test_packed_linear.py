@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import by_day
 from test_fused_layers import DenseStep, tiny
 from tiny_models import save_tiny_model
 from torch import nn
@@ -118,7 +119,10 @@ def thread_count() -> Iterator[None]:
 
 @needs_vectors
 @pytest.mark.usefixtures("thread_count")
-@pytest.mark.parametrize(("family", "quantization"), [("llama", None), ("llama", "int8"), ("gemma2", None)])
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    by_day([("llama", None), ("llama", "int8"), ("gemma2", None)], ("llama", None)),
+)
 def test_threads_change_no_bit(tmp_path: Path, family: str, quantization: str | None) -> None:
     """A busy machine makes the engine compute with fewer threads: slower, and the same."""
     folder = save_tiny_model(tmp_path / family, family, hidden_size=256, intermediate_size=512)

@@ -242,6 +242,7 @@ def test_an_adapters_prefix_is_public_for_that_adapter(client: TestClient) -> No
     assert client.request("DELETE", "/v1/cache/public", json=body).json()["deleted"]
 
 
+@pytest.mark.nightly
 def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
     """The small form of `fuzz_adapters.py`, above a host and a disk tier, with a restart."""
     fuzz = Fuzz(tmp_path, num_names=6, num_sets=6, num_prompts=5, num_blocks=18, num_workers=6)
@@ -257,6 +258,7 @@ def test_names_change_their_weights_under_traffic(tmp_path: Path) -> None:
     assert all(fuzz.counts[name] for name in told), fuzz.counts
 
 
+@pytest.mark.nightly
 async def test_replicas_have_the_same_adapters(served: Served) -> None:
     """One engine here and one over a connection: each loads, unloads and answers as the other does."""
     config = replace(served.engine.config, lora=(f"sql={served.folders['sql']}",))

@@ -111,7 +111,8 @@ def drain(sock: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_running_requests_finish_after_a_signal(process: Process, number: int) -> None:
     assert httpx.get(f"http://127.0.0.1:{process.port}/health").status_code == 200
     sock, _ = process.stream()

@@ -143,6 +143,7 @@ def test_every_api_tells_what_the_disk_brought(model: str, tmp_path: Path) -> No
     assert not [name for name in found if "errors" in name or "refused" in name]
 
 
+@pytest.mark.nightly
 def test_what_was_damaged_and_a_disk_that_fails_show(model: str, tmp_path: Path) -> None:
     with serving(model, f"disk:{tmp_path},long=0") as server:
         for name in TENANTS[:3]:

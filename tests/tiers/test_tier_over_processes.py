@@ -54,6 +54,7 @@ def test_an_engine_in_another_process_leaves_its_blocks(tmp_path):
 
 
 @pytest.mark.injects_faults
+@pytest.mark.nightly
 def test_an_engine_that_is_made_anew_opens_the_folder_again(tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("radixkv"), "disabled", True)
     kind = BlockKind("paged-hash", "", 8, 24 * 8)

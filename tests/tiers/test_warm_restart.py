@@ -21,7 +21,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 
 PROMPTS = [[start + 7 * i % 90 for i in range(53)] for start in (5, 6, 7)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-OPTIONS: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "threads": 1}
+OPTIONS: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "threads": 1, "warm_up": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,7 @@ def test_a_changed_weight_is_another_model(model, tmp_path):
     assert cold[1] == changed[1]
 
 
+@pytest.mark.nightly
 def test_deterministic_mode_wants_the_same_processor(model, tmp_path, monkeypatch):
     first = answers(model, tmp_path, deterministic=True)
     monkeypatch.setattr("radixkv.entrypoints.builder.computed_by", lambda *_: "another processor")
@@ -136,9 +137,10 @@ def test_servers_that_are_ended_and_killed(model, tmp_path):
             size = sum(path.stat().st_size for path in folder.glob("*.seg"))  # it is written soon
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
-    with started_process(arguments) as server:
-        assert complete(server.url, PROMPTS[0]) == (answer, 48)
-        assert complete(server.url, PROMPTS[1]) == (other[0], 48)
+    with LLM(model, kv_tier=arguments[2], **OPTIONS) as llm:
+        found = llm.generate(PROMPTS[:2], GREEDY)
+    assert [each.outputs[0].text for each in found] == [answer, other[0]]
+    assert [each.num_cached_tokens for each in found] == [48, 48]
 
 
 @pytest.mark.nightly

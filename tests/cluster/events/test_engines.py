@@ -110,6 +110,7 @@ def test_exact_in_a_tiny_pool_with_tenants_faults_and_rebuilds(seed: int, addres
 
 
 @pytest.mark.injects_faults
+@pytest.mark.nightly
 def test_an_engine_that_is_made_anew_is_another_incarnation(address: str) -> None:
     deadly = [False]
 

@@ -28,7 +28,7 @@ def lines_of(part: Part) -> list[dict[str, Any]]:
     [
         pytest.param(p.name, marks=pytest.mark.nightly)
         if p.name in ("edges", "steps", "overlap", "bit identity", "state speed", "models adapters")
-        or p.name in ("numbers float16", "numbers float32")
+        or p.name in ("numbers float16", "numbers float32", "states")
         else p.name
         for p in PARTS
         if not p.name.startswith(("throughput", "models shapes", "models states", "models plain"))
@@ -45,6 +45,7 @@ def test_part(name: str) -> None:
     assert all(x >= 0 for x in figures)
 
 
+@pytest.mark.nightly
 def test_both_engines_give_the_same_answers(tmp_path: Path) -> None:
     """Greedy in float32: two engines that do the same work give the same tokens."""
     lines = Lines(tmp_path / "lines")

@@ -13,6 +13,7 @@ from attention_batches import Batch, assert_close, fill_nan, make_batch
 from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import by_day
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend
 from radixkv_kernels.kv_cache import quantize
@@ -119,7 +120,7 @@ def test_features(features: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", by_day([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
 def test_quantized(quantization: str, dtype: torch.dtype) -> None:
     batch = make_batch(
         "triton", [(1, 70), (6, 40)], heads=(4, 2), head_size=32, dtype=dtype, quantization=quantization
@@ -157,7 +158,16 @@ SHARED = {1: (0, 9), 2: (0, 14), 3: (0, 9), 5: (0, 9)}
 DECODES = [(1, 230), (2, 200), (1, 226), (1, 170), (1, 150), (12, 180)]
 
 
-@pytest.mark.parametrize("features", [{}, {"window": 100}, {"sinks": torch.linspace(-1, 2, 4)}])
+@pytest.mark.parametrize(
+    "features",
+    [
+        {},
+        *(
+            pytest.param(x, marks=pytest.mark.nightly)
+            for x in ({"window": 100}, {"sinks": torch.linspace(-1, 2, 4)})
+        ),
+    ],
+)
 def test_shared_equals_plain_and_batch_order(features: dict[str, Any]) -> None:
     batch = make_batch("triton", DECODES, heads=(4, 1), head_size=16, shared=SHARED, deterministic=True)
     shared, plain = sharing(batch, True), sharing(batch, False)
@@ -186,7 +196,9 @@ def test_the_rows_of_a_draft_are_those_of_single_decodes() -> None:
             assert torch.equal(alone[0], together[int(batch.query_starts[r]) + row]), (rows, row)
 
 
-@pytest.mark.parametrize(("heads", "window"), [((4, 2), 30), ((3, 1), None), ((4, 1), None)])
+@pytest.mark.parametrize(
+    ("heads", "window"), by_day([((4, 2), 30), ((3, 1), None), ((4, 1), None)], ((4, 2), 30), ((3, 1), None))
+)
 def test_drafts_of_any_length_beside_each_other(heads: tuple[int, int], window: int | None) -> None:
     """1 to 8 rows: tokens of groups of 2 to 4 heads fill tiles that they don't divide."""
     wanted = [(rows, 9 * rows + 31) for rows in (3, 8, 1, 5)]
@@ -205,7 +217,7 @@ def test_cold_equals_hit(window: int | None) -> None:
     batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
     cold = batch.attend(window=window)
     assert_close(cold, batch.reference(window=window))
-    for cut in (63, 64) if examples(1) == 1 else (1, 63, 64, 112):
+    for cut in (63,) if examples(1) == 1 else (1, 63, 64, 112):
         assert torch.equal(batch.chunk(0, cut, 150).attend(window=window), cold[cut:]), f"cut at {cut}"
     for size in (41,) if examples(1) == 1 else (41, 64):
         for first in range(0, 150, size):

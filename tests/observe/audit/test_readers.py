@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import by_day
 
 from radixkv.observe.audit.prompt_units import PromptCoding, byte_coding
 from radixkv.observe.audit.readers.recording import Recording
@@ -345,6 +346,7 @@ def test_an_answer_that_is_gone_on_after_by_its_id_is_put_in_front(tmp_path: Pat
     assert recording.problems.count == 1
 
 
+@pytest.mark.nightly
 def test_memory_is_bounded_whatever_the_log_holds(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     rng = random.Random(1)
@@ -530,7 +532,7 @@ def test_small_pieces_and_packed_answers_take_no_memory_either(tmp_path: Path) -
     assert len(records) == 1
 
 
-@pytest.mark.parametrize("form", ["lines", "list", "har"])
+@pytest.mark.parametrize("form", by_day(["lines", "list", "har"], "lines"))
 def test_a_damaged_file_costs_no_other_one(form: str, tmp_path: Path) -> None:
     body = b'{"messages":[{"role":"user","content":"hi"}]}'
     text = {"lines": body + b"\n", "list": b"[" + body + b"]", "har": b'{"log":{"entries":[]}}'}[form]
@@ -578,7 +580,7 @@ def counted_calls(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("rules", ["radixkv", "anthropic", "openai"])
+@pytest.mark.parametrize("rules", by_day(["radixkv", "anthropic", "openai"], "openai"))
 def test_threads_are_audited_in_what_each_turn_adds(tmp_path: Path, rules: str) -> None:
     """In calls of functions, which do not depend on the machine: twice as many turns, about twice as many."""
 

@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 from family_texts import ROWS
 from live_server import live_server
+from nightly import by_day
 from shipped_templates import ARE_EXACT, FOLDER, NO_FOLDER, QUOTES, RESULTS, TABLE, THOUGHTS, known
 from thinking_model import ThinkingModel, thinking_engine
 
@@ -75,7 +76,7 @@ def served() -> Iterator[Served]:
     asyncio.run(engine.close())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_day(NAMES, "Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"))
 def test_the_next_turn_finds_the_whole_turn_before_it(served: Served, name: str) -> None:
     template = known(name)
     served.model.thinks = template.format.thinking is not None

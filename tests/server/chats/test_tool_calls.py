@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from live_server import LiveServer, live_server
+from nightly import by_day
 from scripted_engine import ScriptedEngine
 from tiny_models import byte_level_tokenizer
 
@@ -123,7 +124,12 @@ def test_only_the_first_call_is_told_without_parallel_calls(server: LiveServer) 
 
 @pytest.mark.parametrize("said", ["", "Let me look. "])
 @pytest.mark.parametrize(
-    "name", ["hermes", "smollm2", "llama3", "mistral", "mistral-args", "deepseek", "harmony"]
+    "name",
+    by_day(
+        ["hermes", "smollm2", "llama3", "mistral", "mistral-args", "deepseek", "harmony"],
+        "hermes",
+        "harmony",
+    ),
 )
 def test_a_free_call_that_is_cut_is_no_markup(name: str, said: str) -> None:
     """As much of it as there is: nothing, or its name and the beginning of its arguments."""

@@ -177,6 +177,7 @@ def test_prompts_have_their_price_and_the_audit_agrees(tmp_path: Path) -> None:
         assert abs(plain - hashed) <= 16, "within a word of sixteen characters"
 
 
+@pytest.mark.nightly
 def test_the_page_is_the_servers(console: tuple[str, httpx.Client], server: LiveServer) -> None:
     _, client = console
     page = client.get("/")
@@ -192,6 +193,7 @@ def test_the_page_is_the_servers(console: tuple[str, httpx.Client], server: Live
     assert client.post("/v1/cache/reset").status_code in (404, 405), "it only reads"
 
 
+@pytest.mark.nightly
 def test_requests_that_run_are_shown_of_several_upstreams_too() -> None:
     port = free_port()
     with (

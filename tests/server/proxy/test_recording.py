@@ -438,6 +438,7 @@ def test_names_and_texts_like_those_of_keys_stay() -> None:
     assert record_without_keys(seen, (), BodyLimits())[0].request == data
 
 
+@pytest.mark.nightly
 def test_records_rotate(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     options = ("--record", str(record), "--record-size", "20000", "--record-files", "3")
@@ -596,6 +597,7 @@ def test_bodies_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     assert Passage.open_bytes == 0
 
 
+@pytest.mark.nightly
 def test_the_observer_is_told_no_secret_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,6 +613,7 @@ def test_the_observer_is_told_no_secret_of_the_environment(
     ]
 
 
+@pytest.mark.nightly
 def test_traffic_goes_on_without_the_observer(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     body = {"model": "scripted", "messages": MESSAGES, "max_tokens": 4}
@@ -657,6 +660,7 @@ def test_hashes_of_responses_keep_their_form_and_numbers_of_texts_are_hashed() -
     assert not {"4711", "815"} & set(re.findall(r"\d+", text))
 
 
+@pytest.mark.nightly
 def test_a_record_that_cant_be_written_is_told_once_and_traffic_goes_on() -> None:
     body = {"model": "scripted", "messages": MESSAGES, "max_tokens": 2}
     with (

@@ -26,6 +26,7 @@ import pytest
 from engine_process import paged_engine
 from free_ports import free_ports
 from live_server import live_server
+from nightly import by_day
 from running_proxy import fleet_here, running_proxy
 
 from radixkv.errors import ConfigError
@@ -125,7 +126,7 @@ def bound() -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("events", [True, False], ids=["with events", "without events"])
+@pytest.mark.parametrize("events", by_day([True, False], False), ids=["with events", "without events"])
 def test_families_are_found_as_in_one_big_server(events: bool, bound: float) -> None:
     with servers_here(2, events=events) as upstreams, fleet_here(upstreams) as proxy:
         found = hit_rate(proxy.url, 1)
@@ -174,6 +175,7 @@ def test_upstreams_that_end_or_are_killed_fail_no_request_without_a_first_byte()
         assert not failures
 
 
+@pytest.mark.nightly
 def test_streams_keep_alive_and_other_routes_go_through() -> None:
     with (
         servers_here(2, events=True) as upstreams,

@@ -67,6 +67,7 @@ def test_requests_arrive_as_they_were_sent(
         assert one == other
 
 
+@pytest.mark.nightly
 def test_what_is_no_http_is_for_the_upstream_to_answer(proxy: RunningProxy) -> None:
     taken = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -132,6 +133,7 @@ def test_an_upstream_that_is_not_there_looks_like_a_fault_of_the_connection() ->
     assert any("can't be reached" in line for line in proxy.lines)
 
 
+@pytest.mark.nightly
 def test_long_bodies_are_refused_where_that_is_told(upstream: ScriptedUpstream) -> None:
     with running_proxy(f"http://127.0.0.1:{upstream.port}", "--max-body", "1000") as proxy:
         assert b"200 OK" in exchange(proxy.port, request_of("last_closed", body=b"x" * 1000))[0]

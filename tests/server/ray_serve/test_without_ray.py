@@ -55,6 +55,7 @@ def test_wrong_settings_are_named_by_their_flags(options, named):
         ReplicaSettings(**options)
 
 
+@pytest.mark.nightly
 def test_without_ray_the_command_says_what_to_install():
     code = (
         "import sys; sys.modules['ray'] = None\n"
