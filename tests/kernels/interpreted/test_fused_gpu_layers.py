@@ -16,6 +16,7 @@ import pytest
 import torch
 from attention_shapes import save_shape
 from kernel_count import counted_kernels
+from nightly import by_day
 from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -278,7 +279,7 @@ if "RADIXKV_ALL_TILES" in os.environ:
     SHAPES |= {"mimo": _TWO_KINDS, "llama4": {}, "bloom": {}}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", by_day(SHAPES, "deepseek-v3"))
 def test_layers_of_several_shapes_and_latents(name: str, tmp_path: Path) -> None:
     """A step of several groups of layers runs eagerly and recorded."""
     folder = save_shape(tmp_path, name, **SHAPES[name])

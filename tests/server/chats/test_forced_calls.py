@@ -76,7 +76,7 @@ def served() -> Iterator[Served]:
     asyncio.run(engine.close())
 
 
-@pytest.mark.parametrize("name", by_day(NAMES, "Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"))
+@pytest.mark.parametrize("name", by_day(FORCED, "Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"))
 def test_the_next_turn_finds_the_whole_turn_before_it(served: Served, name: str) -> None:
     template = known(name)
     served.model.thinks = template.format.thinking is not None
