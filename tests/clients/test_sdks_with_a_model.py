@@ -25,7 +25,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "look", "description": "Weather.", "parameters": SCHEMA},
 }
-OPTIONS: Any = {"temperature": 0, "max_tokens": 24}
+OPTIONS: Any = {"temperature": 0, "max_tokens": 40}
 ADA, BOB, ADMIN = "key-of-ada", "key-of-bob", "key-of-the-operator"
 
 
@@ -79,7 +79,7 @@ def test_messages_find_what_they_wrote(server: LiveServer) -> None:
     system: Any = [
         {"type": "text", "text": "You answer briefly. " * 20, "cache_control": {"type": "ephemeral"}}
     ]
-    ask: Any = {"model": server.engine.model_name, "max_tokens": 24, "system": system}
+    ask: Any = {"model": server.engine.model_name, "max_tokens": 40, "system": system}
     ask["extra_body"] = {"temperature": 0}  # the SDK has no argument for it
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
