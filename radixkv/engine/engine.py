@@ -55,6 +55,7 @@ from radixkv.scheduling.step_plan import SchedulerStats
 if TYPE_CHECKING:
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.startup import EngineSummary
+    from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -82,6 +83,7 @@ class Engine:
         clock: seconds, monotonic.
         drafts, grammars, tiers, events: see `radixkv.engine.extensions`; they end with the engine.
         adapters: see `radixkv.engine.adapters`.
+        lengths: see `PromptLimits`.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Engine:
         tiers: BlockTiers | None = None,
         events: EventFeed | None = None,
         adapters: Adapters | None = None,
+        lengths: LengthClasses | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -115,6 +118,7 @@ class Engine:
             context_length=context_length or max_model_len,
             block_size=cache.block_size,
             vocab_size=vocab_size,
+            lengths=lengths,
         )
         self.default_sampling = dict(default_sampling or {})
         self.end_token_ids = frozenset(end_token_ids)
@@ -143,7 +147,7 @@ class Engine:
         self._faults = FaultRecovery()
         self._counters = Counters()
         self._requests = LiveRequests(
-            tokenizer, clock, self._tiers, self._faults, self._drafts, self._counters
+            tokenizer, clock, self._tiers, self._faults, self._drafts, self._counters, lengths
         )
         self.scheduler = self._make_scheduler()
         looks_ahead = config.async_scheduling
@@ -325,7 +329,7 @@ class Engine:
         self._tiers.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
         if alone is not None and result.batch is None:
             self._faults.clear(alone)
-        return result.batch
+        return self._marked(result.batch)
 
     def _schedule_ahead(self, batch: Batch) -> Batch | None:
         """The step after that of a batch whose tokens are not known; None where they must be known first."""
@@ -337,7 +341,12 @@ class Engine:
         ahead = self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on))
         if self._check_batch is not None and ahead is not None:
             self._check_batch(ahead, self.cache.block_size)
-        return ahead
+        return self._marked(ahead)
+
+    def _marked(self, batch: Batch | None) -> Batch | None:
+        if batch is not None and self.limits.lengths is not None:
+            self.limits.lengths.mark(batch, self.cache)
+        return batch
 
     def _end_stuck(self, sample: Sample) -> None:
         """End a request for which no block can be had: an answer that has begun is as long as it can be."""

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import (
-    TOKEN_BYTES,
     EncodedTokens,
     NamespaceName,
     TokenIds,
     encode_tokens,
     frame_namespace,
 )
-from radixkv.engine.adapters import Adapters, adapted, adapter_part
+from radixkv.engine.adapters import Adapters, adapter_part
 from radixkv.engine.extensions import Grammars
 from radixkv.engine.output_processor import Sample
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
@@ -34,6 +33,7 @@ from radixkv.scheduling.request import PrefixPin, Prompt, Request
 if TYPE_CHECKING:
     from typing import Any
 
+    from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
 
 
@@ -71,12 +71,14 @@ class PromptLimits:
             pool is smaller.
         block_size: tokens in a block of that pool.
         vocab_size: token ids must be below it; None: unchecked.
+        lengths: classes of lengths with rotary frequencies of their own; None: there is one.
     """
 
     max_model_len: int
     context_length: int
     block_size: int
     vocab_size: int | None
+    lengths: LengthClasses | None = None
 
     def encode(self, token_ids: TokenIds, param: str = "prompt") -> EncodedTokens:
         """Check token ids and encode them. O(n).
@@ -97,6 +99,10 @@ class PromptLimits:
         if len(encoded):
             self.check_ids([int(encoded.token_ids.max())], param)
         return encoded
+
+    def namespace(self, namespace: NamespaceName, num_tokens: int) -> NamespaceName:
+        """Where in a namespace a sequence of so many tokens is shared."""
+        return namespace if self.lengths is None else self.lengths.namespace(namespace, num_tokens)
 
     def check_ids(self, token_ids: Iterable[int], param: str) -> None:
         """Raise InvalidRequestError where one lies outside the vocabulary. O(n)."""
@@ -253,7 +259,9 @@ class InputProcessor:
             request.text = request.prompt
         request.prompt = self.encode(request.prompt)
         if request.adapter is not None:
-            _begin_adapter(request, request.prompt)
+            from radixkv.engine.activated_adapters import begin_adapter
+
+            begin_adapter(request, request.prompt)
         self.limits.check_length(len(request.prompt))
         request.params = self.encode_words(request.params)
         _check_pins(request.pins, len(request.prompt))
@@ -393,6 +401,7 @@ class InputProcessor:
         self.prepare(request)
         prompt, params = request.prompt, request.params
         assert isinstance(prompt, EncodedTokens)
+        request.namespace = self.limits.namespace(request.namespace, len(prompt))
         self.check_quota(request)
         request.grammar = request.grammar or self.compile(params, request.namespace)
         request.request_id = request.request_id or f"req-{next(self._ids)}"
@@ -403,6 +412,8 @@ class InputProcessor:
         room = self.room_after(prompt, request.namespace)
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         sample.begin_output(self.tokenizer, self._ends(params), most)
+        if self.limits.lengths is not None:
+            sample.grows_until = min(most, self.limits.lengths.most_output(sample))
         sample.num_forks = params.num_samples - 1
         seed = params.seed if params.seed is not None else next(self._seeds)
         sample.sampling_state = SamplingState(
@@ -421,6 +432,7 @@ class InputProcessor:
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)
             fork.begin_output(self.tokenizer, parent.end_token_ids, parent.max_output_tokens)
+            fork.grows_until = parent.grows_until
             fork.times.first_scheduled = parent.times.first_scheduled
             fork.num_cached_tokens = parent.num_cached_tokens
             fork.num_cache_write_tokens = parent.num_cache_write_tokens
@@ -435,27 +447,3 @@ class InputProcessor:
         """
         granted = self._max_blocks(prompt, namespace) * self.limits.block_size
         return min(self.limits.max_model_len, granted) - len(prompt)
-
-
-def _begin_adapter(request: Request, prompt: EncodedTokens) -> None:
-    """Say where a request's adapter begins, and in which namespace its shared prefixes are.
-
-    An activated adapter begins with the last invocation in the prompt, as PEFT has it; without one, the base
-    answers alone.
-    """
-    if request.adapter.invocation:
-        start = last_place(prompt.data, encode_tokens(request.adapter.invocation))
-        if start is None:
-            request.adapter = None
-            return
-        request.adapter_from = start
-    if not request.adapter_from:
-        request.namespace = adapted(request.namespace, request.adapter.identity)
-
-
-def last_place(data: bytes, wanted: bytes) -> int | None:
-    """The token at which encoded tokens hold others for the last time; None: nowhere. O(length)."""
-    at = data.rfind(wanted)
-    while at % TOKEN_BYTES and at >= 0:
-        at = data.rfind(wanted, 0, at + len(wanted) - 1)
-    return None if at < 0 else at // TOKEN_BYTES

@@ -39,6 +39,8 @@ from radixkv.scheduling.scheduler import Scheduler
 if TYPE_CHECKING:
     import torch
 
+    from radixkv.scheduling.length_classes import LengthClasses
+
 
 class FaultRecovery:
     """The bisection of one engine: the requests that still have to run alone, in that order."""
@@ -107,6 +109,7 @@ class LiveRequests:
         drafts: told of checked drafts and ended requests.
         faults: is told who came through a step, and who ended.
         counters: count how samples ended.
+        lengths: see `radixkv.engine.input_processor.PromptLimits`.
 
     Attributes:
         output: what their users are told.
@@ -120,6 +123,7 @@ class LiveRequests:
         faults: FaultRecovery,
         drafts: Drafts,
         counters: Counters,
+        lengths: LengthClasses | None,
     ) -> None:
         self.output = OutputProcessor(tokenizer)
         self._clock = clock
@@ -127,6 +131,7 @@ class LiveRequests:
         self._faults = faults
         self._drafts = drafts
         self._counters = counters
+        self._lengths = lengths
         self._by_id: dict[str, Request] = {}  # in the order of their arrival
 
     def attach(self, cache: PrefixCache, scheduler: Scheduler) -> None:
@@ -186,6 +191,10 @@ class LiveRequests:
                 self.fail(sample, failure)
             elif sample.is_finished:
                 self._finish(sample)
+            elif sample.num_output_tokens >= sample.grows_until:
+                assert self._lengths is not None
+                most = self._lengths.move(sample, self._scheduler)
+                sample.grows_until = min(sample.max_output_tokens, most)
 
     def _pin(self, sample: Sample) -> None:
         """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
@@ -252,7 +261,8 @@ class LiveRequests:
         if discard:
             # Samples may have come to share what each computed, and a request may have been preempted before.
             for other in request.samples:
-                self._cache.discard(other.tokens(), other.namespace, keep=other.num_cached_tokens)
+                keep = other.num_cached_tokens if other.namespace == request.namespace else 0
+                self._cache.discard(other.tokens(), other.namespace, keep=keep)
 
     def end(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""

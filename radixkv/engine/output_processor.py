@@ -91,6 +91,7 @@ class Sample(SequenceState):
         logprobs: likewise.
         end_token_ids: the model's own end tokens (empty with `ignore_eos`).
         max_output_tokens: most tokens this sample may have.
+        grows_until: output tokens after which its length is in another class, or its output ends.
         accepted_draft_tokens: its right guesses; in a stream, since its last delta.
         rejected_draft_tokens: guesses that were wrong, likewise.
     """
@@ -98,6 +99,7 @@ class Sample(SequenceState):
     sampling_state: SamplingState = field(init=False)
     end_token_ids: frozenset[int] = frozenset()
     max_output_tokens: int = 0
+    grows_until: int = 0
     text: str = ""
     stop_reason: int | str | None = None
     cumulative_logprob: float = 0.0
@@ -111,7 +113,8 @@ class Sample(SequenceState):
         self, tokenizer: TextSource | None, end_token_ids: frozenset[int], max_output_tokens: int
     ) -> None:
         """Set what makes text of its tokens (None: they have no text) and ends it."""
-        self.end_token_ids, self.max_output_tokens = end_token_ids, max_output_tokens
+        self.end_token_ids = end_token_ids
+        self.max_output_tokens = self.grows_until = max_output_tokens
         if tokenizer is not None:
             params = self.params
             self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)

@@ -243,6 +243,6 @@ def decodes_that_go_on(entries: Sequence[Entry]) -> list[Entry] | None:
             return None
         if entry.draft or not entry.samples or entry.num_logits != 1:
             return None
-        if request.num_output_tokens + 1 < request.max_output_tokens:
+        if request.num_output_tokens + 1 < request.grows_until:
             going_on.append(entry)
     return going_on

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
@@ -25,6 +25,7 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
+from radixkv.scheduling.length_classes import ONE_CLASS, LengthClasses
 from radixkv.tenancy.tenant_cache import TenantCache
 
 T = TypeVar("T")
@@ -58,26 +59,41 @@ class AsyncCache(CacheClient):
         run: runs a function on the cache.
         model: the fingerprint of the model whose K/V the cache holds.
         explain_by_tiers: asked for each report; None: there are no tiers.
+        lengths: classes of lengths with rotary frequencies of their own; None: there is one.
     """
 
     def __init__(
-        self, run: RunOnCache, model: str = "", explain_by_tiers: ExplainByTiers | None = None
+        self,
+        run: RunOnCache,
+        model: str = "",
+        explain_by_tiers: ExplainByTiers | None = None,
+        lengths: LengthClasses | None = None,
     ) -> None:
         super().__init__(model)
+        self._lengths = lengths or ONE_CLASS
         self._run = run
         self._explain_by_tiers = explain_by_tiers
         self._followers: set[_Follower] = set()
         self._first_id = secrets.randbits(31) << 32  # a block's number is below 2**31
 
-    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        namespace = self.namespace(*owner)
+    def _keyed(self, token_ids: TokenIds, owner: Owner) -> tuple[EncodedTokens, NamespaceName]:
+        """The tokens, encoded, and the namespace in which a prompt of them is cached."""
         key = TenantCache.encode(token_ids)
+        return key, self._lengths.namespace(self.namespace(*owner), len(key))
+
+    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
+        key, namespace = self._keyed(token_ids, owner)
         return await self._run(lambda cache: cache.match(key, namespace).num_tokens)
 
     async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
-        namespace = self.namespace(*owner)
-        key = TenantCache.encode(token_ids)
-        report = await self._run(lambda cache: cache.explain(key, namespace, admin=admin))
+        key, namespace = self._keyed(token_ids, owner)
+        lengths = self._lengths
+
+        def explain(cache: TenantCache) -> MissReport:
+            report = cache.explain(key, namespace, admin=admin)
+            return lengths.explained(report, cache, key, namespace) if lengths.ends else report
+
+        report = await self._run(explain)
         if self._explain_by_tiers is None:
             return report
         return await self._explain_by_tiers(report, key, namespace)
@@ -85,21 +101,21 @@ class AsyncCache(CacheClient):
     async def pin(
         self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
     ) -> PinInfo | None:
-        namespace = self.namespace(*owner)
-        found = await self._run(lambda cache: cache.pin(token_ids, namespace, ttl))
+        key, namespace = self._keyed(token_ids, owner)
+        found = await self._run(lambda cache: cache.pin(key, namespace, ttl))
         return None if found is None else self._known(found)
 
     async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
-        namespace = self.namespace(*owner)
-        return await self._run(lambda cache: cache.unpin(token_ids, namespace))
+        key, namespace = self._keyed(token_ids, owner)
+        return await self._run(lambda cache: cache.unpin(key, namespace))
 
     async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
-        namespace = self.namespace(*owner)
-        return await self._run(lambda cache: cache.unpin_id(pin_id, namespace))
+        namespaces = self._lengths.namespaces(self.namespace(*owner))
+        return await self._run(lambda cache: any(cache.unpin_id(pin_id, each) for each in namespaces))
 
     async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        namespace = self.namespace(*owner)
-        return await self._run(lambda cache: cache.put_first(token_ids, namespace))
+        key, namespace = self._keyed(token_ids, owner)
+        return await self._run(lambda cache: cache.put_first(key, namespace))
 
     async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
         found = await self._run(lambda cache: cache.pins(max_tokens))
@@ -112,10 +128,12 @@ class AsyncCache(CacheClient):
         return await self._run(lambda cache: cache.quota_usage())
 
     async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
-        return await self._run(lambda cache: cache.publish(token_ids, self.namespace(adapter=adapter)))
+        namespaces = self._lengths.namespaces(self.namespace(adapter=adapter))
+        return await self._run(lambda cache: max([cache.publish(token_ids, each) for each in namespaces]))
 
     async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
-        return await self._run(lambda cache: cache.unpublish(token_ids, self.namespace(adapter=adapter)))
+        namespaces = self._lengths.namespaces(self.namespace(adapter=adapter))
+        return await self._run(lambda cache: max([cache.unpublish(token_ids, each) for each in namespaces]))
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         await self._run(lambda cache: cache.set_quotas({(tenant,): quotas[tenant] for tenant in quotas}))
@@ -134,13 +152,11 @@ class AsyncCache(CacheClient):
         return await self._run(read)
 
     async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
-        namespace = self.namespace(*owner)
-        key = TenantCache.encode(token_ids)
+        key, namespace = self._keyed(token_ids, owner)
         return await self._run(lambda cache: cache.tree.continuation(key, namespace, limit))
 
     async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
-        namespace = self.namespace(*owner)
-        key = TenantCache.encode(token_ids)
+        key, namespace = self._keyed(token_ids, owner)
         path = await self._run(lambda cache: cache.tree.path(key, namespace))
         return [self._first_id + node for node in path]
 

@@ -155,8 +155,9 @@ class AsyncEngine(RendersChats):
         self._streams = Streams()
         super().__init__()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
+        info = self._thread.info
         self.cache = AsyncCache(
-            self._run_on_cache, self._thread.info.model_fingerprint, self._explain_by_tiers
+            self._run_on_cache, info.model_fingerprint, self._explain_by_tiers, info.limits.lengths
         )
 
     @classmethod

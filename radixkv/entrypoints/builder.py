@@ -154,6 +154,7 @@ def engine_for_model(
         events=events,
         default_sampling=loaded.default_sampling,
         adapters=adapters,
+        lengths=loaded.lengths,
     )
 
 

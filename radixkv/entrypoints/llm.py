@@ -319,7 +319,11 @@ class LLM:
             self.engine.adapters.acquire(lora)
             card = self.engine.adapters.card(lora)
             namespace = adapted(namespace, card.namespace_part if card else "")
-        report = self.engine.cache.explain(token_ids, namespace)
+        cache = self.engine.cache
+        namespace = self.engine.limits.namespace(cache.namespace_key(namespace), len(token_ids))
+        report = cache.explain(token_ids, namespace)
+        if self.engine.limits.lengths is not None:
+            report = self.engine.limits.lengths.explained(report, cache, token_ids, namespace)
         end = time.monotonic() + ASK_TIERS_S
         while time.monotonic() < end:
             explained = self.engine.explain_by_tiers(report, token_ids, namespace)

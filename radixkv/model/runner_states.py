@@ -12,6 +12,7 @@ from radixkv.model.block_copy import BlockCopy
 from radixkv.model.state_layers.steps import PagedStep
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchStates
+from radixkv.scheduling.length_classes import plain_positions
 from radixkv_kernels import Bytes
 from radixkv_kernels.registry import make_state_backend
 from radixkv_kernels.state_interface import plan_states
@@ -38,7 +39,7 @@ class RunnerStates:
         A batch without requests, as run before the first one, may leave anything in the rings.
         """
         states = batch.states
-        starts = batch.positions[batch.query_starts[:-1]]
+        starts = plain_positions(batch)[batch.query_starts[:-1]]
         if states is None:
             assert not batch.entries, f"{batch!r} says nothing of the states of a model that has some"
             states = BatchStates.empty(len(starts))

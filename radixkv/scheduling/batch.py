@@ -72,7 +72,7 @@ class Batch:
     Attributes:
         entries: R entries, in the order of the columns; valid until the next step is built.
         token_ids: int64 [T]
-        positions: int64 [T], absolute.
+        positions: int64 [T], absolute; above 32 bits the class of the sequence's length (`LengthClasses`).
         query_starts: int32 [R + 1]
         context_lengths: int32 [R], tokens with K/V once this step has written its own.
         block_tables: R int32 arrays.

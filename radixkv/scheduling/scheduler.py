@@ -211,6 +211,12 @@ class Scheduler:
         request.arrival_order = self._next_arrival
         self._next_arrival += 1
 
+    def requeue(self, request: SequenceState, namespace: NamespaceName) -> None:
+        """Have a running request wait again in its old place, to be computed in another namespace."""
+        self._admission.put_back(request)
+        request.namespace = namespace
+        request.num_preemptions += 1
+
     def finish(self, request: SequenceState, *, discard: bool = False) -> None:
         """Take a request out, waiting or running; its lease is released.
 

@@ -61,7 +61,7 @@ class Speculation(Drafts):
         """
         sample = sample_of(request)
         state = sample.sampling_state
-        most = min(most, self._max_tokens, sample.max_output_tokens - sample.num_output_tokens - 1)
+        most = min(most, self._max_tokens, sample.grows_until - sample.num_output_tokens - 1)
         if most <= 0:
             return ()
         tokens: Sequence[int] = state.forced_tokens()[:most]

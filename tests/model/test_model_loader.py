@@ -37,6 +37,7 @@ from radixkv.model.loading.gguf_conversion import convert_gguf
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 from radixkv.model.step_context import call_model
+from radixkv.scheduling.length_classes import LengthClasses
 
 TOKENS = list(range(5, 45))
 
@@ -325,7 +326,7 @@ class TestUnsupported:
 
 
 class TestLengthDependentRope:
-    """Frequencies that follow the batch's longest sequence are those of the longest that there may be."""
+    """Frequencies that follow a sequence's length: see `test_length_frequencies`."""
 
     @pytest.fixture(params=["dynamic", "longrope"])
     def scaled(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
@@ -341,20 +342,20 @@ class TestLengthDependentRope:
             tmp_path / request.param, "llama", rope_parameters=rope, max_position_embeddings=limit
         )
 
-    def test_beyond_the_original_length(self, scaled: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """A sequence of the longest length has transformers' logits, and a prefix of it the same ones."""
+    def test_beyond_the_original_length(self, scaled: Path) -> None:
+        """Lengths are in classes, and nothing else of the model depends on the limit."""
         loaded = load(scaled, max_model_len=96)
         assert loaded.max_model_len == 256
-        assert "for all requests" in caplog.text
-        tokens = [3 + 7 * n % 90 for n in range(96)]
-        logits = logits_of(loaded, tokens)
-        torch.testing.assert_close(logits, reference_logits(scaled, tokens), atol=1e-4, rtol=0)
-        torch.testing.assert_close(logits_of(loaded, tokens[:30]), logits[:30], atol=1e-4, rtol=0)
-        assert loaded.fingerprint != load(scaled, max_model_len=64).fingerprint
+        assert loaded.lengths == LengthClasses((64,))
+        assert loaded.fingerprint == load(scaled, max_model_len=64).fingerprint
+        torch.testing.assert_close(
+            logits_of(loaded, TOKENS), reference_logits(scaled, TOKENS), atol=1e-4, rtol=0
+        )
 
     def test_served_within_the_original_length(self, scaled: Path) -> None:
         loaded = load(scaled, max_model_len=64)
         assert loaded.max_model_len == 64
+        assert loaded.lengths is None
         torch.testing.assert_close(
             logits_of(loaded, TOKENS), reference_logits(scaled, TOKENS), atol=1e-4, rtol=0
         )

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     EVICTED = "evicted"
     EXPIRED = "expired"
     RESET = "reset"
+    LENGTH = "length"
     NAMESPACE = "namespace"
     DIVERGED = "diverged"
     FIRST_SEEN = "first_seen"
@@ -78,6 +79,11 @@ MEANINGS: dict[Reason, Meaning] = {
     ),
     Reason.RESET: Meaning(
         "Reset", "The cache was emptied.", "The cache was reset since; the next request brings it back."
+    ),
+    Reason.LENGTH: Meaning(
+        "Other length",
+        "It is cached for shorter prompts, with other rotary frequencies.",
+        "Beyond a length the model rotates all keys otherwise: the prompt is computed again, once.",
     ),
     Reason.NAMESPACE: Meaning(
         "Other tenant",

@@ -185,6 +185,7 @@ class ReplicatedEngine(RendersChats):
         prompt = request.prompt
         size = len(prompt) if hasattr(prompt, "__len__") else 0
         request.prompt = await self._texts.off_loop(size, lambda: self.limits.encode(prompt))
+        request.namespace = self.limits.namespace(request.namespace, len(request.prompt))
         return request
 
     # ------------------------------------------------------------------ requests

@@ -21,6 +21,7 @@ from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.batch_states import BatchStates, BatchWindows
+from radixkv.scheduling.length_classes import plain_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def arrange(batch: Batch) -> ArrangedStep:
     """Bring the rows of each adapter together. O(entries) where no entry has an adapter, else O(tokens)."""
     if not any(entry.request.request.adapter for entry in batch.entries):
         return ArrangedStep(batch)
-    ends = batch.positions[batch.query_starts[1:] - 1].tolist()
+    ends = plain_positions(batch)[batch.query_starts[1:] - 1].tolist()
     adapters = [adapter_of(entry, last + 1) for entry, last in zip(batch.entries, ends, strict=True)]
     if not any(adapters):
         return ArrangedStep(batch)
@@ -109,11 +110,12 @@ def _segments(adapters: Sequence[PackedAdapter | None], batch: Batch) -> list[Ad
     Of an activated adapter the tokens before its invocation are rows of the base.
     """
     segments: list[AdapterRows] = []
+    positions = plain_positions(batch)
     for r, adapter in enumerate(adapters):
         if adapter is None:
             continue
         start, end = int(batch.query_starts[r]), int(batch.query_starts[r + 1])
-        begin = start + max(0, batch.entries[r].request.request.adapter_from - int(batch.positions[start]))
+        begin = start + max(0, batch.entries[r].request.request.adapter_from - int(positions[start]))
         last = segments[-1] if segments else None
         if last is not None and last.end < begin:
             segments.append(AdapterRows(last.end, begin, None))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixkv.model.attention_shape import AttentionShape
+    from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -55,6 +56,7 @@ class LoadedModel:
         eos_token_ids: ids that end an output.
         default_sampling: arguments of SamplingParams that its makers recommend.
         fingerprint: identifies weights, configuration, tokenizer and dtype; K/V of different ones don't mix.
+        lengths: classes of lengths with rotary frequencies of their own; None: there is one.
     """
 
     model: Any
@@ -69,6 +71,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, Any]
     fingerprint: str
+    lengths: LengthClasses | None = None
 
     def __repr__(self) -> str:
         kind = type(self.model).__name__
@@ -165,7 +168,7 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
-    from radixkv.model.fixed_rotary import fix_frequencies
+    from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
     from radixkv.text.template_check import check_chat_template
     from radixkv.text.tokenizer import Tokenizer
@@ -185,13 +188,13 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         model = files.block_model(hf_config, show_progress)
     else:
         model = files.model(hf_config, dtype, device, show_progress)
-    frequencies = fix_frequencies(model, min(limit, config.max_model_len or limit))
-    if frequencies:
-        logger.warning(
-            "the rotary frequencies of %s are %s tokens for all requests, shorter ones included; "
-            "--max-model-len with the original length has those of short sequences",
+    lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
+    if lengths.ends:
+        logger.info(
+            "%s has other rotary frequencies for sequences of more than %s tokens: these share no prefixes "
+            "with shorter ones",
             source.name,
-            " and ".join(frequencies),
+            ", ".join(map(str, lengths.ends)),
         )
     text_config = model.config.get_text_config(decoder=True)
     vocab_size = int(text_config.vocab_size)
@@ -218,9 +221,8 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(
-            source, str(dtype), "blocks" if blocks else str(config.quantization), *frequencies
-        ),
+        fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
+        lengths=lengths if lengths.ends else None,
     )
 
 

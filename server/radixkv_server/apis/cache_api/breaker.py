@@ -33,6 +33,10 @@ _OF_HINTS = {
     RESERIALISED: "arguments_reserialised",
 }
 _REMOVED = {"evicted": "evicted", "expired": "ttl_passed", "reset": "reset"}
+#: Reasons for which the prompt is as it was.
+_UNBROKEN = frozenset(
+    {"hit", "skipped", "partial_block", "no_state", "length", "namespace", "load_too_slow", "checksum"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def with_breaker(advice: str | None, found: Breaker | None) -> str | None:
 async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:
     """Find the cause of a prompt's break; None: no known kind of cause."""
     reason = broken.report.reason
-    if reason in ("hit", "skipped", "partial_block", "no_state", "namespace", "load_too_slow", "checksum"):
+    if reason in _UNBROKEN:
         return None
     seen = context.activity.latest(broken.owner.tenant, COMPARED_REQUESTS)
     earlier = [one for one in seen if _is_earlier(one, broken)]
