@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
@@ -150,6 +149,8 @@ def fit(work: Sequence[FloatArray], seconds: Sequence[float]) -> Fit:
 
 def _fit_relative_to(unit: FloatArray, features: FloatArray, times: FloatArray) -> FloatArray:
     """Factors >= 0 with the least |features factors - times|, each row measured in its unit."""
+    from scipy.optimize import nnls  # a slow import, for fits alone
+
     weighted = features / unit[:, None]
     scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
     factors: FloatArray = nnls(weighted / scale, times / unit)[0] / scale

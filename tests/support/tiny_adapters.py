@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 
 def peft_model(base: Any, seed: int, **options: Any) -> Any:
     """A base model, or that of a folder, with one random adapter whose matrices are both far from zero."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, and few tests need it
+
     chosen = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
