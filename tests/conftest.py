@@ -26,8 +26,8 @@ if _workers > 1:
 # Every step of every engine, those of servers in other processes included, is proven before it runs.
 os.environ.setdefault("RADIXKV_CHECK_STEPS", "1")
 
-# Half of hypothesis' examples by day, all of them by night.
-_examples = 100 if "RADIXKV_NIGHTLY" in os.environ else 50
+# A quarter of hypothesis' examples by day, all of them by night.
+_examples = 100 if "RADIXKV_NIGHTLY" in os.environ else 25
 settings.register_profile("default", deadline=None, max_examples=_examples)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("default")

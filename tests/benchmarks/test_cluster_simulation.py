@@ -264,6 +264,7 @@ def trace_file(tmp_path: Path) -> Path:
     return write_hash_ids(tmp_path / "small.jsonl", paths, 50)
 
 
+@pytest.mark.nightly
 def test_the_command_writes_table_json_and_plot(app: typer.Typer, trace_file: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
     arguments = ["cluster", str(trace_file), "--replicas", "1,2", "--policy", "all"]

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from nightly import tried
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.tiers.block_leases import BlockLeases
@@ -177,7 +178,7 @@ class BlockMoves(RuleBasedStateMachine):
 
 
 class TestBlockMoves(BlockMoves.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(max_examples=60, stateful_step_count=40)
+    settings = settings(max_examples=tried(60), stateful_step_count=40)
 
 
 def test_what_is_missing_of_public_text_is_public() -> None:

@@ -31,7 +31,9 @@ ADA, BOB, ADMIN = "key-of-ada", "key-of-bob", "key-of-the-operator"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    engine = AsyncEngine.from_config(EngineConfig(num_blocks=512, max_model_len=2048, dtype="float32"))
+    engine = AsyncEngine.from_config(
+        EngineConfig(num_blocks=512, max_model_len=2048, dtype="float32", warm_up="off")
+    )
     keys = {"api_keys": (f"ada={ADA}", f"bob={BOB}"), "admin_keys": (f"operator={ADMIN}",)}
     with live_server(engine, **keys) as running:
         yield running

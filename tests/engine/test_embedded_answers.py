@@ -50,7 +50,7 @@ def reference() -> Any:
 
 
 def make_llm(loaded: LoadedModel, **options: Any) -> LLM:
-    options.setdefault("num_blocks", 1024)
+    options = {"num_blocks": 1024, "warm_up": "off", **options}
     return LLM.from_engine(engine_for_model(EngineConfig(**options), loaded))
 
 

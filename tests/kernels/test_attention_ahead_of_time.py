@@ -9,6 +9,7 @@ import re
 from collections import Counter
 
 import pytest
+from nightly import by_day
 
 triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -160,6 +161,7 @@ def test_low_rank_kernels(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [pytest.param("sm_80", marks=ALL_TILES), "sm_90"])
+@pytest.mark.nightly
 def test_kernels_between_products(target: str) -> None:
     """No spills, loads of 16 bytes, and no product contracted into a sum: results do not hang on a compiler's
     choice."""
@@ -185,10 +187,7 @@ def test_kernels_between_products(target: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in states.BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
-        for name in states.STATE_KERNELS
-    ],
+    by_day(states.STATE_KERNELS, *states.BY_DAY[:1]),
 )
 def test_kernels_of_states(name: str) -> None:
     """No spills, and no product contracted into a sum: a ring's rows enter a state with the same bits."""

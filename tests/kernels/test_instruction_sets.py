@@ -98,6 +98,7 @@ def attempt(value: str, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_an_unknown_level_is_refused_with_those_there_are() -> None:
     done = attempt("avx1024", "from radixkv.model.device_paths import check_instruction_set as f; f()")
     assert "ConfigError" in done.stderr

@@ -188,6 +188,7 @@ def test_processes_of_layers_of_several_shapes_that_free_windows(tmp_path: Path)
     llm.close()
 
 
+@pytest.mark.nightly
 def test_ranks_need_a_head_in_every_layer(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"2 is more than the 1 KV heads of .* in every layer; use at most 1"

@@ -236,6 +236,7 @@ def test_a_capture_that_fails_leaves_no_stream_current(monkeypatch: pytest.Monke
     replay()
 
 
+@pytest.mark.nightly
 def test_a_thorough_warm_up_runs_every_kind_of_step_and_shows_what_it_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

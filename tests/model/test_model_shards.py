@@ -29,7 +29,7 @@ PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
 #: One family of each architecture, with a window where there is one.
 SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT_MODEL_TYPES}
 #: Plain, with biases, with experts, with normed heads, and in parallel blocks.
-BY_DAY = ("llama", "qwen2-window", "qwen3-moe", "gemma2", "phi")
+BY_DAY = ("llama", "qwen3-moe")
 NIGHTLY_SHAPES = (
     "mimo",
     "gemma4-shared",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,8 @@ def test_narrow_kv_survives_preemption_and_eviction(folder: Path, kv_cache_dtype
 def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
     memory = 1 << 20
     tokens = {}
-    for name in ("auto", *NARROW):
+    narrow = NARROW if "RADIXKV_NIGHTLY" in os.environ else NARROW[:1]
+    for name in ("auto", *narrow):
         runner = make_llm(
             folder, num_blocks=None, kv_cache_memory=memory, max_model_len=64, kv_cache_dtype=name
         ).engine.runner
@@ -197,7 +199,7 @@ def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
     # Per head and token: D bytes and one float32 scale, in place of 4 D bytes; this model's heads are small.
     assert isinstance(runner.kv, PagedKV)
     size = runner.kv.spec.head_size
-    for name in NARROW:
+    for name in narrow:
         assert tokens[name] == pytest.approx(tokens["auto"] * 4 * size / (size + 4), rel=0.01)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv.sampling import sampler
@@ -60,7 +61,7 @@ def reference(logits: np.ndarray, params: SamplingParams, number: float) -> tupl
     return int(places[np.searchsorted(ends, target, side="right")]), margin
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tried(300), deadline=None)
 @given(
     width=st.sampled_from([1, 2, 50, 255, 256, 257, 512, 1000, 5000]),
     seed=st.integers(0, 10_000),
@@ -118,7 +119,7 @@ any_filter = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(100), deadline=None)
 @given(
     st.lists(any_filter, min_size=1, max_size=6),
     st.lists(LOGITS, min_size=1, max_size=3),

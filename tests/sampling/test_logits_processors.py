@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 
 from radixkv.sampling import sampler
 from radixkv.sampling.logits_processors import LogitsProcessor, apply_processors, make_processors
@@ -117,7 +118,7 @@ def test_every_kind_is_tested() -> None:
     assert all(type(made(kind)).__name__ == kind for kind in KINDS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tried(300), deadline=None)
 @given(kinds, histories)
 def test_accepting_and_rolling_back_equals_computing_anew(kind: str, history: list[int]) -> None:
     processor, generated = made(kind), list[int]()
@@ -132,7 +133,7 @@ def test_accepting_and_rolling_back_equals_computing_anew(kind: str, history: li
     assert torch.equal(logits, same)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tried(200), deadline=None)
 @given(kinds, histories, histories, histories)
 def test_a_fork_has_the_same_past_and_its_own_future(
     kind: str, past: list[int], ours: list[int], theirs: list[int]
@@ -146,7 +147,7 @@ def test_a_fork_has_the_same_past_and_its_own_future(
     check(child, kind, of_child)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(100), deadline=None)
 @given(st.lists(st.tuples(st.sets(kinds), histories), min_size=1, max_size=6))
 def test_many_rows_at_once_equal_each_alone(rows: list[tuple[set[str], list[int]]]) -> None:
     batch = []
@@ -235,7 +236,7 @@ class TestSampler:
 
 
 class TestDrafts:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=tried(60), deadline=None)
     @given(
         st.lists(
             st.tuples(st.sampled_from([*sorted(KINDS), "all", ""]), st.sampled_from([0.0, 1.0]), histories),
@@ -291,7 +292,7 @@ class TestDrafts:
 
 
 class TestState:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=tried(100), deadline=None)
     @given(histories)
     def test_draws_depend_on_the_place_alone(self, history: list[int]) -> None:
         state, generated = SamplingState(SamplingParams(), 5, PROMPT, ENDS), list[int]()

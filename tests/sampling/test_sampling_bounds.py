@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampler import sample
@@ -89,7 +90,7 @@ any_params = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tried(300), deadline=None)
 @given(any_params, st.integers(0, 9), st.booleans())
 def test_every_allowed_setting_gives_a_token(params: SamplingParams, seed: int, masked: bool) -> None:
     rows = logits(seed)

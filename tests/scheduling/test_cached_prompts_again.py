@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 from paged_language_model import PagedHashModel, greedy_reference, make_engine, next_logits, run_all
 
 from radixkv.sampling.sampling_params import SamplingParams
@@ -82,7 +83,7 @@ asked = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=tried(60))
 @given(
     hot=st.lists(st.tuples(st.integers(1, 90), st.sampled_from(["a", "b"])), max_size=3),
     public=st.sampled_from([0, 0, 24, 40]),

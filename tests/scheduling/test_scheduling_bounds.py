@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 from paged_language_model import greedy_reference, make_engine, run_all
 from scheduled_prompts import LONG, ONE, prompt, steps_until
 
@@ -28,7 +29,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40), deadline=None)
 @given(
     arrivals=arrivals,
     bound=st.sampled_from([0, 1, 2, 5]),
@@ -174,7 +175,7 @@ def test_nobody_is_overtaken_beyond_the_bound_under_priority(arrivals, bound, nu
         assert count <= (most_older[name] + 1) * bound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60), deadline=None)
 @given(
     count=st.integers(2, 12),
     shared=st.integers(20, 120),
@@ -361,7 +362,7 @@ def _greedy(tokens: list[int], count: int) -> list[int]:
     return run_all(engine, check=False)[request_id].outputs[0].token_ids
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40), deadline=None)
 @given(
     num_blocks=st.integers(12, 24),
     lengths=st.lists(st.integers(5, 60), min_size=3, max_size=7),

@@ -28,7 +28,9 @@ SYSTEM = "You are a patient assistant. Answer in one short sentence. " + " ".joi
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncEngine]:
-    loaded = AsyncEngine.from_config(EngineConfig(num_blocks=512, max_model_len=2048, dtype="float32"))
+    loaded = AsyncEngine.from_config(
+        EngineConfig(num_blocks=512, max_model_len=2048, dtype="float32", warm_up="off")
+    )
     yield loaded
     asyncio.run(loaded.close())
 

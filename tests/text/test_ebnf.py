@@ -9,6 +9,7 @@ import llguidance
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 from scripted_engine import ByteTokenizer
 
 from radixkv.errors import InvalidRequestError
@@ -95,7 +96,7 @@ def as_regex(expression: str) -> str:
 samples = st.lists(st.text("ab", max_size=5), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60), deadline=None)
 @given(expressions('"a"', '"ab"', '""', "[ab]", "[^a]", "."), samples)
 def test_random_expressions_match_as_regular_expressions_do(expression: str, texts: list[str]) -> None:
     for text in texts:
@@ -103,7 +104,7 @@ def test_random_expressions_match_as_regular_expressions_do(expression: str, tex
         assert matches(f"root ::= {expression}", text) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60), deadline=None)
 @given(expressions('"a"', '"ab"', '""', "[ab]"), samples)
 def test_so_they_do_within_brackets(expression: str, texts: list[str]) -> None:
     grammar = f'root ::= {expression} | "(" root ")"'

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import tried
 from tiny_models import TOKENIZERS, byte_level_tokenizer
 from transformers import AutoTokenizer
 
@@ -33,7 +34,7 @@ FRAMES = {
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 kinds = st.sampled_from(KINDS)
-some_examples = settings(max_examples=150, deadline=None)
+some_examples = settings(max_examples=tried(150), deadline=None)
 
 
 def user(text: Any) -> dict[str, Any]:

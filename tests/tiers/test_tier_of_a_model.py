@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from nightly import by_day
 from scripted_tier import ScriptedTier
 from tiny_models import save_tiny_model
 
@@ -18,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("tier"), "llama"))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", by_day(["auto", "int8"], "auto"))
 def test_what_was_saved_is_loaded_by_another_engine(model, kv_cache_dtype):
     tier = ScriptedTier(at_once=True)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)

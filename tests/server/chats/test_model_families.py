@@ -12,6 +12,7 @@ import pytest
 from family_templates import TOOLS
 from family_texts import ROWS, Row
 from live_server import LiveServer, live_server
+from nightly import by_day
 from writing_engine import WritingEngine, tokenizer_with
 
 NAMES = {f"row{i}": row for i, row in enumerate(ROWS)}
@@ -66,7 +67,7 @@ def streamed(client: httpx.Client, sent: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: NAMES[name].name)
+@pytest.mark.parametrize("name", by_day(NAMES, *list(NAMES)[::5]), ids=lambda name: NAMES[name].name)
 def test_the_row_is_read(server: tuple[LiveServer, httpx.Client], name: str) -> None:
     running, client = server
     row = NAMES[name]
