@@ -147,11 +147,6 @@ class SegmentEncoder:
         self._blanks: dict[str, TokenArray] = {}
         self._cutter_ids = {text: self._array([token]) for text, token in self._cutters.ids.items()}
 
-    @property
-    def cutters(self) -> frozenset[str]:
-        """The spellings at which texts are cut."""
-        return frozenset(self._cutters.ids)
-
     def begin(self, text: str) -> tuple[int, Encode]:
         """Cut a text and look its segments up, as the current `text_owner`. O(length).
 

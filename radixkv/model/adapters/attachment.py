@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach adapters to a model: each product that they may change gets a `ProductSlot`, once, at the start.
 
-A rewritten layer that computes several linear layers as one offers `adapt(path, slot_of)`, and wraps its own
+A rewritten layer that computes several linear layers as one is an `AdaptsItself`, and wraps its own
 products. Every other linear layer, packed or transformers' own, is wrapped as a module. Adapters come and go
 afterwards without touching the model.
 """
@@ -9,7 +9,7 @@ afterwards without touching the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -88,6 +88,7 @@ class SlotOf(Protocol):
         """
 
 
+@runtime_checkable
 class AdaptsItself(Protocol):
     """A layer that stands for several linear layers."""
 
@@ -143,7 +144,7 @@ def attach(
         return make(len(places) - 1, places[-1])
 
     for path, module in list(model.named_modules()):
-        if hasattr(module, "adapt"):
+        if isinstance(module, AdaptsItself):
             module.adapt(lambda names, panel=1, path=path: slot([f"{path}.{name}" for name in names], panel))
     for path in base.shapes:
         if path not in done:

@@ -146,11 +146,6 @@ class TensorParallelRunner:
         """End the other ranks."""
         self._end()
 
-    @property
-    def process_ids(self) -> list[int]:
-        """Of the ranks after the first, in their order."""
-        return [worker.process.pid for worker in self._group.workers]
-
     # ------------------------------------------------------------------ what every rank does
 
     def warm_up(self, *, thorough: bool = True) -> None:
