@@ -139,7 +139,7 @@ def test_turn_beyond_a_length_says_why_it_missed(llm: LLM, reference: Reference)
     [out] = ask(llm, turn, namespace=("alice", "s"))
     assert tokens_of([out]) == [reference(turn)]
     assert (out.num_cached_tokens, out.cache_report.reason) == (0, "length")
-    assert "for shorter prompts" in out.cache_report.detail
+    assert "for other lengths" in out.cache_report.detail
     assert llm.explain(turn, ("bob", "s")).reason == "first_seen", "told to the owner alone"
     [out] = ask(llm, turn + some_tokens(5, 9), namespace=("alice", "s"))
     assert out.num_cached_tokens >= len(turn)

@@ -19,7 +19,7 @@ Of a request, where a tier below the cache has the next blocks or should have, i
 
     load_too_slow  they were computed, since loading them would have taken longer, or did not end in time
     checksum       the tier's copy of them was damaged
-    length         they are cached for shorter sequences, with other rotary frequencies
+    length         they are cached for sequences of another length, with other rotary frequencies
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class MissReport:
                 what = what.replace("were evicted", f"were evicted to {self.tier}")
             return f"{found}; the next ones {what} {self.age_s:.1f} s ago ({self.evicted_by}).{there}"
         if self.reason == "length":
-            return f"{found}; the next ones are for shorter prompts, with other rotary frequencies.{there}"
+            return f"{found}; the next ones are for other lengths, with other rotary frequencies.{there}"
         if self.reason == "namespace":
             return f"{found}; the next ones are cached under another namespace.{there}"
         if self.reason == "diverged":

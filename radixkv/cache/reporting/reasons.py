@@ -82,8 +82,8 @@ MEANINGS: dict[Reason, Meaning] = {
     ),
     Reason.LENGTH: Meaning(
         "Other length",
-        "It is cached for shorter prompts, with other rotary frequencies.",
-        "Beyond a length the model rotates all keys otherwise: the prompt is computed again, once.",
+        "It is cached for prompts of another length, with other rotary frequencies.",
+        "The model rotates all keys otherwise beyond a length: prompts on either side compute it once.",
     ),
     Reason.NAMESPACE: Meaning(
         "Other tenant",
