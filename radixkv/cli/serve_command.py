@@ -19,6 +19,7 @@ from radixkv.cli.brief_help import PANEL_OF, BriefHelp
 from radixkv.cli.config_file import take_config_file
 from radixkv.cli.options import engine_options, settings_parameters, with_options
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.no_collections import no_collections
 from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
 from radixkv_server.log_format import configure_logging
@@ -140,7 +141,8 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     require_engine("radixkv serve")
-    from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
+    with no_collections():
+        from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
 
     configure_logging(settings.log_format, settings.log_level)
     if replica_settings.ray_address is None:  # a cluster's Ray Serve may listen already
@@ -160,7 +162,8 @@ def serve(
         )
         return
     console.print(f"Loading {config.model} ...", highlight=False)
-    engine = radixkv.AsyncEngine.from_config(with_tenants(config, settings))
+    with no_collections():  # while the engine is imported
+        engine = radixkv.AsyncEngine.from_config(with_tenants(config, settings))
 
     def ready(host: str, port: int) -> None:
         engine.summary.phases.ends_now("server")

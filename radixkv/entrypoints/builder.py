@@ -21,6 +21,7 @@ from radixkv.engine.adapters import Adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.extensions import EventFeed
+from radixkv.engine.no_collections import no_collections
 from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
@@ -80,7 +81,7 @@ def build_engine(
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
     if config.threads is not None or config.tensor_parallel > 1:
         torch.set_num_threads(threads_of_rank(config))
-    with ExitStack() as undo, kernels_compiled_ahead(config.device, config.dtype):
+    with no_collections(), ExitStack() as undo, kernels_compiled_ahead(config.device, config.dtype):
         events = open_events(config.kv_events)
         if events is not None:
             undo.callback(events.close)

@@ -12,9 +12,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import write_llama_gguf
+from tiny_models import finish_gguf, llama_gguf_writer
 
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.gguf_header import check_header
+from radixkv.model.loading.loader import load_model
+from radixkv.model.loading.model_source import resolve_model
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +113,38 @@ def test_random_damages_are_refused_or_read(whole: bytes, tmp_path: Path) -> Non
         assert reader is not None
     assert refused > 50
     assert time.process_time() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "expected"),
+    [
+        ("llama", "adapter", "holds an adapter .* PEFT folder for --lora"),
+        ("clip", "mmproj", "holds the encoder of images"),
+        ("clip", None, "holds the encoder of images"),
+        ("llama", "imatrix", "holds an importance matrix"),
+    ],
+)
+def test_files_without_a_model_are_named(
+    architecture: str, kind: str | None, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(str(path), architecture)
+    if kind is not None:
+        writer.add_type(kind)
+    writer.add_block_count(4)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 32), np.float32))
+    finish_gguf(writer)
+    with pytest.raises(ModelLoadError, match=expected):
+        resolve_model(str(path))
+
+
+def test_a_vocabulary_alone_and_a_folder_of_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    writer, _ = llama_gguf_writer(path, hidden=64, inner=64, layers=1, context=64)
+    finish_gguf(writer)
+    for name, expected in {
+        str(path): "has a vocabulary and no weights",
+        str(tmp_path): r"It has GGUF files: name one of them, such as .*vocabulary\.gguf",
+    }.items():
+        with pytest.raises(ModelLoadError, match=expected):
+            load_model(EngineConfig(model=name, device="cpu"), show_progress=False)

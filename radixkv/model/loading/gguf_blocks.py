@@ -94,6 +94,8 @@ def load_gguf(
     from transformers import AutoModelForCausalLM
 
     reader = gguf.GGUFReader(str(path))
+    if not reader.tensors:
+        raise ModelLoadError(f"{path} has a vocabulary and no weights; give the model's file.")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     _make_buffers(model)

@@ -40,6 +40,18 @@ _MOST_GUESSING = 8
 _LAYER = re.compile(rb"blk\.(\d{1,9})\.")
 
 
+#: Value of `general.type` -> what such a file holds, and what to give instead.
+_NO_MODELS = {
+    "adapter": "holds an adapter and no model; serve its base with the adapter's PEFT folder for --lora",
+    "imatrix": "holds an importance matrix and no model; give the model's file",
+    "mmproj": "holds the encoder of images that belongs to a model; give the model's own file",
+}
+
+
+class _NoModel(Exception):
+    """The file is whole and holds something else; the message completes a sentence about the file."""
+
+
 class _Damage(Exception):
     """The header is damaged; the message completes a sentence about the file."""
 
@@ -48,12 +60,14 @@ def check_header(path: Path) -> None:
     """Refuse a GGUF file with a header that contradicts itself or the file's size.
 
     Raises:
-        ModelLoadError: it does; or it is of a version or byte order that can't be read.
+        ModelLoadError: it does, the file holds no model, or its version or byte order can't be read.
         OSError: the file can't be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             _Header(data).check()
+        except _NoModel as error:
+            raise ModelLoadError(f"{path} {error}.") from None
         except (_Damage, struct.error) as error:
             reason = str(error) if isinstance(error, _Damage) else "it ends within its header"
             raise ModelLoadError(
@@ -69,6 +83,7 @@ class _Header:
         self._data, self._at, self._size = data, 4, len(data)
         self._alignment = 32
         self._numbers: dict[str, int] = {}
+        self._type = ""
 
     def check(self) -> None:
         version = self._number("<I")
@@ -81,6 +96,8 @@ class _Header:
             raise _Damage(f"it claims to have {tensors} tensors and {values} values")
         for _ in range(values):
             self._value()
+        if self._type in _NO_MODELS:
+            raise _NoModel(_NO_MODELS[self._type])
         layers = self._tensors(tensors)
         for key, number in self._numbers.items():
             most = _MOST_PARTS if _PARTS.search(key) else _LARGEST_WIDTH
@@ -124,6 +141,10 @@ class _Header:
             return
         if kind in _SIZES:
             self._skip(_SIZES[kind])
+        elif kind == _STRING and key in ("general.type", "general.architecture"):
+            text = self._name("type").decode("utf-8", "replace")
+            if key == "general.type" or text == "clip":  # older files of encoders state no type
+                self._type = "mmproj" if text == "clip" else text
         elif kind == _STRING:
             self._skip(self._number("<Q"))
         elif kind == _ARRAY:

@@ -22,9 +22,11 @@ def weight_files(folder: Path) -> list[Path]:
         ModelLoadError: there is no config.json, no weights, or a part of them is missing.
     """
     if not (folder / "config.json").is_file():
+        own = sorted(path.name for path in folder.glob("*.gguf") if path.is_file())
+        found = f" It has GGUF files: name one of them, such as {folder / own[0]}." if own else ""
         raise ModelLoadError(
             f"{folder} is not a model folder: it has no config.json. Give a folder as transformers' "
-            "save_pretrained writes it, or a .gguf file."
+            f"save_pretrained writes it, or a .gguf file.{found}"
         )
     if (folder / _SINGLE).is_file():  # transformers prefers it, too
         return [folder / _SINGLE]
