@@ -11,7 +11,7 @@ A layer of any other class is not described, and stays as transformers wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,49 @@ class StoredProduct(nn.Module):
         return torch.empty(0)
 
 
+class WholeProduct(StoredProduct):
+    """A product that takes its final form once each rank has chosen its outputs.
+
+    Until then a call makes that form and drops it.
+    """
+
+    def of_outputs(self, spans: Sequence[range]) -> WholeProduct:
+        """Some of its outputs, one span after the other."""
+        raise NotImplementedError
+
+    def packed(self) -> StoredProduct:
+        """Its final form."""
+        raise NotImplementedError
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.packed()(inputs)
+        return out
+
+
 class StoredExperts(nn.Module):
     """A layer's experts with weights in a form of their own; a row's bits depend on that row only."""
+
+
+class WholeExperts(StoredExperts):
+    """Experts that take their final form once each rank has chosen which are its own; see `WholeProduct`.
+
+    Attributes:
+        num_experts: of the layer.
+    """
+
+    num_experts: int
+
+    def of_experts(self, own: range) -> WholeExperts:
+        """Some of the experts, which answer for no others."""
+        raise NotImplementedError
+
+    def packed(self) -> StoredExperts:
+        """Their final form."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.packed()(*inputs)
+        return out
 
 
 @dataclass(frozen=True)

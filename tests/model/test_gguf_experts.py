@@ -86,7 +86,7 @@ def test_an_architecture_that_transformers_alone_knows_is_left_to_it(
     monkeypatch.setitem(GGUF_ARCHS, "later", None)
     path = tmp_path / "later.gguf"
     finish_gguf(gguf.GGUFWriter(str(path), "later"))
-    assert reason_against(path, 1) == "later changes values of its weights"
+    assert reason_against(path) == "later changes values of its weights"
 
 
 @pytest.mark.nightly

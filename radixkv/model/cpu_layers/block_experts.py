@@ -28,10 +28,12 @@ class SortedExperts(StoredExperts):
 
     Args:
         plain: that module: its activation is kept, its weights are not.
+        own: the experts whose weights it has, in a row; what the others return counts as zero.
     """
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: Any, own: range) -> None:
         super().__init__()
+        self.own = own
         self.num_experts = int(plain.num_experts)
         #: Without gates, the activation of ups.
         self.apply_gate = plain._apply_gate if plain.has_gate else plain.act_fn
@@ -49,10 +51,12 @@ class SortedExperts(StoredExperts):
         flat = indices.reshape(-1).numpy()
         order = torch.from_numpy(np.argsort(flat, kind="stable"))
         counts = np.bincount(flat, minlength=self.num_experts)
+        before, after = (int(counts[:end].sum()) for end in (self.own.start, self.own.stop))
+        order, counts = order[before:after], counts[self.own.start : self.own.stop]
+        outputs = torch.zeros(len(flat), states.shape[1])
         experts = np.flatnonzero(counts)
-        sorted_outputs = self.outputs(states[order // chosen], experts, counts[experts])
-        outputs = torch.empty_like(sorted_outputs)
-        outputs[order] = sorted_outputs
+        if len(experts):
+            outputs[order] = self.outputs(states[order // chosen], experts, counts[experts])
         outputs = outputs.view(count, chosen, -1).mul_(weights.unsqueeze(-1))
         total = outputs[:, 0].clone()
         for each in range(1, chosen):
@@ -60,7 +64,7 @@ class SortedExperts(StoredExperts):
         return total
 
     def outputs(self, rows: torch.Tensor, experts: _Array, counts: _Array) -> torch.Tensor:
-        """Multiply rows [N, W], sorted: `counts[i]` of them belong to `experts[i]`."""
+        """Multiply rows [N, W], sorted: `counts[i]` of them belong to `experts[i]`, counted among its own."""
         raise NotImplementedError
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -80,8 +84,10 @@ class BlockExperts(SortedExperts):
         rows: shared by all layers of a model.
     """
 
-    def __init__(self, plain: Any, gate_up: ExpertProduct, down: ExpertProduct, rows: BlockRows) -> None:
-        super().__init__(plain)
+    def __init__(
+        self, plain: Any, own: range, gate_up: ExpertProduct, down: ExpertProduct, rows: BlockRows
+    ) -> None:
+        super().__init__(plain, own)
         self.gate_up, self.down, self.rows = gate_up, down, rows
         activation = type(getattr(plain, "act_fn", None)).__name__
         self.fused = plain.has_gate and not self.alternate and activation in ("SiLU", "SiLUActivation")
@@ -97,11 +103,13 @@ class PackedExperts(SortedExperts):
     """Experts with weights of 16 or 32 bits, for formats without a kernel.
 
     Args:
-        gate_up, down: a product for each expert; gates come first.
+        gate_up, down: a product for each of its own experts; gates come first.
     """
 
-    def __init__(self, plain: Any, gate_up: list[PackedLinear], down: list[PackedLinear]) -> None:
-        super().__init__(plain)
+    def __init__(
+        self, plain: Any, own: range, gate_up: list[PackedLinear], down: list[PackedLinear]
+    ) -> None:
+        super().__init__(plain, own)
         self.gate_up, self.down = gate_up, down
 
     def outputs(self, rows: torch.Tensor, experts: _Array, counts: _Array) -> torch.Tensor:

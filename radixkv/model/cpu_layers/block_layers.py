@@ -59,10 +59,11 @@ class BlockLayer(LlamaLayer):
         self.output.multiply(self.rows.quantize(attended), states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
-        return self._multiply_normed(1, self.gate_up, states)
+        # Gates and ups apart, so that the other ranks' columns follow each.
+        return self._multiply_normed(1, self.gate_up, states).view(len(states), 2, -1)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        self.down.multiply(self.rows.gated(rows), states, add=True)
+        self.down.multiply(self.rows.gated(rows.view(len(rows), -1)), states, add=True)
 
     def _multiply_normed(
         self, which: int, product: BlockProduct | AdaptedBlocks, states: torch.Tensor

@@ -36,9 +36,11 @@ def pack_layers(model: nn.Module) -> bool:
     if any(isinstance(module, StoredProduct) for module in model.modules()):
         from radixkv.model.cpu_layers.block_layers import fuse_block_layers
         from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv.model.cpu_layers.whole_weights import pack_whole_weights
 
+        pack_whole_weights(model)
         # Plain until now, since transformers' forward, which the trial run calls, takes its weight.
-        _replace_linears(model, PackedLinear, only="dt_proj")
+        _replace_linears(model, PackedLinear, only=("dt_proj", "term"))
         return fuse_block_layers(model) > 0
     if not linears:
         return False
@@ -123,11 +125,12 @@ def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _replace_linears(
-    model: nn.Module, make: Callable[[nn.Linear], nn.Module], only: str | None = None
+    model: nn.Module, make: Callable[[nn.Linear], nn.Module], only: tuple[str, ...] | None = None
 ) -> None:
+    """Replace linear layers by what `make` makes of them; `only` those of these names (`term`: a rank's)."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if only not in (None, name):
+            if only is not None and name not in only:
                 continue
             if type(child) is nn.Linear and not _reads_weight(type(parent), name):
                 setattr(parent, name, make(child))

@@ -31,7 +31,7 @@ from radixkv.model.loading.gguf_experts import (
     expected_shapes,
     expert_modules,
     expert_tensors,
-    pack_experts,
+    rounded_formats,
     stacked_experts,
 )
 from radixkv.model.loading.gguf_metadata import known_metadata
@@ -39,25 +39,20 @@ from radixkv.model.loading.gguf_tensors import STAY_PLAIN, join_tensors, tensor_
 from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
+    from radixkv.model.decoder_layers import WholeProduct
     from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
 _Array = np.ndarray[Any, Any]
 
 
-def reason_against(path: Path, tensor_parallel: int) -> str | None:
-    """Why the blocks of a file can't be kept on this machine; None: they can.
-
-    Args:
-        tensor_parallel: ranks that share the model.
-    """
+def reason_against(path: Path) -> str | None:
+    """Why the blocks of a file can't be kept on this machine; None: they can."""
     try:
         from radixkv_kernels.cpu.linear.block_method import methods
     except ImportError:
         return "numba can't be used (the extra `cpu` installs it)"
     if not methods():
         return "this processor has neither VNNI nor AVX2"
-    if tensor_parallel > 1:
-        return "ranks of tensor parallelism share float32 weights"
     architecture = str(known_metadata(path).values.get("general.architecture"))
     if _is_read_otherwise(architecture):
         return f"{architecture} changes values of its weights"
@@ -78,14 +73,16 @@ def _is_read_otherwise(architecture: str) -> bool:
 
 @torch.no_grad()
 def load_gguf(
-    path: Path, config: Any, attention: str, *, dtype: torch.dtype | None = None, show_progress: bool = True
-) -> Any:
+    path: Path, config: Any, attention: str, *, dtype: torch.dtype | None = None, show_progress: bool = True,
+    for_ranks: bool = False,
+) -> Any:  # fmt: skip
     """Build the transformers model of a GGUF file.
 
     Args:
         config: its transformers configuration.
         attention: name of the attention function.
         dtype: of dequantised weights; None for weights in blocks, which a CPU can multiply.
+        for_ranks: leave blocks in the file until each rank has chosen its share, see `WholeProduct`.
 
     Raises:
         ModelLoadError: a parameter of the model is not in the file, or has another shape there.
@@ -99,7 +96,7 @@ def load_gguf(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     _make_buffers(model)
-    file = _File(path, reader, model, dtype)
+    file = _File(path, reader, model, dtype, for_ranks)
     total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
     with progress_bar(
         f"{'Packing' if dtype is None else 'Dequantising'} {path.name}",
@@ -141,13 +138,16 @@ def _make_buffers(model: Any) -> None:
 class _File:
     """The tensors of one file on their way into one model."""
 
-    def __init__(self, path: Path, reader: Any, model: Any, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, path: Path, reader: Any, model: Any, dtype: torch.dtype | None, for_ranks: bool
+    ) -> None:
         from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
         self.path, self.reader, self.model, self.dtype = path, reader, model, dtype
         architecture = reader.get_field("general.architecture").contents()
         self._names, self._processor = tensor_names(model, architecture)
         self._rows: BlockRows = BlockRows()
+        self._for_ranks = for_ranks
         self._embedded: dict[str, Any] = {}
         self._experts = expert_tensors(reader)
         self._widened: Counter[str] = Counter()
@@ -184,6 +184,7 @@ class _File:
         """Pack a layer's experts and make their router's rows independent; returns bytes of the tensors."""
         from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
         from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv.model.cpu_layers.whole_weights import FileExperts
 
         tensors = self._experts.get(layer, {})
         for name, shape in expected_shapes(module, tensors).items():
@@ -195,17 +196,15 @@ class _File:
             for name, value in stacked_experts(module, tensors).items():
                 setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
-        experts, rounded = pack_experts(module, tensors, self._rows)
-        self._put(path, experts)
-        self._widened.update(rounded)
+        experts = FileExperts(module, tensors, self._rows)
+        self._put(path, experts if self._for_ranks else experts.packed())
+        self._widened.update(rounded_formats(module, tensors))
         parent, _, _ = path.rpartition(".")
         for name, each in list(self.model.get_submodule(parent).named_children()):
             if name in ("gate", "router") and type(each) is not nn.Linear:
                 fix_router(each)
             elif name == "shared_expert_gate" and isinstance(each, PackedLinear):
                 self._put(f"{parent}.{name}", RepeatedGate(each))
-        for tensor in tensors.values():
-            release_mapped_pages(tensor.data.ctypes.data, tensor.data.nbytes)
         return sum(int(tensor.n_bytes) for tensor in tensors.values())
 
     def tie(self) -> None:
@@ -236,22 +235,19 @@ class _File:
             print(f"Rounded to bfloat16, since no kernel multiplies them: {kinds}.", file=sys.stderr)
 
     def _linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
-        from radixkv.model.cpu_layers.block_linear import BlockLinear
-        from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv.model.cpu_layers.whole_weights import FileProduct, PlainProduct
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
-        from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 
         flat = len(tensor.shape) == 1  # a product with one output
         if not flat:
             self._check_shape(tensor, module.weight.shape)
-        reordered = None if flat else self._reordered(module, tensor)
-        if reordered is not None:
-            return reordered
-        order = False if flat else self._order(tensor)
+        found = None if flat else self._reordered(module, tensor)
+        if found is not None:
+            return self._chosen(found)
+        order = None if flat else self._order(tensor)
         if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
-            data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(module.out_features, -1)
-            panels = BlockPanels(int(tensor.tensor_type), data, order)
-            return BlockLinear(panels, module.bias, self._rows)
+            width = module.in_features
+            return self._chosen(FileProduct([tensor], width, order, None, module.bias, self._rows))
         weight = torch.from_numpy(np.array(self._processed(tensor)))
         if weight.shape[:1] == (1,):  # a product with one output, of a file with its dimension
             weight = weight.reshape(1, -1)
@@ -261,15 +257,16 @@ class _File:
             if tensor.tensor_type.name != "BF16":
                 self._widened[tensor.tensor_type.name] += 1
             weight = weight.to(torch.bfloat16)
-        plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-        plain.weight, plain.bias = nn.Parameter(weight), module.bias
-        return PackedLinear(plain)
+        return self._chosen(PlainProduct(weight, module.bias))
 
-    def _reordered(self, module: nn.Linear, tensor: Any) -> nn.Module | None:
+    def _chosen(self, product: WholeProduct) -> nn.Module:
+        """A product as it is, where ranks choose their outputs; else in its final form."""
+        return product if self._for_ranks and product.out_features > 1 else product.packed()
+
+    def _reordered(self, module: nn.Linear, tensor: Any) -> WholeProduct | None:
         """A product whose columns are in another order, or whose parts differ in format; None: neither."""
-        from radixkv.model.cpu_layers.block_linear import ReorderedBlocks
+        from radixkv.model.cpu_layers.whole_weights import FileProduct
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
-        from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 
         parts = getattr(tensor, "parts", [tensor])
         inputs = self._processor.input_order(tensor.name) if hasattr(self._processor, "input_order") else None
@@ -278,13 +275,9 @@ class _File:
             return None
         if any(part.tensor_type not in FORMATS for part in parts):
             return None
-        panels = []
-        for part in parts:
-            data = np.ascontiguousarray(part.data).view(np.uint8)
-            panels.append(BlockPanels(int(part.tensor_type), data.reshape(int(part.shape[1]), -1), None))
         order = None if inputs is not None else self._order(tensor)
         outputs = order if isinstance(order, np.ndarray) else None
-        return ReorderedBlocks(panels, module.bias, self._rows, inputs, outputs)
+        return FileProduct(parts, module.in_features, outputs, inputs, module.bias, self._rows)
 
     def _order(self, tensor: Any) -> _Array | bool | None:
         """Return the file's row for each row of the parameter; None: the same; False: not a permutation."""

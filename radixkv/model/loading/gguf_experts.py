@@ -61,47 +61,63 @@ def expected_shapes(module: Any, tensors: dict[str, Any]) -> dict[str, tuple[int
     return shapes
 
 
-def pack_experts(module: Any, tensors: dict[str, Any], rows: Any) -> tuple[nn.Module, list[str]]:
+def rounded_formats(module: Any, tensors: dict[str, Any]) -> list[str]:
+    """Names of the formats that `pack_experts` rounds to bfloat16."""
+    from radixkv_kernels.cpu.linear.block_formats import FORMATS
+
+    kinds = [tensors[f"{name}.weight"].tensor_type for name in (*_first(module, tensors), "down")]
+    if all(kind in FORMATS for kind in kinds):
+        return []
+    return [kind.name for kind in kinds if kind.name not in ("F32", "F16", "BF16")]
+
+
+def _first(module: Any, tensors: dict[str, Any]) -> list[str]:
+    """Tensors of the experts' first product."""
+    if "gate_up.weight" in tensors:
+        return ["gate_up"]
+    return ["gate", "up"] if module.has_gate else ["up"]
+
+
+def pack_experts(module: Any, tensors: dict[str, Any], rows: Any, own: range) -> Any:
     """Make the module that takes the place of transformers' experts.
 
     Args:
         tensors: as `expected_shapes` names them; `gate_up` may stand for `gate` and `up`.
         rows: the `BlockRows` of the model.
-
-    Returns:
-        It, and the names of formats that were rounded to bfloat16.
+        own: the experts that it answers for.
     """
     from radixkv.model.cpu_layers.block_experts import BlockExperts, PackedExperts
     from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
     from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
-    first = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"] if module.has_gate else ["up"]
+    first = _first(module, tensors)
     kinds = {name: tensors[f"{name}.weight"].tensor_type for name in (*first, "down")}
 
     def bias(name: str) -> torch.Tensor | None:
         found = tensors.get(f"{name}.bias")
-        return None if found is None else torch.from_numpy(_dequantised(found.data, found.tensor_type))
+        if found is None:
+            return None
+        return torch.from_numpy(_dequantised(found.data[own.start : own.stop], found.tensor_type))
 
     def product(names: list[str]) -> ExpertProduct:
         panels = []
         for name in names:
-            data = np.ascontiguousarray(tensors[f"{name}.weight"].data).view(np.uint8)
+            data = np.ascontiguousarray(tensors[f"{name}.weight"].data[own.start : own.stop]).view(np.uint8)
             panels.append(ExpertPanels(int(kinds[name]), data.reshape(*data.shape[:2], -1)))
         return ExpertProduct(panels, [bias(name) for name in names])
 
     def packed(names: list[str]) -> list[Any]:
         biases = [bias(name) for name in names]
-        own = [tensors[f"{name}.weight"] for name in names]
-        kept = [each.tensor_type for each in own]
+        whole = [tensors[f"{name}.weight"] for name in names]
+        kept = [each.tensor_type for each in whole]
         return [
-            _packed([each.data[e] for each in own], kept, [each[e] for each in biases if each is not None])
-            for e in range(module.num_experts)
+            _packed([each.data[e] for each in whole], kept, [each[i] for each in biases if each is not None])
+            for i, e in enumerate(own)
         ]
 
     if all(kind in FORMATS for kind in kinds.values()):
-        return BlockExperts(module, product(first), product(["down"]), rows), []
-    rounded = [kind.name for kind in kinds.values() if kind.name not in ("F32", "F16", "BF16")]
-    return PackedExperts(module, packed(first), packed(["down"])), rounded
+        return BlockExperts(module, own, product(first), product(["down"]), rows)
+    return PackedExperts(module, own, packed(first), packed(["down"]))
 
 
 def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:

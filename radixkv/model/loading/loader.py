@@ -185,7 +185,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         check_chat_template(hf_tokenizer, config.chat_template)
     blocks = _keeps_blocks(config, source, device)
     if blocks:
-        model = files.block_model(hf_config, show_progress)
+        model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1)
     else:
         model = files.model(hf_config, dtype, device, show_progress)
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
@@ -251,7 +251,7 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
     else:
         from radixkv.model.loading.gguf_blocks import reason_against
 
-        reason = reason_against(source.path, config.tensor_parallel)
+        reason = reason_against(source.path)
     if reason is not None and config.gguf == "packed":
         raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
     return reason is None

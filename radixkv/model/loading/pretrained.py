@@ -167,15 +167,20 @@ class Pretrained:
         absorb_latents(model, ATTENTION_NAME)
         return model.eval().requires_grad_(False)
 
-    def block_model(self, hf_config: Any, show_progress: bool) -> Any:
+    def block_model(self, hf_config: Any, show_progress: bool, *, for_ranks: bool = False) -> Any:
         """The model of a GGUF file with its weights in blocks, as `model` gives it in float32; for a CPU.
+
+        Args:
+            for_ranks: see `load_gguf`.
 
         Raises:
             ModelLoadError: see `model`.
         """
-        return self._file_model(hf_config, show_progress)
+        return self._file_model(hf_config, show_progress, for_ranks=for_ranks)
 
-    def _file_model(self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None) -> Any:
+    def _file_model(
+        self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None, for_ranks: bool = False
+    ) -> Any:
         """The model of a GGUF file, read tensor by tensor; `dtype`: dequantised, None: as blocks."""
         from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
         from radixkv.model.latent_attention import absorb_latents
@@ -189,7 +194,9 @@ class Pretrained:
             self.explained("weights", lambda: check_size(path, hf_config))
         model = self.explained(
             "weights",
-            lambda: load_gguf(path, hf_config, attention, dtype=dtype, show_progress=show_progress),
+            lambda: load_gguf(
+                path, hf_config, attention, dtype=dtype, show_progress=show_progress, for_ranks=for_ranks
+            ),
         )
         divide_frequencies(path, model)
         if own:

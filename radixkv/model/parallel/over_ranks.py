@@ -40,7 +40,7 @@ class JoinedOverRanks(nn.Module):
     """
 
     def __init__(
-        self, term: nn.Linear, communicator: Communicator, inputs: Sequence[int], outputs: Sequence[int]
+        self, term: nn.Module, communicator: Communicator, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         super().__init__()
         self.term = term
@@ -69,7 +69,7 @@ class GatheredOverRanks(nn.Module):
         outputs: how many of them each rank has.
     """
 
-    def __init__(self, term: nn.Linear, communicator: Communicator, outputs: Sequence[int]) -> None:
+    def __init__(self, term: nn.Module, communicator: Communicator, outputs: Sequence[int]) -> None:
         super().__init__()
         self.term = term
         self.communicator = communicator

@@ -12,7 +12,8 @@
 
 A CPU's ranks compute each sum as one rank does: logits are the same, bit for bit. Sums of sums come out
 otherwise: in float32 they are as near to the truth, but not to each other, by 0.002 at worst where logits
-reach 40. Experts are added up everywhere.
+reach 40. Experts are added up everywhere: each by its columns, or with weights in blocks of a file, which a
+column does not end, whole experts each on one rank.
 
 A KV head and the query heads that share it stay together; latents are one KV head that every rank keeps.
 Layers that differ in heads are each split by their own. Rank 0 adds the biases of summed products.
@@ -32,6 +33,7 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.decoder_layers import WholeExperts, WholeProduct
 from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
@@ -250,8 +252,17 @@ def _split_latents(attention: Any, share: Share, communicator: Communicator) -> 
 def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator) -> None:
     experts = getattr(mlp, "experts", None)
     if experts is not None:
-        _split_experts(experts, share)
-        mlp.experts = SummedOverRanks(experts, communicator)
+        if isinstance(experts, WholeExperts):
+            if experts.num_experts < share.size:
+                raise ConfigError(
+                    f"--tensor-parallel {share.size} is more than the {experts.num_experts} experts of a layer, "
+                    f"which --gguf packed gives to ranks whole; use at most {experts.num_experts}"
+                )
+            own = experts.of_experts(share.heads(experts.num_experts))
+        else:
+            _split_experts(experts, share)
+            own = experts
+        mlp.experts = SummedOverRanks(own, communicator)
         for name in ("shared_expert", "shared_experts"):
             if getattr(mlp, name, None) is not None:
                 _split_mlp(getattr(mlp, name), names, share, communicator)
@@ -268,7 +279,7 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
 def _split_products(module: Any, share: Share, communicator: Communicator) -> None:
     """The large products of a layer with states, each by its outputs, which every rank then has."""
     for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear) and child.out_features >= _LEAST_COLUMNS * share.size:
+        if isinstance(child, nn.Linear | WholeProduct) and child.out_features >= _LEAST_COLUMNS * share.size:
             outputs = share.all_columns(child.out_features)
             own = _part(child, rows=[outputs[share.rank]])
             setattr(module, name, GatheredOverRanks(own, communicator, [len(each) for each in outputs]))
@@ -315,13 +326,16 @@ def _split_experts(experts: Any, share: Share) -> None:
 
 
 def _part(
-    linear: nn.Linear,
+    linear: nn.Linear | WholeProduct,
     *,
     rows: Sequence[range] | None = None,
     columns: range | None = None,
     has_bias: bool = True,
-) -> nn.Linear:
+) -> nn.Module:
     """Rows (outputs) or columns (inputs) of a layer, in memory of their own."""
+    if isinstance(linear, WholeProduct):  # on a CPU
+        assert rows is not None
+        return linear.of_outputs(rows)
     weight: torch.Tensor = linear.weight
     bias: torch.Tensor | None = linear.bias if has_bias else None
     if rows is not None:

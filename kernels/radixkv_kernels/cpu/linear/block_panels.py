@@ -198,8 +198,8 @@ class BlockPanels:
 
     Args:
         number: ggml's number of the format, one of `FORMATS`.
-        rows: uint8 [out, bytes of a row], C-contiguous: the file's blocks; not kept.
-        order: int64 [out], the row that becomes each output; None: as they are.
+        rows: uint8 [rows, bytes of a row], C-contiguous: the file's blocks; not kept.
+        order: int64 [out], the row that becomes each output, not all rows perhaps; None: as they are.
         method: of the products; None: the fastest.
 
     Attributes:
@@ -220,11 +220,16 @@ class BlockPanels:
     ) -> None:
         self.method = default_method() if method is None else method
         self.format = FORMATS[number]
-        self.out_features, row_bytes = rows.shape
+        count, row_bytes = rows.shape
         units, rest = divmod(row_bytes, self.format.file_bytes)
         if rest or not units or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
             raise ValueError(f"rows of {row_bytes} bytes are not whole blocks of {self.format.name}")
         self.in_features = units * self.format.inputs
+        order = np.arange(count) if order is None else order
+        order = np.ascontiguousarray(order, dtype=np.int64)
+        if order.ndim != 1 or not len(order) or order.min() < 0 or order.max() >= count:
+            raise ValueError(f"an order must name rows out of {count}")
+        self.out_features = len(order)
         columns = self.method.columns
         self.panels = -(-self.out_features // columns)
         unit_bytes = self.format.column_bytes * columns
@@ -232,10 +237,6 @@ class BlockPanels:
         self._memory = torch.empty(self.panels * self.panel_bytes + _CACHE_LINE, dtype=torch.uint8)
         ask_for_large_pages(self._memory)
         self.address = -(-self._memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE
-        order = np.arange(self.out_features) if order is None else order
-        order = np.ascontiguousarray(order, dtype=np.int64)
-        if order.shape != (self.out_features,) or order.min() < 0 or order.max() >= self.out_features:
-            raise ValueError(f"an order of {self.out_features} rows must name each of them")
         block = ArgumentBlock(_NUM_ARGUMENTS)
         a = block.values
         a[PANELS], a[UNITS], a[OUTPUTS] = self.panels, units, self.out_features
