@@ -93,9 +93,10 @@ class PlainProduct(WholeProduct):
         return PlainProduct(self._stored[index], None if self.bias is None else self.bias[index])
 
     def packed(self) -> PackedLinear:
-        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        plain = nn.Linear(*self._stored.shape[::-1], bias=self.bias is not None, device="meta")
         plain.weight = nn.Parameter(self._stored, requires_grad=False)
-        plain.bias = None if self.bias is None else nn.Parameter(self.bias, requires_grad=False)
+        if self.bias is not None:
+            plain.bias = nn.Parameter(self.bias, requires_grad=False)
         return PackedLinear(plain)
 
 
