@@ -93,7 +93,8 @@ class PlainProduct(WholeProduct):
         return PlainProduct(self._stored[index], None if self.bias is None else self.bias[index])
 
     def packed(self) -> PackedLinear:
-        plain = nn.Linear(*self._stored.shape[::-1], bias=self.bias is not None, device="meta")
+        has_bias = self.bias is not None
+        plain = nn.Linear(self.in_features, self.out_features, bias=has_bias, device="meta")
         plain.weight = nn.Parameter(self._stored, requires_grad=False)
         if self.bias is not None:
             plain.bias = nn.Parameter(self.bias, requires_grad=False)
