@@ -255,8 +255,8 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
         if isinstance(experts, WholeExperts):
             if experts.num_experts < share.size:
                 raise ConfigError(
-                    f"--tensor-parallel {share.size} is more than the {experts.num_experts} experts of a layer, "
-                    f"which --gguf packed gives to ranks whole; use at most {experts.num_experts}"
+                    f"--tensor-parallel {share.size} is more than the {experts.num_experts} experts of a "
+                    f"layer, which --gguf packed gives to ranks whole; use at most {experts.num_experts}"
                 )
             own = experts.of_experts(share.heads(experts.num_experts))
         else:
