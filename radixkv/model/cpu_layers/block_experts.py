@@ -106,9 +106,7 @@ class PackedExperts(SortedExperts):
         gate_up, down: a product for each of its own experts; gates come first.
     """
 
-    def __init__(
-        self, plain: Any, own: range, gate_up: list[PackedLinear], down: list[PackedLinear]
-    ) -> None:
+    def __init__(self, plain: Any, own: range, gate_up: list[PackedLinear], down: list[PackedLinear]) -> None:
         super().__init__(plain, own)
         self.gate_up, self.down = gate_up, down
 
