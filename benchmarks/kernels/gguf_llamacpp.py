@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF files kept as blocks beside llama.cpp on the same file: CPU time of a token, of 8, of a prompt.
 
-llama.cpp comes from the xllamacpp wheel, whose kernels are compiled for AVX2: on a processor with AVX-512 it
-is slower than llama.cpp compiled there. It runs twice, with its blocks as they are ("plain") and reordered
-("repacked", its default). Each engine is a process with one thread that takes turns with the same random
-prompts; the clock is CPU time of the whole process, with scheduling, sampling and text, so that other
-programs disturb less. A token's time is the difference between answers of 1 and of 9 tokens.
+llama.cpp is the server of the xllamacpp wheel, whose kernels are compiled for AVX2, or with `--llama-server`
+one that was compiled for this processor: on one with AVX-512 the wheel is slower. It runs twice, with its
+blocks as they are ("plain") and reordered ("repacked", its default). Each engine is a process with one thread
+that takes turns with the same random prompts; the clock is CPU time of the whole process, with scheduling,
+sampling and text, so that other programs disturb less. A token's time is the difference between answers of 1
+and of 17 tokens.
 
-    python -m benchmarks.gguf_llamacpp FILE.gguf ... [--rounds N] [--prompt N] [--json FILE]
+    python -m benchmarks.gguf_llamacpp FILE.gguf ... [--rounds N] [--prompt N] [--json OUT]
+    python -m benchmarks.gguf_llamacpp FILE.gguf --llama-server llama.cpp/build/bin/llama-server
 
 A round of a billion weights takes about 20 s of CPU per engine with AVX2. `--prompt 128` saves a half.
 """
@@ -24,26 +26,38 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import write_figures
-from benchmarks.peers.engines import script
-from benchmarks.peers.environment import prepare_environment
-from benchmarks.peers.llama_cpp import REQUIREMENTS
+from benchmarks.peers.llama_cpp import Build, find_build
+from benchmarks.peers.process import RunningServer
+from radixkv.model.loading.model_cache import cache_home
 
-SLOTS, MORE = 8, 8
-ENGINES = ("radixkv", "llama.cpp plain", "llama.cpp repacked")
+SLOTS, MORE = 8, 16
+RADIXKV = "radixkv"
+#: Name -> options of llama.cpp's server.
+LLAMA_CPP = {"llama.cpp plain": ["--no-repack"], "llama.cpp repacked": []}
 SHORT = 16
+_PATIENCE_S = 3600
 
 
-class Engine:
-    """A process that takes turns.
+class Engine(Protocol):
+    """A process that takes turns."""
+
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """CPU seconds of one turn: all prompts at once, greedy, as many tokens of each whatever they are."""
+
+
+class RadixKV:
+    """radixkv in a process.
 
     Attributes:
-        about: what it said at its start: CPU seconds of it, the instructions it uses.
+        about: what it said at its start: CPU seconds of it, the model's vocabulary.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -53,30 +67,48 @@ class Engine:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # llama.cpp may print lines of its own
+            if line.startswith("{"):
                 return dict(json.loads(line))
         raise RuntimeError(f"the engine ended: {self._process.args!r}")
 
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
-        """CPU seconds of one turn."""
+        """See `Engine`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
         return float(self._answer()["cpu_s"])
 
 
+class LlamaCpp:
+    """llama.cpp's server, idle between the turns."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._process = psutil.Process(server.process.pid)
+        self._client = httpx.Client(base_url=server.url, timeout=_PATIENCE_S, trust_env=False)
+
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """See `Engine`."""
+        body = {
+            "prompt": prompts, "n_predict": tokens, "temperature": 0, "ignore_eos": True,
+            "cache_prompt": False,
+        }  # fmt: skip
+        began = self._process.cpu_times()
+        answers = self._client.post("/completion", json=body).raise_for_status().json()
+        ended = self._process.cpu_times()
+        each = answers if isinstance(answers, list) else [answers]
+        assert [answer["tokens_predicted"] for answer in each] == [tokens] * len(prompts), answers
+        return ended.user + ended.system - began.user - began.system
+
+
 @contextlib.contextmanager
-def started(name: str, file: str) -> Iterator[Engine]:
-    """An engine on a file, until the end of the block."""
+def radixkv_engine(file: str) -> Iterator[RadixKV]:
+    """radixkv on a file, until the end of the block."""
     command = [sys.executable, "-m", "benchmarks.gguf_llamacpp", file, "--here"]
-    if name != "radixkv":
-        environment = prepare_environment("llamacpp", REQUIREMENTS, timeout=600)
-        command = [*script(environment, "llamacpp_turns.py"), file, str(SLOTS), name.split()[1]]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        yield Engine(process)
+        yield RadixKV(process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -84,6 +116,15 @@ def started(name: str, file: str) -> Iterator[Engine]:
             process.wait(30)
         except subprocess.TimeoutExpired:  # its measurements are done
             process.kill()
+
+
+@contextlib.contextmanager
+def llama_cpp_engine(build: Build, file: str, options: list[str]) -> Iterator[LlamaCpp]:
+    """llama.cpp on a file, until the end of the block."""
+    log = cache_home() / "peers" / "logs" / "gguf_llamacpp.log"
+    started = build.start(Path(file), *options, slots=SLOTS, context=1024, threads=1, log=log, timeout=300)
+    with started as server:
+        yield LlamaCpp(server)
 
 
 def turns_here(file: str) -> None:
@@ -105,13 +146,16 @@ def turns_here(file: str) -> None:
         print(json.dumps({"cpu_s": time.process_time() - began}), flush=True)
 
 
-def measure(engines: dict[str, Engine], rounds: int, length: int) -> dict[str, dict[str, float]]:
+def measure(
+    engines: dict[str, Engine], vocabulary: int, rounds: int, length: int
+) -> dict[str, dict[str, float]]:
     """Milliseconds of each step and engine: medians over the rounds.
 
     Args:
+        vocabulary: tokens of the model.
         length: of the long prompt.
     """
-    prompts = Prompts(int(engines["radixkv"].about["vocabulary"]))
+    prompts = Prompts(vocabulary)
     found: dict[str, dict[str, list[float]]] = {}
     for engine in engines.values():  # what is made at the first call
         engine.seconds(prompts.draw(SLOTS, 4), 2)
@@ -161,6 +205,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument(
+        "--llama-server",
+        type=Path,
+        metavar="PROGRAM",
+        help="measure the llama.cpp of this program, compiled for this processor, in place of the wheel",
+    )
     parser.add_argument("--rounds", type=int, default=2, help="turns (default 2)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the long prompt (default 512)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
@@ -169,21 +219,24 @@ def main() -> None:
     if args.here:
         turns_here(args.files[0])
         return
+    build = find_build(args.llama_server, install_timeout=600)
     results: list[dict[str, Any]] = []
     for file in args.files:
         with contextlib.ExitStack() as stack:
-            engines = {name: stack.enter_context(started(name, file)) for name in ENGINES}
-            steps = measure(engines, args.rounds, args.prompt)
-            about = {name: engine.about for name, engine in engines.items()}
-        results.append({"file": Path(file).name, "steps": steps, "about": about})
-        table = Table("ms of CPU", *ENGINES, "of the better llama.cpp", title=Path(file).name)
+            own = stack.enter_context(radixkv_engine(file))
+            engines: dict[str, Engine] = {RADIXKV: own}
+            for name, options in LLAMA_CPP.items():
+                engines[name] = stack.enter_context(llama_cpp_engine(build, file, options))
+            steps = measure(engines, int(own.about["vocabulary"]), args.rounds, args.prompt)
+        results.append({"file": Path(file).name, "start_s": own.about["start_s"], "steps": steps})
+        table = Table("ms of CPU", *engines, "of the better llama.cpp", title=Path(file).name)
         for step, times in steps.items():
-            better = min(times[name] for name in ENGINES[1:])
-            cells = [f"{times[name]:.1f}" for name in ENGINES]
-            table.add_row(step, *cells, f"{times['radixkv'] / better:.2f}")
+            better = min(times[name] for name in LLAMA_CPP)
+            cells = [f"{times[name]:.1f}" for name in engines]
+            table.add_row(step, *cells, f"{times[RADIXKV] / better:.2f}")
         Console(width=100).print(table)
-    versions = prepare_environment("llamacpp", REQUIREMENTS, timeout=600).versions("xllamacpp")
-    write_figures(args.json, "gguf_llamacpp", {"versions": versions, "results": results})
+    print(f"llama.cpp: {build.versions}")
+    write_figures(args.json, "gguf_llamacpp", {"versions": build.versions, "results": results})
 
 
 if __name__ == "__main__":

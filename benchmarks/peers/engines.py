@@ -39,6 +39,7 @@ class Places:
 
     Attributes:
         only_gguf: the GGUF file is any one, which all engines serve in its own precision.
+        llama_server: of a llama.cpp to measure in place of the wheel's.
     """
 
     model_folder: Path
@@ -47,6 +48,7 @@ class Places:
     install_timeout: float
     start_timeout: float
     only_gguf: bool = False
+    llama_server: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def prepare_environment(
 
 
 def run_step(command: Sequence[str], *, timeout: float, what: str) -> str:
-    """Run one command of a set-up and return what it printed.
+    """Run one command of a set-up and return what it printed, to standard error if to nothing else.
 
     Raises:
         PeerUnavailable: it failed or took longer than `timeout` seconds.
@@ -121,4 +121,4 @@ def run_step(command: Sequence[str], *, timeout: float, what: str) -> str:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
         raise PeerUnavailable(f"{what}: exit code {done.returncode}: {errors[-1][:300]}")
-    return done.stdout
+    return done.stdout or done.stderr

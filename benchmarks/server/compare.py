@@ -11,6 +11,7 @@ equals radixkv's float32 answer. W1 warm and what follows run on the server that
     python -m benchmarks.compare --peers vllm,llamacpp,transformers
     python -m benchmarks.compare --peers vllm --workloads "W1 cold,W1 warm" --rounds 5 --json results.json
     python -m benchmarks.compare --peers llamacpp --gguf model.Q4_K_M.gguf --rounds 1
+    python -m benchmarks.compare --peers llamacpp --llama-server llama.cpp/build/bin/llama-server
     python -m benchmarks.compare --list
 """
 
@@ -314,6 +315,12 @@ def main() -> None:
         metavar="FILE",
         help="serve this file's blocks beside llama.cpp, in place of the model",
     )
+    parser.add_argument(
+        "--llama-server",
+        type=Path,
+        metavar="PROGRAM",
+        help="measure the llama.cpp of this program, compiled for this processor, in place of the wheel",
+    )
     parser.add_argument("--list", action="store_true", help="set the peers up, list their settings and stop")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first round's prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here after every run")
@@ -345,6 +352,7 @@ def main() -> None:
         install_timeout=args.install_timeout,
         start_timeout=args.start_timeout,
         only_gguf=args.gguf is not None,
+        llama_server=args.llama_server,
     )
     comparison = prepare(names, places, wanted)
     if args.list:
