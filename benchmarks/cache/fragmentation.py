@@ -35,10 +35,10 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.pool_usage import PoolUsage, measure_pool
+from benchmarks.token_prompts import scaled as scaled_trace
+from benchmarks.token_prompts import token_prompts
 from benchmarks.traces import traces_folder
 from radixkv.cli.replay.simulate import simulate
-from radixkv.cli.replay.token_prompts import scaled as scaled_trace
-from radixkv.cli.replay.token_prompts import token_prompts
 from radixkv.cli.replay.workload import DISTRIBUTIONS, Workload, from_distribution, from_file
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine

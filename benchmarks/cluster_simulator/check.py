@@ -14,7 +14,7 @@ from benchmarks.cluster_simulator.routers import RoundRobin
 from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
 from benchmarks.cluster_simulator.simulation import ClusterConfig, ClusterSimulation
 from benchmarks.cluster_simulator.step_cost import StepCost
-from radixkv.cli.replay.token_prompts import token_prompts
+from benchmarks.token_prompts import token_prompts
 from radixkv.cli.replay.trace import Trace
 from radixkv.engine.engine import Engine
 

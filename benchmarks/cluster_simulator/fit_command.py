@@ -13,10 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.cluster_simulator.step_cost import Fit, fit
+from benchmarks.token_prompts import scaled
 from radixkv.cli.output_files import check_writable, write_json
 from radixkv.cli.replay.options import JsonOption, LimitOption, TokenizerOption
 from radixkv.cli.replay.readers import ReadOptions, read_trace
-from radixkv.cli.replay.token_prompts import scaled
 from radixkv.cli.replay.trace import Trace
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 

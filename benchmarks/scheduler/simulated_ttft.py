@@ -22,9 +22,9 @@ from rich.console import Console
 from benchmarks.cluster_simulator.fit_command import fit_and_check
 from benchmarks.cluster_simulator.reference_step import WallClock
 from benchmarks.figures import write_figures
+from benchmarks.token_prompts import scaled
 from benchmarks.traces import traces_folder
 from radixkv.cli.replay.readers import ReadOptions, read_trace
-from radixkv.cli.replay.token_prompts import scaled
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.entrypoints.builder import build_engine
 

@@ -2,7 +2,9 @@
 """Bound the product of `&` and `~` in a Lark grammar.
 
 llguidance follows a conjunction of regular expressions by all combinations of where each of them may be, and
-can't be interrupted within one character: 25 terms with two ways each take all memory there is. O(length).
+can't be interrupted within one character: 25 terms with two ways each take all memory there is. A trial does
+not find out where the conjunction begins late: after `/x{40}/` llguidance 1.9 accepts one in 20 ms, and its
+41st mask does not end. O(length).
 """
 
 from __future__ import annotations

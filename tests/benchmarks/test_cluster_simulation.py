@@ -28,10 +28,10 @@ from benchmarks.cluster_simulator.simulated_replica import ReplicaConfig
 from benchmarks.cluster_simulator.simulation import ClusterConfig, ClusterRun, ClusterSimulation
 from benchmarks.cluster_simulator.step_cost import StepCost, fit, make_cost, read_cost
 from benchmarks.fragmentation import save_small_model
+from benchmarks.token_prompts import scaled, token_prompts
 from radixkv.cli.options import parse_names
 from radixkv.cli.replay.driver import replay
 from radixkv.cli.replay.readers import ReadOptions, read_trace
-from radixkv.cli.replay.token_prompts import scaled, token_prompts
 from radixkv.cli.replay.trace import Trace, TraceBuilder
 from radixkv.errors import ConfigError
 

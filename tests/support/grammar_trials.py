@@ -110,6 +110,14 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "& and ~",
     ),
+    "joined where no trial comes": (
+        {"grammar": "start: X\nX: /x{40}/ Y?\nY: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(25))},
+        "& and ~",
+    ),
+    "patterns in allOf where no trial comes": (
+        {"json": {"allOf": [{"pattern": f"^([a-z]{{0,39}}|z{{40}}.*a.{{{i}}}b.*)$"} for i in range(25)]}},
+        "pattern",
+    ),
     "nested repetition with blanks": ({"regex": "((a{1, 1000}){ 1 , 1000 }){1,1000 }"}, "repetition"),
     "megabytes at least": (
         {"json": {"type": "array", "items": {"const": "x" * 1000}, "minItems": 10**6, "maxItems": 2 * 10**6}},

@@ -49,10 +49,6 @@ class FusedGpuLayer(nn.Module):
         self.norms_after = (parts.after_attention, parts.after_mlp)
         self.multiplier = parts.multiplier
         self.communicator = parts.communicator
-        self._is_merged = (
-            len(parts.attention.merged) == 1,
-            self.gated is not None and len(self.gated.gate_up) == 1,
-        )
 
     def adapt(self, slot_of: SlotOf) -> None:
         """See `radixkv.model.adapters.attachment`."""

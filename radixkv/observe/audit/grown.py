@@ -130,8 +130,8 @@ class GrownTokens:
 
     __slots__ = ("_buffer", "_length")
 
-    def __init__(self, data: bytes = b"") -> None:
-        self._buffer, self._length = bytearray(data), len(data)
+    def __init__(self) -> None:
+        self._buffer, self._length = bytearray(), 0
 
     def grown(self, more: bytes) -> GrownTokens:
         """Return the tokens with more at their end. O(new bytes), if nothing different follows them yet."""

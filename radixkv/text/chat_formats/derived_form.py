@@ -55,15 +55,10 @@ class _NoForm(Exception):
     """The template writes calls in no way that can be told from text."""
 
 
-def with_derived_form(
-    chat_format: ChatFormat, render: RenderText, traits: TemplateTraits, *, tokens: Sequence[str] = ()
-) -> ChatFormat:
+def with_derived_form(chat_format: ChatFormat, render: RenderText, traits: TemplateTraits) -> ChatFormat:
     """Return the format with a form read off the template, where none of its own reads what that renders.
 
     Costs about four small renderings.
-
-    Args:
-        tokens: special tokens of the vocabulary, which end a message.
     """
     if not traits.calls:
         return chat_format

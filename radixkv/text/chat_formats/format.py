@@ -21,8 +21,6 @@ from radixkv.text.trusted_text import TrustedText
 #: Tokens of a prompt's end that may open a region.
 TAIL_TOKENS = 64
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-#: Parts of marks that are tokens in some vocabulary.
-_TOKEN = re.compile(r"<[^<>\s=\"]*(?:\"\|)?>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[")
 
 THINK = Section(("<think>",), ("</think>",))
 
@@ -87,11 +85,6 @@ class ChatFormat:
         """The form of calls that is written; None: the format has no calls."""
         return self.forms[0] if self.forms else None
 
-    @property
-    def call_marks(self) -> tuple[str, ...]:
-        """The marks that open calls."""
-        return tuple(dict.fromkeys(mark for form in self.forms for mark in (*form.opens, *form.bare)))
-
     def marks(self) -> tuple[str, ...]:
         """Return all texts in marks, with placeholders for names in them."""
         sections = [part for part in (self.reasoning, self.spoken) if part is not None]
@@ -101,10 +94,6 @@ class ChatFormat:
         if self.response is not None:
             found += self.response.texts
         return (*found, *self.dropped)
-
-    def mark_tokens(self) -> tuple[str, ...]:
-        """Return the parts of marks that look like tokens."""
-        return tuple(dict.fromkeys(token for mark in self.marks() for token in _TOKEN.findall(mark)))
 
     def with_vocabulary(self, spellings: Iterable[str]) -> ChatFormat:
         """Return the format with the special tokens of a vocabulary that are part of its marks."""

@@ -8,7 +8,6 @@ talk to this server alone, forbids inline scripts, and lets no other page frame 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
@@ -52,7 +51,7 @@ class StaticFile:
         headers = {**HEADERS, "Content-Type": media_type, "ETag": tag}
         return cls("/" if name == PAGE else f"/console/{name}", body, headers)
 
-    def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Return the file, or 304 for a browser that has it."""
         known = [
             tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
@@ -72,12 +71,5 @@ def console_api() -> Api:
     router = APIRouter()
     files = static_files()
     for file in files:
-        router.add_api_route(file.path, _sender(file), methods=["GET", "HEAD"], include_in_schema=False)
+        router.add_api_route(file.path, file.answer, methods=["GET", "HEAD"], include_in_schema=False)
     return Api(router, open_paths=frozenset(file.path for file in files))
-
-
-def _sender(file: StaticFile) -> Callable[[Request], Awaitable[Response]]:
-    async def send(request: Request) -> Response:
-        return file.answer(request)
-
-    return send

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import ApiError
+from radixkv_server.http.slow_clients import SlowClientAbort
 from radixkv_server.settings import ServerSettings
 
 
@@ -89,10 +90,9 @@ LINGER_S = 2.0
 MAX_UNSENT_BYTES = 64 * 1024
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedProtocol(SlowClientAbort, H11Protocol):
     """A connection; `guarded_protocol` subclasses it with the server's settings and dialects."""
 
-    settings: ServerSettings
     dialects: Dialects
 
     def __init__(
@@ -108,7 +108,6 @@ class GuardedProtocol(H11Protocol):
         self._phase = "idle"
         self._lingering = False
         self._upgraded = False
-        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -118,7 +117,6 @@ class GuardedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._enter("idle")
-        self._clear_stalled()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -145,19 +143,6 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
         else:
             super().shutdown()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(self.settings.slow_client_timeout_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self._clear_stalled()
-        super().resume_writing()
-
-    def _clear_stalled(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
 
     def send_400_response(self, msg: str) -> None:
         """Called by the base class from its `except` clause for a request that h11 can't parse."""

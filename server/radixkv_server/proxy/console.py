@@ -45,7 +45,7 @@ def make_app(watched: Watched, prices: Prices | None, host: str) -> FastAPI:
     )
     views = Views(watched, prices)
     for file in _page_files():
-        app.add_api_route(file.path, _sender(file), methods=["GET", "HEAD"])
+        app.add_api_route(file.path, file.answer, methods=["GET", "HEAD"])
 
     @app.get("/v1/cache")
     async def overview() -> Response:
@@ -101,13 +101,6 @@ async def _frames(watched: Watched, views: Views, limit: int) -> AsyncIterator[b
 
 def _frame(event: str, requests: list[Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (event.encode(), dump({"requests": requests}))
-
-
-def _sender(file: StaticFile) -> Any:
-    async def send(request: Request) -> Response:
-        return file.answer(request)
-
-    return send
 
 
 def _json(value: Json, status: int = 200) -> Response:

@@ -167,7 +167,7 @@ def test_hostile_texts_take_linear_time(name: str) -> None:
         return time.thread_time() - started
 
     whole = FORMATS[name].write_calls(CALLS)
-    for attack in (FORMATS[name].call_marks[0], whole[: len(whole) // 2], whole[:-1]):
+    for attack in (FORMATS[name].forms[0].opens[0], whole[: len(whole) // 2], whole[:-1]):
         short, long = (attack * (size // len(attack)) for size in (1 << 11, 1 << 14))
         # The best of some: a busy machine can only make them slower. In quadratic time it were 64 times.
         assert min(seconds(long) for _ in range(2)) < 32 * min(seconds(short) for _ in range(3)), attack

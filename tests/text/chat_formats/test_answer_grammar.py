@@ -20,6 +20,8 @@ from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import FORMATS
 
 END = 256
+#: Parts of marks that are tokens in some vocabulary.
+TOKEN = re.compile(r"<[^<>\s=\"]*(?:\"\|)?>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[")
 PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}},
@@ -70,8 +72,8 @@ class Marked:
 
 class Case:
     def __init__(self, chat_format: ChatFormat, special: bool) -> None:
-        marks = chat_format.mark_tokens() if special else ()
-        self.format = chat_format.with_vocabulary(marks)
+        marks = chat_format.marks() if special else ()
+        self.format = chat_format.with_vocabulary(token for mark in marks for token in TOKEN.findall(mark))
         self.tokenizer = Marked(self.format.special_tokens)
         self.compiler = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {END}))
         self.call = chat_format.write_calls([("look", '{"a": 12}')])

@@ -351,7 +351,8 @@ def test_a_free_call_that_is_cut_off_is_no_content(name: str, said: str) -> None
     written = written.lstrip()
     if said and written.startswith(("{", "[{")):
         return  # such a family does not speak before it calls
-    mark = max((m for m in known.call_marks if written.startswith(m)), key=len, default="")
+    marks = [mark for form in known.forms for mark in (*form.opens, *form.bare)]
+    mark = max((one for one in marks if written.startswith(one)), key=len, default="")
     for end in range(min(len(mark), TELLING), len(written)):
         if written.startswith("{") and end <= written.index("look"):
             continue  # any object begins like that
