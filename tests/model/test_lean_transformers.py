@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import transformers
+import transformers.models
 from packaging.version import Version
 from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
 
-#: Prints the tokens of a prompt, what was imported for nothing, and whether the compiler's stand-in stays.
+#: Prints the tokens of a prompt, what was imported for nothing, whether the compiler's stand-in stays, and
+#: the names of all models.
 OWN_PROCESS = """
 import json, sys
 from radixkv.model.loading.lean_transformers import allow_lean_imports
@@ -30,7 +32,8 @@ from transformers.masking_utils import TransformGetItemToIndex
 TransformGetItemToIndex().__enter__().__exit__(None, None, None)
 import torch._dynamo
 stays = torch.compiler.disable(len) is len or not hasattr(torch._dynamo, "optimize")
-print(json.dumps([outputs[0].outputs[0].token_ids, loaded, stays]))
+from transformers import models
+print(json.dumps([outputs[0].outputs[0].token_ids, loaded, stays, sorted(set(models.__all__))]))
 """
 
 
@@ -47,4 +50,5 @@ def test_tokens_are_the_same_without_what_only_training_imports(tmp_path: Path) 
     with LLM(str(folder), num_blocks=64) as llm:
         outputs = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0))
     out, _ = process.communicate(timeout=120)
-    assert json.loads(out) == [outputs[0].outputs[0].token_ids, [], False]
+    names = sorted(set(transformers.models.__all__))
+    assert json.loads(out) == [outputs[0].outputs[0].token_ids, [], False, names]

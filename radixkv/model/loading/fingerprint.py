@@ -25,7 +25,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-_READ_SIZE = 4 << 20
+_READ_SIZE = 256 << 10  # stays in the cache of a core
 
 
 def fingerprint(source: ModelSource, *facts: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of a GGUF file, read tensor by tensor from the mapped file: its weights stay blocks, in panels.
 
-    1. the model is built without memory for its weights (on torch's meta device)
+    1. the model is built without memory for its weights
     2. norms, biases and other small tensors become float32
     3. each linear layer's blocks become panels, and so do experts' (`gguf_experts`); formats without a kernel
        are rounded to bfloat16
@@ -37,6 +37,7 @@ from radixkv.model.loading.gguf_experts import (
 from radixkv.model.loading.gguf_metadata import known_metadata
 from radixkv.model.loading.gguf_tensors import STAY_PLAIN, join_tensors, tensor_names
 from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.loading.without_memory import build_without_memory
 
 if TYPE_CHECKING:
     from radixkv.model.decoder_layers import WholeProduct
@@ -93,8 +94,9 @@ def load_gguf(
     reader = gguf.GGUFReader(str(path))
     if not reader.tensors:
         raise ModelLoadError(f"{path} has a vocabulary and no weights; give the model's file.")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    model: Any = build_without_memory(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    )
     _make_buffers(model)
     file = _File(path, reader, model, dtype, for_ranks)
     total = sum(int(tensor.n_bytes) for tensor in reader.tensors)

@@ -5,7 +5,8 @@ transformers imports both, and scipy where it is installed, with any model, for 
 CPU has no use for: they are over half of the CPU time of its import. In a process that has called
 `allow_lean_imports`, empty modules stand in for them while a model is loaded. transformers then does as
 with a torch that was built without distributed tensors, and functions marked for torch's compiler stay as
-they are. Afterwards, the compiler is imported when something needs it. A program that imports radixkv gets
+they are. Afterwards, the compiler is imported when something needs it. It also reads the sources of all
+models for their names once, not twice. A program that imports radixkv gets
 transformers as it is.
 
 The names below are those of transformers 5.17 to 5.23: with another that does not fit, all is imported.
@@ -14,9 +15,10 @@ The names below are those of transformers 5.17 to 5.23: with another that does n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -78,12 +80,17 @@ def _stand_ins() -> Iterator[None]:
         __path__=[], disable=_as_it_is, allow_in_graph=_as_it_is, assume_constant_result=_as_it_is
     )
     vars(wrapped).update(TransformGetItemToIndex=_TransformGetItemToIndex)
+    # Of kernels from the hub: the folder of that name beside this package would have it read the metadata of
+    # all installed packages.
     places: list[tuple[Any, str, Any]] = [
         (module, name, no)
         for module in (utils, import_utils)
-        for name in ("is_torch_distributed_available", "is_scipy_available")
+        for name in ("is_torch_distributed_available", "is_scipy_available", "is_kernels_available")
     ]
-    places += [(torch.compiler, "disable", _as_it_is)]
+    places += [
+        (torch.compiler, "disable", _as_it_is),
+        (import_utils, "define_import_structure", _structure(import_utils.define_import_structure)),
+    ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     sys.modules |= {_COMPILER: compiler, _WRAPPED: wrapped}
     vars(torch)["_dynamo"] = compiler
@@ -98,6 +105,26 @@ def _stand_ins() -> Iterator[None]:
         vars(torch).pop("_dynamo", None)
         for name in (_COMPILER, _WRAPPED):
             sys.modules.pop(name, None)
+
+
+def _structure(define: Callable[..., Any]) -> Callable[..., Any]:
+    """`define` that does not read the sources of all models again, since transformers has their names."""
+
+    def define_import_structure(module_path: str, prefix: str | None = None) -> Any:
+        import transformers
+
+        if prefix is None and Path(module_path) == Path(transformers.__path__[0], "models", "__init__.py"):
+            names = vars(transformers)["_import_structure"]
+            return {
+                frozenset(): {
+                    module.removeprefix("models."): set(exported)
+                    for module, exported in names.items()
+                    if module.startswith("models.")
+                }
+            }
+        return define(module_path, prefix)
+
+    return define_import_structure
 
 
 def _as_it_is(function: Any = None, *_: object, **__: object) -> Any:
