@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a prompt an adapter begins: at its first token, or, if it is activated, at its last invocation."""
+"""Start of an adapter in a prompt: the first token or, if it is activated, its last invocation."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class PromptLimits:
         return encoded
 
     def namespace(self, namespace: NamespaceName, num_tokens: int) -> NamespaceName:
-        """Where in a namespace a sequence of so many tokens is shared."""
+        """Return the part of a namespace that shares a sequence of this length."""
         return namespace if self.lengths is None else self.lengths.namespace(namespace, num_tokens)
 
     def check_ids(self, token_ids: Iterable[int], param: str) -> None:

@@ -32,7 +32,7 @@ from radixkv.text.thread_priority import yield_to_steps
 STACK_BYTES = 256 * 2**20
 #: A trial that the steps leave no core for is given up after this.
 MAX_WALL_S = 60.0
-#: Most bytes of a verdict: with its frame, what is written to a pipe at once (POSIX says 512, Linux 4,096).
+#: Most bytes of a verdict: with its frame, the bytes that a pipe takes at once (POSIX says 512, Linux 4,096).
 MAX_VERDICT_BYTES = (512 if sys.platform != "linux" else 4096) - 4
 NICENESS = 10
 _PR_SET_PDEATHSIG = 1

@@ -112,7 +112,7 @@ def _choose_by_row(module: Any, bounds: tuple[int, ...]) -> None:
 
 
 def _frequencies(module: Any, length: int) -> Iterator[tuple[str, Tensor]]:
-    """The buffers of a rotary embedding's frequencies for sequences of so many tokens, by name."""
+    """The buffers of a rotary embedding's frequencies for sequences of a length, by name."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     for kind, layer_type in _dependent(module):

@@ -58,7 +58,7 @@ def size_states(
     most_rings = config.max_num_seqs
 
     def fitting(size: float, beside: int = 0) -> int:
-        """How many states fit, with rings for the requests that they let run and `beside` bytes each."""
+        """Number of states that fit, with rings for their running requests and `beside` bytes each."""
         each = one.bytes_per_slot + beside
         num_slots = int(size // (each + one.bytes_per_ring / _SLOTS_PER_REQUEST))
         if num_slots < _SLOTS_PER_REQUEST * most_rings:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 # Values that any vector loop of torch takes at once.
 _VECTOR = 64
-# At most so many are given to one thread together (torch's grain size); of slower functions fewer.
+# Most numbers that a thread gets together (torch's grain size); of slower functions fewer.
 _GRAIN, _SHORT_GRAIN = 32768, 2048
 _ACTIVATIONS = frozenset(
     {F.silu, F.gelu, F.softplus, F.sigmoid, F.tanh, F.mish, F.elu}
@@ -75,7 +75,7 @@ class AlignedActivations:
 
     @contextmanager
     def step(self, num_rows: int) -> Iterator[None]:
-        """Compute a step of so many rows within."""
+        """Compute a step of this number of rows within."""
         mode = self._mode
         if mode is None:
             yield

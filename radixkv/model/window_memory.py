@@ -20,7 +20,7 @@ logger = logging.getLogger("radixkv")
 _LEAST_WINDOWS, _LEAST_TOKENS = 8, 8192
 #: Of the memory for K/V, windows get this share at most when nothing is said.
 _LARGEST_SHARE = 1 / 3
-#: One kept window for so many windows' worth of tokens, besides those of running requests.
+#: Windows' worth of tokens for each kept window, beside the windows of running requests.
 _TOKENS_PER_KEPT = 16
 #: Windows are kept whole rather than let fewer requests run at once.
 _LEAST_REQUESTS = 4

@@ -45,7 +45,7 @@ class LengthClasses:
     ends: tuple[int, ...] = ()
 
     def index(self, num_tokens: int) -> int:
-        """The class of a sequence of so many tokens. O(log classes)."""
+        """The class of a sequence of this length. O(log classes)."""
         return bisect_left(self.ends, num_tokens)
 
     def end(self, num_tokens: int) -> int:
@@ -54,7 +54,7 @@ class LengthClasses:
         return self.ends[index] if index < len(self.ends) else sys.maxsize
 
     def namespace(self, namespace: NamespaceName, num_tokens: int) -> NamespaceName:
-        """The namespace in which the K/V of a sequence of so many tokens is shared. O(log classes).
+        """The namespace in which the K/V of a sequence of this length is shared. O(log classes).
 
         >>> LengthClasses((64,)).namespace(("alice", "", "", "sha256:1f"), 65)
         ('alice', '', '', 'sha256:1f', 'longer than 64')

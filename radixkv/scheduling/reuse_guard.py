@@ -24,7 +24,7 @@ from radixkv.scheduling.sequence_state import SequenceState
 
 # Share of the time to compute the pool for which an idle prefix counts as in use.
 IN_USE_SHARE = 0.5
-# A prompt is held back for so many times the age at which prefixes may go.
+# A prompt is held back for this multiple of the age at which prefixes may go.
 PATIENCE = 8
 # Prefixes count as in use where this share of the latest requests found half of their prompts cached.
 RETURNING_SHARE = 0.25
@@ -52,7 +52,7 @@ class ReuseGuard:
         self._too_many: dict[NamespaceName, float] = {}
 
     def begin_step(self) -> None:
-        """Forget what was found for the last step."""
+        """Forget the findings of the last step."""
         self._too_many.clear()
 
     def computed(self, num_tokens: int, seconds: float) -> None:
@@ -75,7 +75,7 @@ class ReuseGuard:
         return IN_USE_SHARE * pool * self._seconds / self._tokens
 
     def holds_back(self, request: SequenceState, num_tokens: int) -> bool:
-        """True if room for so many tokens would now be made of prefixes in use. O(leaves that would go)."""
+        """True if room for these tokens would now be made of prefixes in use. O(leaves that would go)."""
         age_s = self.in_use_s
         if not age_s:
             return False

@@ -454,7 +454,7 @@ class Scheduler:
             self._states.completed(batch.entries)
 
     def took(self, num_tokens: int, seconds: float) -> None:
-        """Take in how long a step of so many tokens took."""
+        """Take in the time of a step by its number of tokens."""
         if self._guard is not None:
             self._guard.computed(num_tokens, seconds)
 

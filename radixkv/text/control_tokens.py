@@ -68,13 +68,13 @@ class ControlTokens:
         self._segments: SegmentEncoder | None = None
 
     def spelled_in(self, text: str) -> bool:
-        """Does the text spell a control token, outside of what is trusted?"""
+        """Return True if the text spells a control token outside of its trusted pieces."""
         if isinstance(text, TrustedText):
             return any(self.spelled_in(piece) for piece, is_trusted in text.pieces if not is_trusted)
         return self._pattern.search(text) is not None
 
     def needs_mark(self, text: str) -> bool:
-        """Does the text spell a control token, or end with what could begin one, unless it is trusted?"""
+        """Return True if untrusted text spells a control token, or ends with the beginning of one."""
         if isinstance(text, TrustedText):
             return any(self.needs_mark(piece) for piece, is_trusted in text.pieces if not is_trusted)
         return bool(self._open_ends(text)) or self.spelled_in(text)

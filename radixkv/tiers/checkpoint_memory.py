@@ -25,7 +25,7 @@ class CheckpointMemory(ABC):
 
     @abstractmethod
     def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of what a checkpoint keeps, uint8 [1, bytes of a record]."""
+        """Return a copy of a checkpoint's record, uint8 [1, bytes of a record]."""
 
     @abstractmethod
     def restore(self, end: int, data: Bytes) -> int | None:

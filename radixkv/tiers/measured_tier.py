@@ -262,7 +262,7 @@ class MeasuredTier:
         return run
 
     def wants(self, run: BlockRun) -> range:
-        """Choose the blocks of a run to save: those that it lacks."""
+        """Choose the blocks of a run to save: the missing ones."""
         wanted = self.tier.wants(run) if len(run) else range(0)
         if not run.is_state:
             self.counts.offered_blocks += len(wanted)

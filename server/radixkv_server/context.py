@@ -151,7 +151,7 @@ class ServerContext:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether requests resume at checkpoints only: the model has layers with states, or frees windows."""
+        """True if requests resume at checkpoints only: the model has layers with states, or frees windows."""
         if self._keeps_states is None:
             cache = self.engine.stats().cache
             self._keeps_states = bool(cache.state_slots or cache.window_blocks)

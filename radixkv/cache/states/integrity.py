@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of conservation for states and kept windows: what is not free is in the tree or held by leases."""
+"""Proof of conservation for states and kept windows: each one is free, in the tree, or held by a lease."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class LeaseWindows:
         return True
 
     def step_done(self, lease: LeasePath, end: int) -> None:
-        """The step up to token `end` has run: wanted windows are checkpoints, and what is past is free."""
+        """The step up to token `end` has run: wanted windows are checkpoints, and past blocks are free."""
         if self.wanted:
             due = sorted(position for position in self.wanted if position <= end)
             for position in due:  # a checkpoint's worth is counted from those above it

@@ -46,7 +46,7 @@ class WindowSpec:
         return range(max(0, position - self.tokens + 1) // block_size, position // block_size)
 
     def blocks_per_request(self, block_size: int) -> int:
-        """Most blocks of a running request besides those that its share of a step's tokens fills.
+        """Most blocks of a running request beside the blocks filled by its share of a step's tokens.
 
         The window before the last grid point, the tokens since, guesses, and a partial block at either end;
         one more where a step is planned ahead.
@@ -99,7 +99,7 @@ class WindowPool:
         return self._kept[slot]
 
     def drop(self, slot: int) -> None:
-        """Drop a kept window: blocks that nobody else holds are free. O(blocks)."""
+        """Drop a kept window, and free its blocks that have no other holder. O(blocks)."""
         for block in self._kept.pop(slot):
             self.blocks.drop(block)
 

@@ -12,7 +12,7 @@ from radixkv.engine.adapters import AdapterCard, Adapters
 
 
 class MakesCalls(Protocol):
-    """A `radixkv.cluster.remote.engine.Link`, as far as it is needed here."""
+    """The methods of `radixkv.cluster.remote.engine.Link` used here."""
 
     status: Status
 
@@ -39,7 +39,7 @@ class RemoteAdapters(Adapters):
         return next((card.name for card in self.cards() if card.identity == identity), None)
 
     def acquire(self, name: str) -> AdapterCard:
-        """Return what is known of an adapter: its matrices are at the other end."""
+        """Return the facts about an adapter; its matrices are at the other end."""
         return self.card(name) or cast(AdapterCard, super().acquire(name))
 
     def load(self, name: str, folder: str) -> AdapterCard:

@@ -13,7 +13,7 @@ from radixkv.errors import AdapterLoadError, EngineStoppedError
 
 
 class ReplicatedAdapters(Adapters):
-    """See `Adapters`. What was loaded and unloaded is repeated by engines that come later.
+    """See `Adapters`. Engines that come later repeat all loads and unloads.
 
     Args:
         members: the engines that there are now; called for each call.

@@ -62,7 +62,7 @@ class Charge:
 
 
 class Replica:
-    """A replica. Not thread-safe but for what its follower calls: the methods of `Watcher`.
+    """A replica. Only the methods of `Watcher`, which its follower calls, are thread-safe.
 
     Args:
         name: unique among replicas.

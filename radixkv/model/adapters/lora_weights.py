@@ -119,7 +119,7 @@ Plan = Mapping[str, tuple[StoredMatrix, StoredMatrix, float]]
 
 @dataclass(frozen=True, slots=True)
 class KnownFiles:
-    """What checked files held: enough to read them again, if nobody has touched them."""
+    """Facts about checked files: enough to read them again while they are unchanged."""
 
     identity: str
     rank: int
@@ -235,7 +235,7 @@ def _bytes_of(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _read_file(path: Path, most: int) -> tuple[npt.NDArray[np.uint8], list[StoredMatrix]]:
-    """The bytes of a file, and what is in it."""
+    """The bytes of a file and its tensors."""
     try:
         if not path.is_file():
             raise AdapterLoadError(

@@ -132,7 +132,7 @@ class PanelChange:
 
 
 class _Arena:
-    """One piece of memory for all panels of an adapter: the system gives it in large pages."""
+    """A single piece of memory for all panels of an adapter: the system gives it in large pages."""
 
     def __init__(self, size: int) -> None:
         self._memory = np.empty(size, np.float32)

@@ -127,7 +127,7 @@ def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
 def _replace_linears(
     model: nn.Module, make: Callable[[nn.Linear], nn.Module], only: tuple[str, ...] | None = None
 ) -> None:
-    """Replace linear layers by what `make` makes of them; `only` those of these names (`term`: a rank's)."""
+    """Replace each linear layer by the result of `make`; `only`: with these names (`term`: a rank's)."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if only is not None and name not in only:

@@ -95,7 +95,7 @@ class Rounding:
 
 
 def _stays_plain(name: str) -> bool:
-    """Whether a tensor is a router's, or a state layer's that is no product."""
+    """True for tensors of routers, and of state layers outside their products."""
     leaf = leaf_of(name).removesuffix(".weight")
     of_state = leaf.startswith(("ssm_", "shortconv.conv")) and leaf not in _STATE_PRODUCTS
     return of_state or "_gate_inp" in leaf

@@ -243,7 +243,7 @@ class RedisTier(OpenTier):
             self._answers[which] = now, count
 
     def _exist(self, names: Sequence[BlockName], *, are_states: bool) -> list[bool]:
-        """Whether each record is there; blocks mostly are, which one call can tell, but few states."""
+        """Tell for each record if it is there: blocks mostly are, so that one call tells of all."""
         client, keys = self._lookups.client, [_key(name) for name in names]
         if not are_states and int(client.exists(*keys)) == len(keys):
             found = [True] * len(keys)

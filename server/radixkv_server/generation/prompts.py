@@ -89,7 +89,7 @@ class ChatTemplates:
         return known
 
     def notes(self, chat_format: ChatFormat) -> tuple[str, ...]:
-        """What an answer to a request with tools says of its format: once, that it is not known."""
+        """Note on the format for the first answer with tools: that it is not known. None: no note."""
         if chat_format.is_known or chat_format.name in self._noted:
             return ()
         self._noted.add(chat_format.name)

@@ -148,7 +148,7 @@ class PromptProgress:
                 self._rate(later, later - output.accepted_draft_tokens, now)
 
     def _take_times(self, times: RequestTimes, now: float) -> None:
-        """Take in times in seconds, the last of which is now."""
+        """Take in times in seconds, ascending; the last is now."""
         latest = times.finished or times.first_token or times.first_scheduled or 0.0
         self.times, self.arrived_at = times, now - latest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SlowClientAbort: a deadline for clients that do not take what was sent, of both of uvicorn's protocols."""
+"""SlowClientAbort: a deadline for clients that read nothing, for both of uvicorn's protocols."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ class Fleet:
         return Sent(self, member, prompt, route, choice)
 
     def _keeper(self, prompt: RoutedPrompt, excluded: Collection[str]) -> str | None:
-        """Return the upstream that stores what a request continues, if it is known and takes requests."""
+        """Return the upstream that stores a request's conversation, if it is known and takes requests."""
         kept_by = next((self._keepers[name] for name in prompt.goes_on_from if name in self._keepers), None)
         if kept_by is None or kept_by in excluded or not self._members[kept_by].replica.is_open:
             return None

@@ -95,7 +95,7 @@ class _Refused(Exception):
 
 
 class _NotHere(Exception):
-    """The server does not store what the request continues."""
+    """The server does not store the conversation that the request continues."""
 
 
 class PromptReader:

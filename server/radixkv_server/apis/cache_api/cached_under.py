@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a prompt is cached for another model: the base, or an adapter that the caller may use."""
+"""Search for a prompt that is cached for another model: the base, or an adapter that the caller may use."""
 
 from __future__ import annotations
 

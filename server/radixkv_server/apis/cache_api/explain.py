@@ -35,7 +35,7 @@ _CACHED_TOO = ("diverged", "evicted", "expired", "reset", "namespace", "first_se
 
 
 async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Json:
-    """Explain a prompt's match in the cache as it is now, without running the model."""
+    """Explain a prompt's match in the present cache, without running the model."""
     cache, ids = context.engine.cache, prompt.ids
     report = await cache.explain(ids, caller.owner, admin=caller.is_admin)
     cached: list[int] = []

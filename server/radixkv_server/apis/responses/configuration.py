@@ -85,7 +85,7 @@ Body = TypeVar("Body", bound=ConfigurationFields)
 
 
 def configured(body: Body, items: Iterable[Json]) -> Body:
-    """Return a body with what the items of its conversation changed. O(items)."""
+    """Return a body with the changes that its conversation's items make. O(items)."""
     changes: dict[str, Any] = {}
     for item in items:
         if item["type"] == UPDATE:
