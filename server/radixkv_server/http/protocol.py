@@ -24,7 +24,6 @@ from uvicorn.server import ServerState
 
 from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import ApiError
-from radixkv_server.http.slow_clients import SlowClientAbort
 from radixkv_server.settings import ServerSettings
 
 
@@ -88,6 +87,35 @@ LINGER_S = 2.0
 # Most bytes of an answer that the server keeps for a client that reads nothing, here and once more in the
 # kernel: beyond them its request waits, and `slow_client_timeout_s` runs.
 MAX_UNSENT_BYTES = 64 * 1024
+
+
+class SlowClientAbort(asyncio.Protocol):
+    """Abort a connection whose full output buffer is not taken in `slow_client_timeout_s`.
+
+    A base of protocols of uvicorn's, before uvicorn's own class.
+    """
+
+    settings: ServerSettings
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.settings.slow_client_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._clear_stalled()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_stalled()
+        super().connection_lost(exc)
+
+    def _clear_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
 
 class GuardedProtocol(SlowClientAbort, H11Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from radixkv_server.http.slow_clients import SlowClientAbort
+from radixkv_server.http.protocol import SlowClientAbort
 from radixkv_server.settings import ServerSettings
 
 #: Code that a route receives when the server is to end: finish, and close with it.
