@@ -15,6 +15,7 @@ import functools
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -39,6 +40,13 @@ def _gomp_parallel() -> Callable[..., None] | None:
         entry.restype = None
         return entry
     return None
+
+
+@functools.cache
+def gomp_address() -> int:
+    """Address of `GOMP_parallel(function, argument, threads, 0)`, or 0 where there is none."""
+    entry: Any = _gomp_parallel()
+    return 0 if entry is None else ctypes.cast(entry, ctypes.c_void_p).value or 0
 
 
 @functools.cache

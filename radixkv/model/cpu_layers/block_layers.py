@@ -3,7 +3,8 @@
 
 Each step between two products is one pass over the rows that ends in the next product's int8 input, as in
 `int8_layers`; queries, keys and values are one product, of sections that may differ in their formats, and so
-are gates and ups.
+are gates and ups. A step of as many rows as the step before makes the launches before and after the attention
+again, each in one call.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from radixkv.model.cpu_layers.adapted_products import AdaptedBlocks
 from radixkv.model.cpu_layers.block_linear import BlockLinear
 from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts, is_llama_shape, replace_layers
+from radixkv.model.step_context import current_step
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
 from radixkv_kernels.cpu.linear.block_rows import BlockRows
+from radixkv_kernels.cpu.linear.launch import RecordedLaunches
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
 
 
@@ -39,6 +42,10 @@ class BlockLayer(LlamaLayer):
         self.gate_up: BlockProduct | AdaptedBlocks = _merged(parts.gated.gate_up)
         self.down: BlockProduct | AdaptedBlocks = _merged((parts.gated.down,))
         self.rows, self.scratch = rows, scratch
+        self._before, self._after = RecordedLaunches(), RecordedLaunches()
+        self._recorded: tuple[int, int, int] | None = None  # rows, and where they and the scratch lie
+        self._heads: tuple[torch.Tensor, ...] = ()
+        self._adapted = False
 
     def adapt(self, slot_of: SlotOf) -> None:
         """See `radixkv.model.adapters.attachment`."""
@@ -47,10 +54,47 @@ class BlockLayer(LlamaLayer):
             assert isinstance(product, BlockProduct)
             return AdaptedBlocks(product, slot_of(names))
 
+        self._adapted = True
         self.merged = adapted(self.merged, ATTENTION_INPUTS)
         self.output = adapted(self.output, ["self_attn.o_proj"])
         self.gate_up = adapted(self.gate_up, GATE_UP)
         self.down = adapted(self.down, ["mlp.down_proj"])
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **others: Any,
+    ) -> torch.Tensor:
+        """See `LlamaLayer`. Adapters and ranks put more than launches between the products."""
+        if self._adapted or self.joined != (None, None):
+            return super().forward(hidden_states, position_embeddings=position_embeddings, **others)
+        states = hidden_states[0]
+        count, at = states.shape[0], states.data_ptr()
+
+        def before() -> tuple[torch.Tensor, ...]:
+            return self._rotated_heads(self.queries_keys_values(states), position_embeddings)
+
+        def after() -> None:
+            self.add_attention_output(attended, states)
+            self.add_mlp_output(self.mlp_rows(states), states)
+
+        again = self._recorded == (count, self.rows.address, self.scratch.address)
+        inputs = (at, *(each.data_ptr() for each in position_embeddings))
+        if again:
+            self._before.run(inputs)
+        else:
+            self._recorded = None
+            self._heads = self._before.record(before, inputs)
+        attended = current_step().attend(self.layer_index, *self._heads, scale=self.scale)
+        attended = attended.reshape(count, -1)
+        if again:
+            self._after.run((at, attended.data_ptr()))
+        else:
+            self._after.record(after, (at, attended.data_ptr()))
+            self._recorded = (count, self.rows.address, self.scratch.address)
+        return hidden_states
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)

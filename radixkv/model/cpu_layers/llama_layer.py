@@ -25,6 +25,11 @@ class Scratch:
     def __init__(self) -> None:
         self._data = torch.empty(0)
 
+    @property
+    def address(self) -> int:
+        """Of the memory; a larger batch moves it."""
+        return self._data.data_ptr()
+
     def take(self, rows: int, width: int) -> torch.Tensor:
         """[rows, width], with anything in it; valid until the next call."""
         if self._data.numel() < rows * width:
@@ -107,15 +112,17 @@ class LlamaLayer(nn.Module):
         self, merged: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], step: Any
     ) -> torch.Tensor:
         """Rope in place, write, attend: [T, Hq D]."""
+        attended: torch.Tensor = step.attend(
+            self.layer_index, *self._rotated_heads(merged, position_embeddings), scale=self.scale
+        )
+        return attended.reshape(len(merged), -1)
+
+    def _rotated_heads(
+        self, merged: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rope in place: queries, keys and values [T, heads, D]."""
         cosines, sines = position_embeddings
         rotated = self.num_heads + self.num_kv_heads
         self.kernels.rotate(merged, rotated, cosines[0], sines[0])
         heads = merged.view(len(merged), -1, self.head_size)
-        attended: torch.Tensor = step.attend(
-            self.layer_index,
-            heads[:, : self.num_heads],
-            heads[:, self.num_heads : rotated],
-            heads[:, rotated:],
-            scale=self.scale,
-        )
-        return attended.reshape(len(merged), -1)
+        return heads[:, : self.num_heads], heads[:, self.num_heads : rotated], heads[:, rotated:]

@@ -34,9 +34,20 @@ from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import aligned, f32_row, pointer, take
 
 # Places in the int64 argument block of a launch.
-COUNTER, ROWS_PER_ITEM, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, ADD, SECTIONS, NUM_SECTIONS = range(9)
-NUM_ARGUMENTS = 9
-# Of a section; its rows and columns are those of input and output.
+(
+    COUNTER,
+    ROWS_PER_ITEM,
+    INPUT,
+    INPUT_STRIDE,
+    OUTPUT,
+    OUTPUT_STRIDE,
+    ADD,
+    SECTIONS,
+    NUM_SECTIONS,
+    ROWS_OF_EACH,
+) = range(10)
+NUM_ARGUMENTS = 10
+# Of a section; its rows and columns are those of input and output. All have `ROWS_OF_EACH`, unless that is 0.
 FUNCTION, PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN, FIRST_ROW, ROWS = range(10)
 SECTION_SIZE = 10
 # Arguments of the format's function for a panel's work.
@@ -107,12 +118,13 @@ def launch_kernel(method: BlockMethod) -> Any:
         sums, work = aligned(sums_size), np.empty(_WORK_SIZE, np.int64)
         work[_SUMS], work_at = np.int64(sums.ctypes.data), np.int64(work.ctypes.data)
         while True:
-            item, left, parts = take(counter), arg[NUM_SECTIONS], np.int64(1)
+            item, left, rows, parts = take(counter), arg[NUM_SECTIONS], np.int64(0), np.int64(1)
             section = arg[SECTIONS]
             own = carray(pointer(section, np.int64), (SECTION_SIZE,))
             while left > 0:
                 own = carray(pointer(section, np.int64), (SECTION_SIZE,))
-                parts = (own[ROWS] + per_item - 1) // per_item
+                rows = arg[ROWS_OF_EACH] if arg[ROWS_OF_EACH] else own[ROWS]
+                parts = (rows + per_item - 1) // per_item
                 if item < own[PANELS] * parts:
                     break
                 item -= own[PANELS] * parts
@@ -124,7 +136,7 @@ def launch_kernel(method: BlockMethod) -> Any:
             first = (item - panel * parts) * per_item
             begin = own[FIRST_ROW] + first
             base = panel * columns
-            work[_ROWS] = min(own[ROWS] - first, per_item)
+            work[_ROWS] = min(rows - first, per_item)
             work[_INPUT], work[_STRIDE] = arg[INPUT] + begin * arg[INPUT_STRIDE], arg[INPUT_STRIDE]
             work[_WEIGHT], work[_UNITS] = own[WEIGHT] + panel * own[PANEL_BYTES], own[UNITS]
             place = arg[OUTPUT] + begin * arg[OUTPUT_STRIDE]
@@ -175,7 +187,6 @@ class BlockProduct:
         a = self._arguments = self._block.values
         a[NUM_SECTIONS], a[SECTIONS] = len(sections), self._table.ctypes.data
         a[ROWS_PER_ITEM] = ITEM_ROWS
-        self._rows = 0
         self._kernel = launch_kernel(method)
 
     @property
@@ -190,9 +201,7 @@ class BlockProduct:
             out: float32 [T, out], last dimension contiguous.
         """
         a, count = self._arguments, rows.shape[0]
-        if count != self._rows:
-            self._table[:, ROWS] = self._rows = count
-        a[INPUT], a[INPUT_STRIDE] = rows.data_ptr(), rows.stride(0)
+        a[ROWS_OF_EACH], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE], a[ADD] = out.data_ptr(), 4 * out.stride(0), add
         work = count * self.out_features * self.in_features
         self._block.run(self._kernel, on_all_threads=work >= SMALL)

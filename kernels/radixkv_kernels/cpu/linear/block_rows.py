@@ -27,8 +27,8 @@ from numba import carray, njit
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.block_formats import GROUP
 from radixkv_kernels.cpu.linear.int8_rows import gate_rows, largest
-from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import f32_row, pointer, take
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
+from radixkv_kernels.cpu.memory import as_float, f32_row, pointer, take
 
 #: Bytes of a group, and places within them.
 GROUP_BYTES, SCALE_AT, LEAST_AT, SUM_AT, HALVES_AT = 64, 32, 36, 40, 44
@@ -72,7 +72,7 @@ def _kernel(before: int) -> Any:
         counter = pointer(arg[COUNTER], np.int64)
         width = arg[WIDTH]
         weight = f32_row(arg[WEIGHT], width)
-        epsilon = f32_row(arg[EPSILON], 1)[0]
+        epsilon = as_float(np.int32(arg[EPSILON]))
         own = np.empty(width, np.float32)
         while True:
             begin = take(counter) * _CHUNK
@@ -111,10 +111,13 @@ class BlockRows:
     def __init__(self) -> None:
         self._block = ArgumentBlock(_NUM_ARGUMENTS)
         self._arguments = self._block.values
-        self._epsilon = np.zeros(1, dtype=np.float32)
-        self._arguments[EPSILON] = self._epsilon.ctypes.data
         self._plain, self._norm, self._gated = (_kernel(each) for each in (_NOTHING, _NORM, _GATE))
         self._memory = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def address(self) -> int:
+        """Of the memory; a larger batch moves it."""
+        return self._memory.data_ptr()
 
     def quantize(self, rows: torch.Tensor) -> torch.Tensor:
         """float32 [T, W], last dimension contiguous."""
@@ -122,8 +125,7 @@ class BlockRows:
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight float32 [W], contiguous."""
-        self._arguments[WEIGHT] = weight.data_ptr()
-        self._epsilon[0] = epsilon
+        self._arguments[WEIGHT], self._arguments[EPSILON] = weight.data_ptr(), float_bits(epsilon)
         return self._run(self._norm, rows, rows.shape[1])
 
     def gated(self, rows: torch.Tensor) -> torch.Tensor:

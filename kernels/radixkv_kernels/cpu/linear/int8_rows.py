@@ -21,7 +21,7 @@ from numba import carray, njit
 
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.linear.int8_product import GROUP, Int8Method, default_method
-from radixkv_kernels.cpu.linear.launch import ArgumentBlock
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
 from radixkv_kernels.cpu.memory import FAST, as_float, f32_row, pointer, take
 from radixkv_kernels.cpu.vectors import exp2
 
@@ -88,7 +88,7 @@ def _kernel(before: int, size: int) -> Any:
         step = arg[OUTPUT_STRIDE] // GROUP * 4
         width = arg[WIDTH]
         weight = f32_row(arg[WEIGHT], width)
-        epsilon = f32_row(arg[EPSILON], 1)[0]
+        epsilon = as_float(np.int32(arg[EPSILON]))
         own = np.empty(width, np.float32)
         while True:
             first = take(counter) * _CHUNK
@@ -125,8 +125,6 @@ class Int8Rows:
         self.method = default_method() if method is None else method
         self._block = ArgumentBlock(_NUM_ARGUMENTS)
         self._arguments = self._block.values
-        self._epsilon = np.zeros(1, dtype=np.float32)
-        self._arguments[EPSILON] = self._epsilon.ctypes.data
         size = self.method.row_dtype.itemsize
         self._plain, self._norm, self._gated = (_kernel(each, size) for each in (_NOTHING, _NORM, _GATE))
 
@@ -139,7 +137,7 @@ class Int8Rows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight [W], contiguous."""
         self._arguments[WEIGHT] = weight.data_ptr()
-        self._epsilon[0] = epsilon
+        self._arguments[EPSILON] = float_bits(epsilon)
         return self._run(self._norm, rows, rows.shape[1], row_width)
 
     def gated(self, rows: torch.Tensor, row_width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,8 +20,8 @@ import torch
 from numba import carray
 
 from radixkv_kernels.cpu.compiling import compile_kernel
-from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import f32_row, pointer, take
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
+from radixkv_kernels.cpu.memory import as_float, f32_row, pointer, take
 
 # Places in the int64 argument block.
 COUNTER, ROWS, WIDTH, INPUT, OUTPUT, WEIGHT, EPSILON, STRIDE, HEADS, COSINES, SINES = range(11)
@@ -39,7 +39,7 @@ def _norm_kernel() -> Any:
         counter = pointer(arg[COUNTER], np.int64)
         width = arg[WIDTH]
         weight = f32_row(arg[WEIGHT], width)
-        epsilon = f32_row(arg[EPSILON], 1)[0]
+        epsilon = as_float(np.int32(arg[EPSILON]))
         while True:
             first = take(counter) * _CHUNK
             if first >= arg[ROWS]:
@@ -88,8 +88,6 @@ class RowKernels:
     def __init__(self) -> None:
         self._block = ArgumentBlock(_NUM_ARGUMENTS)
         self._arguments = self._block.values
-        self._epsilon = np.zeros(1, dtype=np.float32)
-        self._arguments[EPSILON] = self._epsilon.ctypes.data
         self._norm, self._rope = _norm_kernel(), _rope_kernel()
 
     def rms_norm(
@@ -102,7 +100,7 @@ class RowKernels:
         a, width = self._arguments, inputs.shape[-1]
         a[WIDTH], a[ROWS] = width, inputs.numel() // width
         a[INPUT], a[OUTPUT], a[WEIGHT] = inputs.data_ptr(), out.data_ptr(), weight.data_ptr()
-        self._epsilon[0] = epsilon
+        a[EPSILON] = float_bits(epsilon)
         self._block.run(self._norm, on_all_threads=inputs.numel() >= _SMALL)
         return out
 
