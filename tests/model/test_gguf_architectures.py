@@ -19,6 +19,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
 from radixkv.model.loading.gguf_architectures import ARCHITECTURES
 from radixkv.model.loading.gguf_blocks import load_gguf
+from radixkv.model.loading.gguf_extras import divide_frequencies
 from radixkv.model.loading.loader import load_model
 from radixkv.model.step_context import call_model
 
@@ -29,7 +30,17 @@ from radixkv_kernels.cpu.linear.block_method import methods
 if not methods():
     pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
 
-BY_DAY = ("command-r", "deepseek2", "gemma", "glm4", "granitemoe", "mistral3", "olmoe", "phi2")
+BY_DAY = (
+    "command-r",
+    "deepseek2",
+    "gemma4 with experts",
+    "gemma4 with shared keys",
+    "glm4",
+    "granitemoe",
+    "mistral3",
+    "olmoe",
+    "phi2",
+)
 TOKENS = torch.tensor([5, 90, 17, 23, 4, 4, 61, 100, 12, 8, 77, 15, 99, 3])
 
 
@@ -53,13 +64,16 @@ def test_a_file_computes_what_its_model_does(case: str, tmp_path: Path) -> None:
     expected = model(TOKENS[None], use_cache=False).logits[0]
     config, attention = family_config(path), register_attention_hook()
     plain = load_gguf(path, config, attention, dtype=torch.float32, show_progress=False)
+    divide_frequencies(path, plain)
     assert (logits_of(plain) - expected).abs().max() < 1e-4 * expected.abs().max()
     packed = load_gguf(path, family_config(path), attention, show_progress=False)
+    divide_frequencies(path, packed)
     assert sum(isinstance(module, BlockLinear) for module in packed.modules()) > 8
-    assert (logits_of(packed) - expected).norm() < 0.04 * expected.norm()
+    most = 0.06 if case.startswith("gemma4") else 0.04  # queries that nothing scales attend more sharply
+    assert (logits_of(packed) - expected).norm() < most * expected.norm()
 
 
-@pytest.mark.parametrize("architecture", ["deci", "gemma4", "plamo2"])
+@pytest.mark.parametrize("architecture", ["deci", "gemma3n", "plamo2"])
 def test_what_can_t_be_read_is_named_with_what_can(architecture: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(str(path), architecture)

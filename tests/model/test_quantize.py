@@ -92,7 +92,7 @@ def test_a_folder_becomes_a_file_that_is_served(
     [
         pytest.param(case, marks=() if case in _BY_DAY else pytest.mark.nightly)
         for case in (*CONVERTED, *HYBRIDS)
-        if case not in _OTHERWISE
+        if case not in _OTHERWISE and not case.startswith("gemma4")  # which is not written
     ],
 )
 def test_a_file_has_the_tensors_of_llama_cpp_s_conversion(case: str, tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_what_gguf_has_no_name_for_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "biased", "llama", attention_bias=True)
     with pytest.raises(ModelLoadError, match=r"would not get back attention_bias \(True\)"):
         quantize(str(folder), "Q8_0", tmp_path / "model.gguf")
-    AutoConfig.for_model("gpt_neox").save_pretrained(tmp_path / "other")
-    with pytest.raises(ModelLoadError, match=r"is a gpt_neox model, which .* known are .*qwen3_moe"):
+    AutoConfig.for_model("gptj").save_pretrained(tmp_path / "other")
+    with pytest.raises(ModelLoadError, match=r"is a gptj model, which .* known are .*qwen3_moe"):
         write_quantized(tmp_path / "other", "Q8_0", tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
 

@@ -255,6 +255,16 @@ _GROUPS = {"n_group": 2, "topk_group": 1}
 _LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16,
            "qk_rope_head_dim": 8, "v_head_dim": 24, "head_dim": 8}  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention"]
+_GEMMA4 = {
+    "num_hidden_layers": 4, "layer_types": _KINDS * 2, "global_head_dim": 32, "sliding_window": 8,
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 128, "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {
+            "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0
+        },
+    },
+}  # fmt: skip
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64,
     "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
@@ -273,8 +283,16 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}}),
     "exaone4": ("exaone4", {"sliding_window": 8, "layer_types": _KINDS}),
     "gemma": ("gemma", {}),
+    "gemma4": ("gemma4_text", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4 with shared keys": ("gemma4_text", {
+        **_GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32,
+        "use_double_wide_mlp": True}),
+    "gemma4 with experts": ("gemma4_text", {
+        **_GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 32}),
     "glm4": ("glm4", _HALF),
     "glm4moe": ("glm4_moe", {**_CHOSEN, **_HALF, "n_group": 1, "topk_group": 1, "use_qk_norm": True}),
+    "gptneox": ("gpt_neox", {"rope_parameters": {**_HALF["rope_parameters"], "partial_rotary_factor": 0.25}}),
     "granite": ("granite", _GRANITE),
     "granitemoe": ("granitemoe", {**_GRANITE, **_TWO_OF_FOUR}),
     "granitemoe with one for all": (
@@ -283,6 +301,7 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "internlm2": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "jais2": ("jais2", {}),
+    "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 32, "v_head_dim": 16}),
     "mistral3": ("ministral3", {"rope_parameters": _YARN}),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
@@ -292,6 +311,10 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
     "xverse": ("llama", {}),
+}  # fmt: skip
+_GEMMA4_LEAVES = {
+    "gate_up_proj": "blk.{}.ffn_gate_up_exps.weight", "down_proj": "blk.{}.ffn_down_exps.weight",
+    "scale": "blk.{}.ffn_gate_inp.scale", "per_expert_scale": "blk.{}.ffn_down_exps.scale",
 }  # fmt: skip
 #: Methods of a GGUF writer -> fields of configurations that it states.
 _STATED: dict[str, tuple[str, ...]] = {
@@ -339,7 +362,7 @@ def write_converted(path: Path, case: str) -> Any:
 
     architecture, kind, changes = case.split()[0], *CONVERTED[case]
     default = AutoConfig.for_model(kind)
-    sizes = {name: value for name, value in _TINY.items() if hasattr(default, name)} | changes
+    sizes = {name: value for name, value in _TINY.items() if name in default.to_dict()} | changes
     if sizes.get("rope_parameters", 0) is None:
         del sizes["rope_parameters"]
     config = AutoConfig.for_model(kind, **sizes)
@@ -349,9 +372,11 @@ def write_converted(path: Path, case: str) -> Any:
     _state_sizes(writer, architecture, config)
     names = {parameter: name for name, parameter in names_of(model, architecture)[0].items()}
     for parameter, value in model.state_dict().items():
-        if "experts." in parameter and "shared" not in parameter:
+        if architecture == "gemma4" and (".experts." in parameter or parameter.endswith("scale")):
+            parts = [(_GEMMA4_LEAVES[parameter.rpartition(".")[2]].format(parameter.split(".")[2]), value)]
+        elif "experts." in parameter and "shared" not in parameter:
             parts = _expert_parts(parameter, value)
-        elif parameter.endswith("kv_b_proj.weight"):
+        elif architecture == "deepseek2" and parameter.endswith("kv_b_proj.weight"):
             heads = value.view(config.num_attention_heads, -1, value.shape[-1])
             keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
             layer = names[parameter].rpartition("attn")[0]
@@ -379,12 +404,12 @@ def write_converted(path: Path, case: str) -> Any:
 def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
     for method, fields in _STATED.items():
         for field in fields:
-            value = getattr(config, field, None)
+            value = config.to_dict().get(field)
             if value is not None:
                 getattr(writer, method)(value)
     rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rotary["rope_theta"])
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
     if architecture == "deepseek2":
         rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
         writer.add_head_count_kv(1)
@@ -397,6 +422,11 @@ def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
         writer.add_key_length(size)
         writer.add_value_length(size)
         writer.add_rope_dimension_count(int(size * rotary.get("partial_rotary_factor", 1)))
+    if architecture == "gemma4":
+        _gemma4_sizes(writer, config)
+    if architecture == "minicpm3":
+        writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_rope_dimension_count(config.qk_rope_head_dim)
     if getattr(config, "sliding_window", None) and architecture != "cohere2":
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
     if "factor" in rotary:
@@ -408,6 +438,29 @@ def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_scaling_yarn_beta_slow(rotary["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(rotary["mscale_all_dim"])
         writer.add_attn_temperature_scale(rotary["llama_4_scaling_beta"])
+
+
+def _gemma4_sizes(writer: Any, config: Any) -> None:
+    full, layers = config.per_layer_config[1].head_dim, range(config.num_hidden_layers)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_key_length(full)
+    writer.add_value_length(full)
+    writer.add_key_length_swa(config.to_dict()["head_dim"])
+    writer.add_value_length_swa(config.to_dict()["head_dim"])
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(config.to_dict()["head_dim"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.top_k_experts:
+        writer.add_expert_used_count(config.top_k_experts)
+    writer.add_head_count_kv([config.per_layer_config[layer].num_key_value_heads for layer in layers])
+    if config.use_double_wide_mlp:
+        first, wide = config.num_hidden_layers - config.num_kv_shared_layers, config.intermediate_size
+        writer.add_feed_forward_length([wide * (1 + (layer >= first)) for layer in layers])
+    factors = np.full(full // 2, 1e30, np.float32)
+    factors[: full // 8] = 1
+    writer.add_tensor("rope_freqs.weight", factors)
 
 
 def _expert_parts(parameter: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -432,6 +485,9 @@ def _add_rounded(writer: Any, name: str, value: torch.Tensor, config: Any, archi
             stored = (
                 stored.reshape(count, 2, len(stored) // count // 2, -1).swapaxes(1, 2).reshape(stored.shape)
             )
+    if architecture == "gptneox" and "attn_qkv" in name:
+        parts = stored.reshape(config.num_attention_heads, 3, -1, *stored.shape[1:])
+        stored = parts.swapaxes(0, 1).reshape(stored.shape)
     if architecture == "gemma" and name.endswith("norm.weight"):
         stored = stored + 1
     writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=None if plain else kind)

@@ -69,6 +69,9 @@ class Architecture:
         norms_plus_one: a one was added to the weights of norms, but for those of state layers.
         base: how the gguf package's names of parameters begin.
         tiled: heads of values are in another order, see `gguf_states`.
+        merged_by_head: one product has queries, keys and values of a head, then of the next; in files all
+            queries come first.
+        varied: keys with a number for each layer; the first is taken where `more` does not say otherwise.
         settings: fields of the configuration that no key states.
         more: computes further ones; a `model_type` among them replaces this one, `rotary` is added to the
             rotary parameters.
@@ -79,6 +82,8 @@ class Architecture:
     norms_plus_one: bool = False
     base: str = "model."
     tiled: bool = False
+    merged_by_head: bool = False
+    varied: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     more: _More | None = None
 
@@ -99,7 +104,7 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
         found = known.values.get(name, *default) if default else known.values[name]
         if isinstance(found, list) and found and not isinstance(found[0], bool):
             found = [each for each in found if each] or found  # layers of other kinds have none
-            if len(set(found)) > 1:
+            if len(set(found)) > 1 and key not in row.varied:
                 raise ModelLoadError(
                     f"The layers of this {architecture} file differ in {key}, which can't be read. Serve the "
                     "model's folder of safetensors instead."
@@ -121,7 +126,7 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
     for key, names in FIELDS.items():
         value = of(key, None)
         if value is not None:
-            fields |= {name: value for name in names if hasattr(default, name)}
+            fields |= {name: value for name in names if _is_field(default, name)}
     tokens = known.values.get("tokenizer.ggml.tokens")
     fields["vocab_size"] = of("vocab_size") if tokens is None else len(tokens)
     for name, key in _TOKENS.items():
@@ -132,10 +137,18 @@ def make_config(architecture: str, known: GGUFMetadata) -> Any:
         of, more.get("head_dim", head_size), getattr(default, "rope_parameters", None) or {}
     )
     fields["rope_parameters"] = rotary | more.pop("rotary", {})
-    kept = {name: value for name, value in fields.items() if hasattr(default, name)}
+    kept = {name: value for name, value in fields.items() if _is_field(default, name)}
     if heads and head_size != hidden // heads:  # some models take one that their configuration does not list
         kept["head_dim"] = head_size
     return AutoConfig.for_model(model_type, **kept | more)
+
+
+def _is_field(config: Any, name: str) -> bool:
+    """Return True if a configuration has a field of this name, not a value that it computes."""
+    try:
+        return hasattr(config, name) and not isinstance(getattr(type(config), name, None), property)
+    except RuntimeError:  # its layers have one each
+        return True
 
 
 def _windows(of: Callable[..., Any], layers: int, every: int = 4) -> list[str]:
@@ -200,6 +213,55 @@ def _deepseek2(of: Callable[..., Any], known: GGUFMetadata) -> dict[str, Any]:
     return {"topk_method": method, "n_group": groups, "topk_group": of("expert_group_used_count", 1), **sizes}
 
 
+def _gptneox(of: Callable[..., Any], known: GGUFMetadata) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": bool(of("use_parallel_residual", True)),
+        "attention_bias": "blk.0.attn_qkv.bias" in known.tensors,
+    }
+
+
+def _minicpm3(of: Callable[..., Any], _: GGUFMetadata) -> dict[str, Any]:
+    """Its multipliers have no keys: they are those of the one model, as in llama.cpp."""
+    rope, hidden, heads = of("rope.dimension_count"), of("embedding_length"), of("attention.head_count")
+    return {
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": of("attention.key_length") - rope,
+        "v_head_dim": hidden // heads,
+        "q_lora_rank": of("attention.q_lora_rank", None),
+        "head_dim": rope,
+    }
+
+
+def _gemma4(of: Callable[..., Any], known: GGUFMetadata) -> dict[str, Any]:
+    """Layers with windows have heads of their own; of others, the factors of a tensor say what rotates."""
+    layers = of("block_count")
+    kinds = _windows(of, layers, 6)
+    full, shared = kinds.index("full_attention"), of("attention.shared_kv_layers", 0)
+    size, windowed = of("attention.key_length"), of("attention.key_length_swa")
+    heads = known.values["gemma4.attention.head_count_kv"]
+    widths = known.values["gemma4.feed_forward_length"]
+    heads, widths = (each if isinstance(each, list) else [each] * layers for each in (heads, widths))
+    with_window = kinds.index("sliding_attention") if "sliding_attention" in kinds else full
+    experts, theta = of("expert_count", None), float(of("rope.freq_base"))
+    rotary = {"full_attention": theta, "sliding_attention": float(of("rope.freq_base_swa", theta))}
+    return {
+        "rotary": {kind: {"rope_type": "default", "rope_theta": own} for kind, own in rotary.items()},
+        "layer_types": kinds,
+        "head_dim": windowed,
+        "global_head_dim": size,
+        "num_key_value_heads": heads[with_window],
+        "num_global_key_value_heads": heads[full],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in known.tensors,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": bool(shared) and widths[-1] == 2 * widths[0],
+        "hidden_size_per_layer_input": of("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": len(known.values.get("tokenizer.ggml.tokens", ())) or of("vocab_size"),
+        "final_logit_softcapping": of("final_logit_softcapping", None),
+        "enable_moe_block": bool(experts),
+        "top_k_experts": of("expert_used_count", None),
+    }
+
+
 #: llama.cpp's architectures.
 ARCHITECTURES: dict[str, Architecture] = {
     "arcee": Architecture("arcee", interleaved=True),
@@ -213,8 +275,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4": Architecture("exaone4", more=_exaone4),
     "falcon-h1": Architecture("falcon_h1", more=hybrids.falcon_h1),
     "gemma": Architecture("gemma", norms_plus_one=True),
+    "gemma4": Architecture(
+        "gemma4_text", more=_gemma4, varied=("attention.head_count_kv", "feed_forward_length")
+    ),
     "glm4": Architecture("glm4"),
     "glm4moe": Architecture("glm4_moe"),
+    "gptneox": Architecture("gpt_neox", merged_by_head=True, more=_gptneox),
     "granite": Architecture("granite", interleaved=True),
     "granitehybrid": Architecture("granitemoehybrid", interleaved=True, more=hybrids.granite_hybrid),
     "granitemoe": Architecture("granitemoe", interleaved=True, more=_granitemoe),
@@ -226,6 +292,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2moe": Architecture("lfm2_moe", more=hybrids.lfm2_moe),
     "mamba": Architecture("mamba", more=hybrids.mamba),
     "mamba2": Architecture("mamba2", more=hybrids.mamba2),
+    "minicpm3": Architecture("minicpm3", more=_minicpm3),
     "mistral3": Architecture("ministral3", interleaved=True, more=_mistral3),
     "nemotron_h": Architecture("nemotron_h", base="backbone.", more=hybrids.nemotron_h),
     "nemotron_h_moe": Architecture("nemotron_h", base="backbone.", more=hybrids.nemotron_h),

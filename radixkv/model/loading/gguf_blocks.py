@@ -203,7 +203,7 @@ class _File:
         self._widened.update(rounded_formats(module, tensors))
         parent, _, _ = path.rpartition(".")
         for name, each in list(self.model.get_submodule(parent).named_children()):
-            if name in ("gate", "router") and type(each) is not nn.Linear:
+            if name in ("gate", "router") and type(each) is not nn.Linear and hasattr(each, "weight"):
                 fix_router(each)
             elif name == "shared_expert_gate" and isinstance(each, PackedLinear):
                 self._put(f"{parent}.{name}", RepeatedGate(each))

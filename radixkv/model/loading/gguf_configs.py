@@ -29,9 +29,8 @@ LEFT_OUT = {
 #: Architecture -> number of layers of its one model whose queries are scaled by width / heads, not by the
 #: size of a head. No key says so; llama.cpp goes by the number of layers, too.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
-#: Names in transformers' list of what it reads that are none of a decoder it has, or whose sizes (Gemma 4's,
-#: which differ by layer) it does not read.
-_NO_DECODERS = {"deci", "gemma4", "general", "t5", "tokenizer", "umt5"}
+#: Names in transformers' list of what it reads that are none of a decoder it has.
+_NO_DECODERS = {"deci", "general", "t5", "tokenizer", "umt5"}
 
 
 def own_config(path: Path) -> Any | None:
@@ -48,7 +47,11 @@ def own_config(path: Path) -> Any | None:
     make = _OWN.get(architecture)
     if make is not None:
         return make(known)
-    return make_config(architecture, known) if architecture in ARCHITECTURES else None
+    if architecture not in ARCHITECTURES:
+        return None
+    config = make_config(architecture, known)
+    _set_long_factors(path, config, lambda key, *other: known.values.get(f"{architecture}.{key}", *other))
+    return config
 
 
 def unread(path: Path, name: str) -> ModelLoadError:
@@ -121,7 +124,7 @@ def _set_long_factors(path: Path, hf_config: Any, of: Callable[..., Any]) -> Non
                 f"The tensor {name} of {path} has {len(values)} values; LongRoPE divides {count} frequencies "
                 "by positive numbers. The file is damaged, or of another model."
             )
-    original = int(of("rope.scaling.original_context_length"))
+    original = int(of("rope.scaling.original_context_length", None) or of("context_length"))
     parameters |= {name: found[tensor] for name, tensor in LONG_FACTORS.items()}
     parameters |= {"rope_type": "longrope", "original_max_position_embeddings": original}
     magnitude = of("rope.scaling.attn_factor", None)

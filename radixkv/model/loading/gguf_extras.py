@@ -70,18 +70,21 @@ def divide_frequencies(path: Path, model: Any) -> None:
     (tensor,) = (one for one in gguf.GGUFReader(str(path)).tensors if one.name == FACTORS)
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
     factors = torch.from_numpy(np.array(values, dtype=np.float32))
+    # Where layers differ in kind, files have the factors of those without a window.
+    names = ("inv_freq", "full_attention_inv_freq")
     rotary = [
-        module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), torch.Tensor)
-    ]
-    sizes = {len(module.inv_freq) for module in rotary}
+        (module, name) for module in model.modules() for name in names
+        if isinstance(getattr(module, name, None), torch.Tensor)
+    ]  # fmt: skip
+    sizes = {len(getattr(*each)) for each in rotary}
     if sizes != {len(factors)} or not bool((factors > 0).all() & factors.isfinite().all()):
         raise ModelLoadError(
             f"The tensor {FACTORS} of {path} has {len(factors)} values, and the model has {sorted(sizes)} "
             "rotary frequencies, which must be divided by positive numbers. The file is damaged, or of "
             "another model."
         )
-    for module in rotary:
-        for name in ("inv_freq", "original_inv_freq"):
-            frequencies = getattr(module, name, None)
+    for module, name in rotary:
+        for own in (name, name.replace("inv_freq", "original_inv_freq")):
+            frequencies = getattr(module, own, None)
             if isinstance(frequencies, torch.Tensor):
-                setattr(module, name, frequencies / factors.to(frequencies.device))
+                setattr(module, own, frequencies / factors.to(frequencies.device))

@@ -57,7 +57,7 @@ class StateOrders:
             self._rows["ssm_conv1d.weight"] = self._rows["attn_qkv.weight"]
             self.inputs["ssm_out.weight"] = values
         elif not tiled:
-            self._rows[JOINED_INPUT] = _by_key_head(keys, [key_size, key_size, *[per_key * value_size] * 2])
+            self._rows[JOINED_INPUT] = by_head(keys, [key_size, key_size, *[per_key * value_size] * 2])
 
     def restore(self, name: str, weights: Any) -> Any:
         """A tensor's values, or rows of anything, as the model has them."""
@@ -86,8 +86,8 @@ def _tiles(keys: int, per_key: int, size: int) -> _Array:
     return np.arange(keys * per_key * size).reshape(keys, per_key, size).swapaxes(0, 1).reshape(-1)
 
 
-def _by_key_head(keys: int, sizes: list[int]) -> _Array:
-    """For each row of the model, that of parts one above the other, of which each key head has `sizes`."""
+def by_head(keys: int, sizes: list[int]) -> _Array:
+    """For each row of the model, that of parts one above the other, of which each (key) head has `sizes`."""
     starts = np.cumsum([0, *(keys * size for size in sizes)])
     parts = [np.arange(keys * size).reshape(keys, size) for size in sizes]
     return np.concatenate([start + part for start, part in zip(starts, parts, strict=False)], 1).reshape(-1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from radixkv.model.loading.gguf_architectures import ARCHITECTURES, Architecture
-from radixkv.model.loading.gguf_states import JOINED_INPUT, StateOrders, leaf_of
+from radixkv.model.loading.gguf_states import JOINED_INPUT, StateOrders, by_head, leaf_of
 
 #: Modules whose weights stay float32: what transforms them, or a model's own forward, needs their numbers.
 STAY_PLAIN = (".kv_b_proj", ".dt_proj")
@@ -37,6 +37,8 @@ _ENDINGS = {
     ".pre_ff_layernorm.weight": ("ffn_norm.weight", "ffn_norm"),
     ".linear_attn.in_proj_qkvz.weight": (JOINED_INPUT,),
     ".self_attn.conv1d.weight": ("ssm_conv1d.weight",),
+    ".router.scale": ("ffn_gate_inp.scale",),
+    ".router.per_expert_scale": ("ffn_down_exps.scale",),
     ".forget_gate.A_log": ("ssm_a",),
     ".forget_gate.f_a_proj.weight": ("ssm_f_a.weight",),
     ".forget_gate.f_b_proj.weight": ("ssm_f_b.weight",),
@@ -107,6 +109,7 @@ def split_tensor(name: str, value: Any, config: Mapping[str, Any]) -> dict[str, 
         found is None
         or parts is None
         or (found[2].startswith("ssm_conv1d") and "linear_num_heads" not in config)
+        or (found[2] == "attn_kv_b.weight" and config.get("model_type") == "minicpm3")  # stays whole
     ):
         return {name: value}
     if parts[0].startswith("attn_k_b"):
@@ -176,6 +179,10 @@ class _Processor:
     def __init__(self, row: Architecture, config: dict[str, Any], reading: Any) -> None:
         self._row, self._orders = row, StateOrders(config, tiled=row.tiled)
         self._rotary = reading.LlamaTensorProcessor(config=config)
+        self._merged: Any = None
+        if row.merged_by_head:
+            heads = config["num_attention_heads"]
+            self._merged = by_head(heads, [config["hidden_size"] // heads] * 3)
 
     def preprocess_name(self, hf_name: str) -> str:
         """The name that the gguf package knows."""
@@ -195,6 +202,8 @@ class _Processor:
         if self._has_ones(name):
             weights = weights - 1
         weights = self._orders.restore(name, weights)
+        if self._merged is not None and ".attn_qkv." in name:
+            weights = weights[self._merged]
         if self._is_interleaved(name):
             return self._rotary.process(weights, name)
         return SimpleNamespace(weights=weights)
@@ -204,6 +213,8 @@ class _Processor:
         if self._is_interleaved(name):
             numbers = np.arange(len(weights))
             weights = weights[np.argsort(self._rotary.process(numbers, name).weights)]
+        if self._merged is not None and ".attn_qkv." in name:
+            weights = weights[np.argsort(self._merged)]
         weights = self._orders.store(name, weights)
         return weights + 1 if self._has_ones(name) else weights
 

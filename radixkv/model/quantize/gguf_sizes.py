@@ -29,8 +29,8 @@ _NAMES = {
     "bamba": "granitehybrid", "deepseek_v3": "deepseek2", "falcon_mamba": "mamba",
     "granitemoeshared": "granitemoe", "olmo3": "olmo2",
 }  # fmt: skip
-#: Model types -> architectures.
-KNOWN = {row.model_type: name for name, row in ARCHITECTURES.items()} | _NAMES
+#: Model types -> architectures. Gemma 4, whose layers differ in their heads, is read and not written.
+KNOWN = {row.model_type: name for name, row in ARCHITECTURES.items() if name != "gemma4"} | _NAMES
 #: Settings that change no logits, or that come from the tensors and the tokenizer.
 _IRRELEVANT = {
     "_experts_implementation", "_model_name_or_path", "_name_or_path", "architectures", "attention_dropout",

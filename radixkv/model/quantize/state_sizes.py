@@ -48,6 +48,15 @@ def _qwen35(config: Any) -> dict[str, Any]:
     return {**_delta(config), "rope.dimension_sections": [*sections, 0]}
 
 
+def _minicpm3(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": None,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "logit_scale": None,
+    }
+
+
 def _granite_hybrid(config: Any) -> dict[str, Any]:
     is_bamba = config.model_type == "bamba"
     rotates = is_bamba or config.position_embedding_type == "rope"
@@ -244,6 +253,7 @@ STATES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "lfm2moe": _lfm2,
     "mamba": _mamba,
     "mamba2": _mamba2_pure,
+    "minicpm3": _minicpm3,
     "mistral3": _mistral3,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
