@@ -9,16 +9,15 @@ again, each in one call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.adapters.attachment import ProductSlot
 from radixkv.model.cpu_layers.adapted_products import AdaptedBlocks
 from radixkv.model.cpu_layers.block_linear import BlockLinear
-from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
+from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts, is_llama_shape, replace_layers
 from radixkv.model.step_context import current_step
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
@@ -47,18 +46,9 @@ class BlockLayer(LlamaLayer):
         self._heads: tuple[torch.Tensor, ...] = ()
         self._adapted = False
 
-    def adapt(self, slot_of: SlotOf) -> None:
-        """See `radixkv.model.adapters.attachment`."""
-
-        def adapted(product: BlockProduct | AdaptedBlocks, names: Sequence[str]) -> AdaptedBlocks:
-            assert isinstance(product, BlockProduct)
-            return AdaptedBlocks(product, slot_of(names))
-
+    def adapted(self, product: BlockProduct, slot: ProductSlot) -> AdaptedBlocks:
         self._adapted = True
-        self.merged = adapted(self.merged, ATTENTION_INPUTS)
-        self.output = adapted(self.output, ["self_attn.o_proj"])
-        self.gate_up = adapted(self.gate_up, GATE_UP)
-        self.down = adapted(self.down, ["mlp.down_proj"])
+        return AdaptedBlocks(product, slot)
 
     def forward(
         self,

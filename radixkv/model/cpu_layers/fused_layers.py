@@ -12,13 +12,13 @@ Each part works row by row: with attention that does not depend on the batch, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.adapters.attachment import ProductSlot
 from radixkv.model.cpu_layers.adapted_products import AdaptedFloat, AdaptedGate
-from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
+from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.float_product import COLUMNS, PackedFloat, PackedGate
 from radixkv_kernels.cpu.linear.row_kernels import RowKernels
@@ -31,6 +31,8 @@ class FusedLayer(LlamaLayer):
         scratch: a narrow and a wide one, shared by all layers of a model.
     """
 
+    gate_columns = COLUMNS
+
     def __init__(self, parts: DecoderParts, kernels: RowKernels, scratch: tuple[Scratch, Scratch]) -> None:
         super().__init__(parts, kernels)
         merged, output, gated = parts.attention.merged, parts.attention.output, parts.gated
@@ -41,22 +43,12 @@ class FusedLayer(LlamaLayer):
         )
         self.output: PackedFloat | AdaptedFloat = PackedFloat(output.weight, output.bias)
         gate, up = gated.gate_up
-        self.gated: PackedGate | AdaptedGate = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
+        self.gate_up: PackedGate | AdaptedGate = PackedGate(gate.weight, up.weight, gate.bias, up.bias)
         self.down: PackedFloat | AdaptedFloat = PackedFloat(gated.down.weight, gated.down.bias)
         self.narrow, self.wide = scratch
 
-    def adapt(self, slot_of: SlotOf) -> None:
-        """See `radixkv.model.adapters.attachment`."""
-
-        def adapted(product: PackedFloat | AdaptedFloat, names: Sequence[str]) -> AdaptedFloat:
-            assert isinstance(product, PackedFloat)
-            return AdaptedFloat(product, slot_of(names))
-
-        self.merged = adapted(self.merged, ATTENTION_INPUTS)
-        self.output = adapted(self.output, ["self_attn.o_proj"])
-        assert isinstance(self.gated, PackedGate)
-        self.gated = AdaptedGate(self.gated, slot_of(GATE_UP, COLUMNS))
-        self.down = adapted(self.down, ["mlp.down_proj"])
+    def adapted(self, product: Any, slot: ProductSlot) -> AdaptedFloat | AdaptedGate:
+        return (AdaptedGate if isinstance(product, PackedGate) else AdaptedFloat)(product, slot)
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)
@@ -65,7 +57,7 @@ class FusedLayer(LlamaLayer):
         self.output.multiply(attended, states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
-        return self._multiply_normed(1, self.gated, states)
+        return self._multiply_normed(1, self.gate_up, states)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
         self.down.multiply(rows, states, add=True)

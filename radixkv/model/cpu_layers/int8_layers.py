@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from radixkv.model.adapters.attachment import SlotOf
+from radixkv.model.adapters.attachment import ProductSlot
 from radixkv.model.cpu_layers.adapted_products import AdaptedInt8
-from radixkv.model.cpu_layers.llama_layer import ATTENTION_INPUTS, GATE_UP, LlamaLayer, Scratch
+from radixkv.model.cpu_layers.llama_layer import LlamaLayer, Scratch
 from radixkv.model.cpu_layers.quantized_linear import quantize_weight
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv_kernels.cpu.linear.int8_product import PackedInt8
@@ -45,17 +45,8 @@ class Int8Layer(LlamaLayer):
         self.down: PackedInt8 | AdaptedInt8 = _pack([parts.gated.down])
         self.rows, self.scratch = rows, scratch
 
-    def adapt(self, slot_of: SlotOf) -> None:
-        """See `radixkv.model.adapters.attachment`."""
-
-        def adapted(product: PackedInt8 | AdaptedInt8, names: Sequence[str]) -> AdaptedInt8:
-            assert isinstance(product, PackedInt8)
-            return AdaptedInt8(product, slot_of(names))
-
-        self.merged = adapted(self.merged, ATTENTION_INPUTS)
-        self.output = adapted(self.output, ["self_attn.o_proj"])
-        self.gate_up = adapted(self.gate_up, GATE_UP)
-        self.down = adapted(self.down, ["mlp.down_proj"])
+    def adapted(self, product: PackedInt8, slot: ProductSlot) -> AdaptedInt8:
+        return AdaptedInt8(product, slot)
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         return self._multiply_normed(0, self.merged, states)

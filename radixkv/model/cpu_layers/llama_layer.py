@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.model.adapters.attachment import ProductSlot, SlotOf
 from radixkv.model.decoder_layers import DecoderParts
 from radixkv.model.parallel.over_ranks import JoinedOverRanks
 from radixkv.model.step_context import current_step
@@ -46,7 +47,17 @@ class LlamaLayer(nn.Module):
     Args:
         parts: of the transformers layer.
         kernels: shared by all layers of a model.
+
+    Attributes:
+        merged, output, gate_up, down: its products, which subclasses make.
+        gate_columns: gates and ups begin at multiples of this in their product.
     """
+
+    merged: Any
+    output: Any
+    gate_up: Any
+    down: Any
+    gate_columns = 1
 
     def __init__(self, parts: DecoderParts, kernels: RowKernels) -> None:
         super().__init__()
@@ -91,6 +102,17 @@ class LlamaLayer(nn.Module):
         own = states[:, joined.own_outputs]
         add(joined.join_inputs(rows), own)
         states.copy_(joined.join_outputs(own))
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+        self.merged = self.adapted(self.merged, slot_of(ATTENTION_INPUTS))
+        self.output = self.adapted(self.output, slot_of(["self_attn.o_proj"]))
+        self.gate_up = self.adapted(self.gate_up, slot_of(GATE_UP, self.gate_columns))
+        self.down = self.adapted(self.down, slot_of(["mlp.down_proj"]))
+
+    def adapted(self, product: Any, slot: ProductSlot) -> Any:
+        """Return the product with the changes of adapters."""
+        raise NotImplementedError
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, (Hq + 2 Hkv) D]: the first norm, and q, k and v as one product."""
