@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from radixkv.model.cpu_layers.block_layers import BlockLayer, fuse_block_layers
 from radixkv.model.cpu_layers.block_linear import BlockEmbedding, BlockLinear
 from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv_kernels.cpu.linear.block_method import methods
+from radixkv_kernels.cpu.linear.launch import RecordedLaunches
 
 if not methods():
     pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
@@ -143,6 +145,29 @@ def test_answers_are_the_same_hot_and_cold_alone_and_in_a_batch(mixed: Path) -> 
     reference = LLM(str(mixed), device="cpu", num_blocks=64, gguf="float32", speculation="off")
     expected = [each.outputs[0].token_ids for each in reference.generate(prompts, params)]
     assert sum(ours[0] == theirs[0] for ours, theirs in zip(together, expected, strict=True)) >= 4
+
+
+def test_launches_into_memory_that_grew_are_not_made_again(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer's memory grows while its launches are recorded: the old one is gone."""
+    made: list[RecordedLaunches] = []
+    run = RecordedLaunches.run
+
+    def counted(launches: RecordedLaunches, inputs: Sequence[int]) -> None:
+        made.append(launches)
+        run(launches, inputs)
+
+    monkeypatch.setattr(RecordedLaunches, "run", counted)
+    loaded = load(mixed)
+    assert fuse_block_layers(loaded.model) == 2
+    found, counts = [], []
+    for _ in range(3):
+        found.append(logits_of(loaded, Step))
+        counts.append(len(made))
+    assert counts == [0, 2, 6]
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
 
 
 @pytest.mark.nightly

@@ -70,7 +70,8 @@ class BlockLayer(LlamaLayer):
             self.add_attention_output(attended, states)
             self.add_mlp_output(self.mlp_rows(states), states)
 
-        again = self._recorded == (count, self.rows.address, self.scratch.address)
+        places = (count, self.rows.address, self.scratch.address)
+        again = self._recorded == places
         inputs = (at, *(each.data_ptr() for each in position_embeddings))
         if again:
             self._before.run(inputs)
@@ -83,7 +84,9 @@ class BlockLayer(LlamaLayer):
             self._after.run((at, attended.data_ptr()))
         else:
             self._after.record(after, (at, attended.data_ptr()))
-            self._recorded = (count, self.rows.address, self.scratch.address)
+            # Memory that grew meanwhile is gone, and earlier launches had its old place.
+            if places == (count, self.rows.address, self.scratch.address):
+                self._recorded = places
         return hidden_states
 
     def queries_keys_values(self, states: torch.Tensor) -> torch.Tensor:
