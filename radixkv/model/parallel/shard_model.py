@@ -179,6 +179,12 @@ def check_split(loaded: LoadedModel, size: int) -> None:
             f"--tensor-parallel {size} is more than the {fewest} {kind} of {loaded.name}: a "
             f"rank needs one at least in every layer; use at most {fewest}"
         )
+    experts = [each.num_experts for each in loaded.model.modules() if isinstance(each, WholeExperts)]
+    if experts and size > min(experts):
+        raise ConfigError(
+            f"--tensor-parallel {size} is more than the {min(experts)} experts of a layer of {loaded.name}, "
+            f"which --gguf packed gives to ranks whole; use at most {min(experts)}, or --gguf float32"
+        )
 
 
 def _heads_to_split(group: KVGroup) -> int:
@@ -253,11 +259,6 @@ def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator
     experts = getattr(mlp, "experts", None)
     if experts is not None:
         if isinstance(experts, WholeExperts):
-            if experts.num_experts < share.size:
-                raise ConfigError(
-                    f"--tensor-parallel {share.size} is more than the {experts.num_experts} experts of a "
-                    f"layer, which --gguf packed gives to ranks whole; use at most {experts.num_experts}"
-                )
             own = experts.of_experts(share.heads(experts.num_experts))
         else:
             _split_experts(experts, share)
