@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 #: What holds bytes.
@@ -223,13 +224,7 @@ class PagedKV:
         Raises:
             ValueError: they are not as many or not as long as they should be; nothing was written.
         """
-        size = self.spec.bytes_per_block
-        rows = [np.frombuffer(row, np.uint8) for row in data]
-        if len(rows) != len(blocks) or any(len(row) != size for row in rows):
-            raise ValueError(
-                f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
-                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
-            )
+        rows = saved_rows(data, len(blocks), self.spec.bytes_per_block, f"the K/V of {len(blocks)} blocks is")
         if not rows:
             return
         if self.spec.device.type != "cpu":
@@ -253,6 +248,21 @@ class PagedKV:
             part = tensor.view(torch.uint8).flatten(3)
             start, end = end, end + part.shape[0] * part.shape[1] * part.shape[3]
             yield part, slice(start, end)
+
+
+def saved_rows(data: Sequence[Bytes], count: int, size: int, what: str) -> list[npt.NDArray[np.uint8]]:
+    """Return saved blocks or states as uint8 rows of `size` bytes, without a copy.
+
+    Raises:
+        ValueError: they are not `count`, or not of that size; it begins with `what`.
+    """
+    rows = [np.frombuffer(row, np.uint8) for row in data]
+    if len(rows) != count or any(len(row) != size for row in rows):
+        raise ValueError(
+            f"{what} {count} times {size} bytes, not "
+            f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
+        )
+    return rows
 
 
 def indexable(t: torch.Tensor) -> torch.Tensor:

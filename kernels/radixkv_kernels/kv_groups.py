@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
+from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV, saved_rows
 
 
 @dataclass(frozen=True)
@@ -239,13 +239,7 @@ class _JoinedBlocks:
 
     def load_blocks(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """See `PagedKV.load_blocks`."""
-        size = self._size
-        rows = [np.frombuffer(row, np.uint8) for row in data]
-        if len(rows) != len(blocks) or any(len(row) != size for row in rows):
-            raise ValueError(
-                f"the K/V of {len(blocks)} blocks is {len(blocks)} times {size} bytes, not "
-                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
-            )
+        rows = saved_rows(data, len(blocks), self._size, f"the K/V of {len(blocks)} blocks is")
         for kv, columns in zip(self._parts, self._columns(), strict=True):
             kv.load_blocks(blocks, [row[columns] for row in rows])
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv_kernels.kv_cache import Bytes
+from radixkv_kernels.kv_cache import Bytes, saved_rows
 
 #: Tokens between two positions at which states can be kept.
 GRID = 64
@@ -202,13 +202,7 @@ class PagedStates:
         Raises:
             ValueError: they are not as many or not as long as they should be; nothing was written.
         """
-        size = self.spec.bytes_per_slot
-        rows = [np.frombuffer(row, np.uint8) for row in data]
-        if len(rows) != len(slots) or any(len(row) != size for row in rows):
-            raise ValueError(
-                f"{len(slots)} states are {len(slots)} times {size} bytes, not "
-                f"{[len(row) for row in rows[:4]]}{'...' if len(rows) > 4 else ''}"
-            )
+        rows = saved_rows(data, len(slots), self.spec.bytes_per_slot, f"{len(slots)} states are")
         for slot, row in zip(slots, rows, strict=True):
             end = 0
             for part in self._layers.values():

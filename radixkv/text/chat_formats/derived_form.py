@@ -135,6 +135,14 @@ def _form(region: str, num_calls: int) -> Form:
     return found if found is not None else _call_form(region, num_calls)
 
 
+def _shared_end(text: str, other: str) -> str:
+    """Return the longest end of a text that another ends with, too, and that begins where a mark may."""
+    size = next((n for n in range(len(text), 0, -1) if other.endswith(text[-n:])), 0)
+    while size and text[len(text) - size] not in _STARTS:
+        size -= 1
+    return text[len(text) - size :]
+
+
 def _around(before: str, middle: str | None, after: str) -> tuple[str, str, str, str, str]:
     """Divide the texts around calls into begin, head, tail, between and end.
 
@@ -143,11 +151,8 @@ def _around(before: str, middle: str | None, after: str) -> tuple[str, str, str,
     """
     if middle is None:
         return "", before, after, "\n", ""
-    size = next((n for n in range(len(before), 0, -1) if middle.endswith(before[-n:])), 0)
-    while size and before[len(before) - size] not in _STARTS:
-        size -= 1
-    head = before[len(before) - size :]
-    rest = middle[: len(middle) - size]
+    head = _shared_end(before, middle)
+    rest = middle.removesuffix(head)
     size = next((n for n in range(len(rest), 0, -1) if after.startswith(rest[:n])), 0)
     while size and rest[size - 1] not in _ENDS:
         size -= 1
@@ -303,11 +308,8 @@ def _tagged_span(
     region: str, start: int, name_size: int, opening: str, assigns: str, following: str, end: int
 ) -> tuple[int, int, int, TaggedArguments]:
     """Return the same for arguments whose names and values stand between marks."""
-    size = next((n for n in range(len(opening), 0, -1) if following.endswith(opening[-n:])), 0)
-    while size and opening[len(opening) - size] not in _STARTS:
-        size -= 1
-    key = opening[len(opening) - size :]
-    value_end = following[: len(following) - size]
+    key = _shared_end(opening, following)
+    value_end = following.removesuffix(key)
     closing = value_end.strip()
     if not key.strip() or len(closing) < _TELLING or not region.startswith(closing, _skip(region, end)):
         raise _NoForm
@@ -318,7 +320,7 @@ def _tagged_span(
         written, stop, between = written + between, stop + len(between), ""
     padded = assigns.endswith("\n") and value_end.startswith("\n")
     notation = TaggedArguments(key + KEY + assigns, written, between, padded=padded)
-    return start, start + name_size + len(opening) - size, stop, notation
+    return start, start + name_size + len(opening) - len(key), stop, notation
 
 
 def _skip(text: str, at: int) -> int:
