@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -201,6 +202,8 @@ def _token(engine: Engine, prompts: list[list[int]]) -> float:
 
 
 def main() -> None:
+    # Ended from outside, it still ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
