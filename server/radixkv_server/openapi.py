@@ -17,7 +17,6 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from radixkv_server.concurrency import off_loop
 from radixkv_server.dialect import Api, Dialects, Json, dump
 from radixkv_server.errors import ApiError
 
@@ -26,15 +25,15 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 def add_openapi(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> None:
-    """Serve the document of all routes that `app` has, at /openapi.json; the first request makes it."""
+    """Serve the document of all routes that `app` has, at /openapi.json.
 
-    @functools.cache
-    def document() -> bytes:
-        return dump(openapi_document(app, apis, dialects, version))
+    Making it builds FastAPI's routes, too, which would otherwise happen within the first request.
+    """
+    document = dump(openapi_document(app, apis, dialects, version))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(await off_loop(document), media_type="application/json")
+        return Response(document, media_type="application/json")
 
 
 def openapi_document(app: FastAPI, apis: Sequence[Api], dialects: Dialects, version: str) -> Json:
