@@ -351,7 +351,6 @@ def main() -> None:
             "tests/cache",
             "tests/tiers",
             "tests/support",
-            "tests/performance",
         ):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)

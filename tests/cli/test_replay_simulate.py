@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspection import inside
 from trace_tools import build, traces_folder
 
 from benchmarks.pool_usage import measure_pool
@@ -88,8 +85,7 @@ def test_buddies_never_overlap_and_merge_again(orders: list[int], seed: int) -> 
             gone = int(rng.choice(list(held)))
             buddy.release(gone)
             del held[gone]
-        spans = sorted((address, address + (1 << order)) for order, address in inside(buddy).held.values())
-        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        buddy.check()
     for index in held:
         buddy.release(index)
     assert buddy.reserved_slots() == 0

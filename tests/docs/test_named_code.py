@@ -16,7 +16,6 @@ from source_graph import ROOT, modules
 PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "tour.md"]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"[A-Za-z_]\w*(\.[a-z_]\w*)?")
-MOST_LINES = {"architecture.md": 120, "tour.md": 220}
 #: Roots of our files that a page may name.
 FOLDERS = ("radixkv/", "server/", "kernels/", "tests/", "docs/", "benchmarks/")
 
@@ -75,7 +74,6 @@ def test_what_a_page_names_exists(page: Path) -> None:
     named = {code for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)) if not code.startswith("make ")}
     assert len(named) > 20
     assert not {code for code in named if not is_known(code)}
-    assert len(text.splitlines()) <= MOST_LINES[page.name]
 
 
 def test_names_that_are_gone_are_noticed() -> None:
@@ -97,9 +95,8 @@ def test_newcomers_need_no_release() -> None:
         assert set(re.findall(r"radixkv-(\d[\d.]+\d)-py3", text)) <= {version}, page.name
 
 
-def test_the_readme_is_short_and_its_figures_are_measured() -> None:
+def test_the_figures_of_the_readme_are_measured() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 100
     medians = json.loads((ROOT / "benchmarks/results/compare.json").read_text(encoding="utf-8"))["medians"]
     ours, vllm = medians["radixkv float32"], medians["vLLM float32"]
     for setting in (ours, vllm, medians["llama.cpp F32, 8 slots"]):

@@ -14,7 +14,6 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from inspection import inside
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, EngineConfig, SamplingParams
@@ -269,17 +268,15 @@ def test_a_seed_gives_the_same_sample_whatever_the_batch(loaded, prompts):
     assert token_ids(together) == token_ids(alone)
 
 
-class RecordingRunner:
-    """Stands before the model runner and keeps the logits of every sampled position."""
-
-    failure = None
+class LogitsRecorder:
+    """Runs a runner's steps and keeps the logits of every sampled position."""
 
     def __init__(self, runner: Any) -> None:
-        self.runner = runner
+        self._execute = runner.execute
         self.logits: dict[tuple[int, ...], torch.Tensor] = {}
 
     def execute(self, batch: Any) -> torch.Tensor:
-        logits = self.runner.execute(batch)
+        logits = self._execute(batch)
         sampled = [entry.request for entry in batch.entries if entry.samples]
         for request, row in zip(sampled, logits, strict=True):
             self.logits[tuple(request.tokens().tolist())] = row.clone()
@@ -287,7 +284,7 @@ class RecordingRunner:
 
 
 @pytest.mark.nightly
-def test_deterministic_mode_gives_the_same_bits(prompts):
+def test_deterministic_mode_gives_the_same_bits(prompts, monkeypatch):
     """Cold, hot, chunked, preempted, batched: every logit of every step is the same, bit for bit."""
     loaded = load_model(EngineConfig())  # deterministic mode may change the model: a copy of our own
     chosen = [prompts[i] for i in (0, 3, 4)]
@@ -299,10 +296,10 @@ def test_deterministic_mode_gives_the_same_bits(prompts):
         engine = engine_for_model(EngineConfig(**{**fixed, **options}), loaded)
         llm = LLM.from_engine(engine)
         for _ in range(rounds):
-            recorder = RecordingRunner(engine.runner)
-            inside(engine).steps.runner = recorder
-            llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
-            inside(engine).steps.runner = recorder.runner
+            recorder = LogitsRecorder(engine.runner)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.runner, "execute", recorder.execute)
+                llm.generate(chosen, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
             recorded.append(recorder.logits)
         return engine.stats()
 

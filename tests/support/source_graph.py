@@ -49,9 +49,6 @@ class _SyntaxTrees(Mapping[str, ast.Module]):
     def source(self, name: str) -> str:
         return self._paths[name].read_text(encoding="utf-8")
 
-    def num_lines(self, name: str) -> int:
-        return self.source(name).count("\n")
-
     def __contains__(self, name: object) -> bool:
         return name in self._paths
 
@@ -117,35 +114,6 @@ def facts() -> dict[str, FileFacts]:
 def imports_of(module: str) -> set[str]:
     """Every module that a file names in an import: at its top, for type checking, or inside a function."""
     return facts_of(module).imports
-
-
-def _run_when_imported(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        if isinstance(node, ast.If):
-            yield from _run_when_imported(
-                node.orelse if "TYPE_CHECKING" in ast.dump(node.test) else node.body
-            )
-        elif isinstance(node, ast.Try):
-            yield from _run_when_imported(node.body)
-        else:
-            yield node
-
-
-def lines_loaded_by(module: str) -> int:
-    """Lines of all files of ours that importing a module loads, its own included."""
-    seen, ahead = set[str](), [module]
-    while ahead:
-        name = ahead.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for node in _run_when_imported(modules()[name].body):
-            if isinstance(node, ast.ImportFrom):
-                found = {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-                ahead += found & modules().keys()
-            elif isinstance(node, ast.Import):
-                ahead += {alias.name for alias in node.names} & modules().keys()
-    return sum(modules().num_lines(name) for name in seen)
 
 
 def cycles() -> list[list[str]]:

@@ -160,6 +160,16 @@ class Adaptive(EvictionPolicy):
         mode = "guarded" if self._is_guarded else "learned"
         return f"Adaptive({mode}, {self._lost:+.0f} blocks lost to LRU, {len(self._history)} remembered)"
 
+    @property
+    def counted_blocks(self) -> int:
+        """Blocks that its statistics count: the cached and the remembered ones. O(requests counted apart)."""
+        return self._statistics.counted_blocks
+
+    @property
+    def remembered_blocks(self) -> int:
+        """Evicted blocks whose uses it remembers."""
+        return len(self._history)
+
     def attach(self, num_blocks: int, block_size: int, ghosts: RemovalMemory) -> None:
         super().attach(num_blocks, block_size, ghosts)
         self._shadow = ShadowLRU(num_blocks)

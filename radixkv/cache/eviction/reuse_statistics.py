@@ -95,6 +95,11 @@ class ReuseStatistics:
         self._base = 0
         self._refreshed = 0
 
+    @property
+    def counted_blocks(self) -> int:
+        """Blocks that are counted now, of all classes and ages."""
+        return int(self._live.sum() + self._ancient.sum())
+
     def begin(self, now: int) -> None:
         """A request comes; `now` is its number, one above the last. O(1) amortised."""
         if now - self._base >= len(self._live):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -107,6 +108,15 @@ class BuddyAllocator:
                 address += 1 << order
         self._lost = total - address
         self._largest = max((order for order, _ in self._roots), default=-1)
+
+    def check(self) -> None:
+        """Assert that extents don't overlap, and that none is lost. O(extents)."""
+        held = list(self._held.values())
+        spans = sorted((address, address + (1 << order)) for order, address in [*held, *self._is_free])
+        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "extents overlap"
+        assert self._free_slots == sum(1 << order for order, _ in self._is_free)
+        assert self._reserved == sum(1 << order for order, _ in held)
+        assert self._free_slots + self._reserved == sum(1 << order for order, _ in self._roots)
 
     def order_of(self, length: int) -> int:
         """The order of the smallest extent that holds `length` slots."""

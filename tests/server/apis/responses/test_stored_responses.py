@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from inspection import inside
 from live_server import LiveServer, live_server
 from openai import OpenAI
 from response_prompts import asked_text, last_asked, messages_in
@@ -209,10 +208,19 @@ def test_a_damaged_response_is_an_error(tmp_path: Any) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "response_store_failed")
 
 
-async def test_a_full_store_is_an_error_and_can_be_read(tmp_path: Any) -> None:
+async def test_a_full_store_is_an_error_and_can_be_read(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def connect_to_full_disk(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.execute("PRAGMA max_page_count = 16")
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", connect_to_full_disk)
     store = SqliteStore(str(tmp_path / "responses.db"), 100, 10**9)
     await store.put("ada", "one", b"1")
-    await inside(store).writer.run(lambda db: db.execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreError, match="full") as caught:
         await store.put("ada", "two", b"2" * 10**6)
     assert not caught.value.may_pass

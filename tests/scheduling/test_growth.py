@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hot paths of the host side, each as a call that can be repeated, for `test_hot_paths`."""
+"""The work of lookups, admissions and steps grows neither with the cache nor with the running requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
+from measuring import count_work
 
 from radixkv import PrefixCache
-from radixkv.sampling.sampler import sample
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv_kernels import KVSpec, make_backend
 
 BLOCK = 16
 VOCABULARY = 512
@@ -95,62 +91,14 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
     return run
 
 
-def plan(num_requests: int = 32) -> Path:
-    """The attention plan of 32 decodes after one shared prefix, and of a chunk of 64 tokens."""
-    spec = KVSpec(
-        num_layers=1,
-        num_blocks=2048,
-        block_size=BLOCK,
-        num_kv_heads=3,
-        head_size=64,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        quantization=None,
-    )
-    backend = make_backend(
-        "cpu",
-        num_query_heads=9,
-        spec=spec,
-        compute_dtype=torch.float32,
-        deterministic=False,
-        share_prefixes=True,
-        max_num_tokens=512,
-        max_num_seqs=256,
-        max_model_len=4096,
-    )
-    shared = np.arange(32, dtype=np.int32)
-    own = [np.arange(100 + 8 * i, 108 + 8 * i, dtype=np.int32) for i in range(num_requests)]
-    tables = [np.concatenate([shared, blocks]) for blocks in own]
-    lengths = np.array([40 * BLOCK - 3 - i % 16 for i in range(num_requests)], np.int32)
-    starts = np.array([*range(num_requests), num_requests - 1 + 64], np.int32)
-    return lambda: backend.plan(starts, lengths, tables)
+@pytest.mark.parametrize("make", [match, acquire, step_build])
+def test_work_does_not_grow_with_what_is_cached(make: Callable[..., Path]) -> None:
+    small, large = (count_work(make(num_blocks=n)) for n in (1_000, 100_000))
+    assert large.instructions <= 1.1 * small.instructions + 50
+    assert large.c_calls <= 1.1 * small.c_calls + 10
 
 
-def sampling(num_rows: int = 64) -> Path:
-    """A token for each of 64 rows, of which 48 are greedy and 16 are drawn."""
-    logits = torch.rand(num_rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    greedy = SamplingParams(temperature=0.0)
-    drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=1)
-    requests: Sequence[Any] = [
-        SimpleNamespace(params=p, sampling_state=SamplingState(p, i, [1, 2, 3], [0]))
-        for i, p in enumerate([drawn if i % 4 == 0 else greedy for i in range(num_rows)])
-    ]
-    rows = list(range(num_rows))
-    return lambda: sample(logits, rows, requests)
-
-
-@dataclass(frozen=True)
-class HotPath:
-    """How to set a path up, and how often a timing repeats it."""
-
-    make: Callable[..., Path]
-    repeats: int
-
-
-PATHS = {
-    "match": HotPath(match, 20),
-    "acquire": HotPath(acquire, 5),
-    "step build": HotPath(step_build, 1),
-    "plan": HotPath(plan, 4),
-    "sampling": HotPath(sampling, 1),
-}
+def test_a_decode_costs_no_more_among_many() -> None:
+    few, many = (count_work(step_build(num_running=n)).instructions for n in (16, 256))
+    admissions = count_work(step_build(num_running=1)).instructions
+    assert (many - admissions) / 256 <= 1.25 * (few - admissions) / 16
