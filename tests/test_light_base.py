@@ -76,7 +76,7 @@ def test_the_cache_is_a_library_without_numpy() -> None:
 
 
 REFUSED = ("serve", "chat", "bench", "pull some/model", "explain {file}", "cache ls .", "replay {file}")
-ALLOWED = ("--help", "serve --help", "keys new ada", "audit --example")
+ALLOWED = ("--help", "serve --help", "key new ada", "audit --example")
 #: Every command begins without a module of ours loaded, as in a process of its own.
 COMMANDS = """
 import contextlib, io, json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `radixkv serve`, `keys`, `chat`, `pull`, `explain`, `cache`, `audit` ...
+"""The command line: `radixkv serve`, `key`, `chat`, `pull`, `explain`, `cache`, `audit` ...
 
 Every mistake of a user ends as one paragraph on standard error and a non-zero exit, without a traceback.
 """
@@ -70,7 +70,7 @@ def pull(
 #: Module of this room -> the commands that it adds.
 _COMMANDS = {
     "audit_command.audit_command": ("audit",),
-    "serve_command": ("serve", "keys"),
+    "serve_command": ("serve", "key"),
     "terminal_chat.chat_command": ("chat",),
     "explain_command": ("explain",),
     "quantize_command": ("quantize",),

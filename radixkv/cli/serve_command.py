@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`radixkv serve` and `radixkv keys`."""
+"""`radixkv serve` and `radixkv key`."""
 
 from __future__ import annotations
 
@@ -172,10 +172,20 @@ def serve(
     serve_engine(engine, settings, on_ready=ready)
 
 
-keys = typer.Typer(help="API keys for `radixkv serve --keys-file`.", no_args_is_help=True)
+key_app = typer.Typer(help="API keys for `radixkv serve`.", invoke_without_command=True)
 
 
-@keys.command("new")
+@key_app.callback()
+def key(
+    context: typer.Context,
+    admin: Annotated[bool, typer.Option("--admin", help="The tenant is an admin.")] = False,
+) -> None:
+    """Make an API key: without a further command for the tenant `user`, or `admin` with --admin."""
+    if context.invoked_subcommand is None:
+        new_key("admin" if admin else "user", admin)
+
+
+@key_app.command("new")
 def new_key(
     tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
     admin: Annotated[bool, typer.Option("--admin", help="The tenant is an admin.")] = False,
@@ -195,7 +205,7 @@ def new_key(
     print(f'keys = ["{stored_form(secret)}"]')
 
 
-@keys.command("hash")
+@key_app.command("hash")
 def hash_key() -> None:
     """Read a key from standard input and print the form that the keys file holds."""
     secret = sys.stdin.readline().strip()
@@ -204,6 +214,7 @@ def hash_key() -> None:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Give the command line `serve` and `keys`."""
+    """Give the command line `serve` and `key`."""
     app.command(cls=BriefHelp)(serve)
-    app.add_typer(keys, name="keys")
+    app.add_typer(key_app, name="key")
+    app.add_typer(key_app, name="keys", hidden=True)  # its name until version 0.2

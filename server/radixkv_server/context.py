@@ -76,6 +76,7 @@ class ServerContext:
     def for_engine(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
         endpoint = settings.otlp_traces_endpoint
         tenants = TenantRegistry(settings)
+        tenants.warn_of_well_known_keys()
         tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
         metrics = ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics)
         tasks = set[asyncio.Task[Any]]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`radixkv serve`: every setting is a flag and a name in the configuration file; `radixkv keys`."""
+"""`radixkv serve`: every setting is a flag and a name in the configuration file; `radixkv key`."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_several_tenants_are_scheduled_fairly_unless_told_otherwise() -> None:
 
 
 def test_a_new_key_fits_the_keys_file(tmp_path: Path) -> None:
-    result = CliRunner().invoke(command_tree(), ["keys", "new", "team.a", "--admin"])
+    result = CliRunner().invoke(command_tree(), ["key", "new", "team.a", "--admin"])
     shown, _, *lines = result.output.splitlines()
     secret = shown.rsplit(" ", 1)[1]
     path = tmp_path / "keys.toml"
@@ -131,10 +131,19 @@ def test_a_new_key_fits_the_keys_file(tmp_path: Path) -> None:
     (key,) = read_keys_file(path).keys
     assert (key.tenant.name, key.tenant.role, key.digest) == ("team.a", "admin", digest_of(secret))
     assert secret not in path.read_text()
-    hashed = CliRunner().invoke(command_tree(), ["keys", "hash"], input=f"{secret}\n").output.strip()
+    hashed = CliRunner().invoke(command_tree(), ["key", "hash"], input=f"{secret}\n").output.strip()
     assert hashed in path.read_text()
     with pytest.raises(ConfigError):
         cli.new_key("no name")
+
+
+def test_a_key_without_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    for arguments, name, role in (([], "user", "user"), (["--admin"], "admin", "admin")):
+        _, _, *lines = CliRunner().invoke(command_tree(), ["key", *arguments]).output.splitlines()
+        path.write_text("\n".join(lines))
+        (key,) = read_keys_file(path).keys
+        assert (key.tenant.name, key.tenant.role) == (name, role)
 
 
 def test_json_logs_are_an_object_a_line() -> None:

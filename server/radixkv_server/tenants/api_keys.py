@@ -24,6 +24,29 @@ _NAMED_KEY = re.compile(rf"({TENANT_NAME.pattern})=(.*[^=].*)", re.DOTALL)
 _DIGEST_PREFIX = "sha256:"
 _STORED = re.compile(rf"{_DIGEST_PREFIX}([0-9a-fA-F]{{64}})")
 
+#: Hashes of this project's own pages, of which the second key's text is not known any more.
+_DOCUMENTED_HASHES = (
+    "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    "ffe1eabe048697bf837b93a8ec684db51b9891236458c8a4d397883c8daa54d2",
+)
+#: Keys that pages of this and of other servers show as samples or placeholders, and that clients send where
+#: none is needed. Written as here, in capitals, or with a capital first letter.
+_WELL_KNOWN_KEYS = """
+abc abcd abc123 abcdef 123 1234 12345 123456 xxx xxxx xxxxx none null nil token-abc123 token_abc123 token
+empty no-key nokey no_key none-needed not-needed not_needed notneeded not-required unused ignored
+anything whatever dummy dummy-key dummy_key dummykey fake fake-key fake_key fakekey example example-key
+sample sample-key placeholder changeme change-me change_me replaceme replace-me todo password secret
+s3cret my-secret my-secret-key super-secret super-secret-key supersecret key api-key api_key apikey
+my-key my_key mykey my-api-key my_api_key myapikey my-anthropic-api-key your-key your_key your-api-key
+your_api_key yourapikey your-openai-api-key your-anthropic-api-key your-secret-key your-admin-key
+your_admin_key my-admin-key my_admin_key sk sk- sk-1234 sk-12345 sk-123456 sk-123 sk-abc sk-abc123
+sk-test sk-xxx sk-xxxx sk-dummy sk-fake sk-none sk-empty sk-local sk-key sk-your-key sk-your-api-key
+sk-no-key sk-no-key-required no-key-required sk-ant-xxx sk-ant-your-key rk rk- rk-... sk-... ... ollama
+lm-studio lmstudio llama-cpp llama.cpp vllm sglang litellm openai anthropic radixkv <key> <your-key>
+<api-key> <your-api-key> <admin-key> $key ${key} $api_key $admin_key ${admin_key} $openai_api_key
+$anthropic_api_key $radixkv_api_key $radixkv_admin_key
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
@@ -32,10 +55,26 @@ class ApiKey:
     tenant: Tenant
     digest: bytes = field(repr=False)
 
+    @property
+    def is_documented(self) -> bool:
+        """True if it has ever stood on a page of this project, as a hash."""
+        return self.digest in _DOCUMENTED_DIGESTS
+
+    @property
+    def is_well_known(self) -> bool:
+        """True for samples and placeholders, such as `token-abc123` and `EMPTY`: anybody can present them."""
+        return self.digest in _WELL_KNOWN_DIGESTS
+
 
 def digest_of(secret: str) -> bytes:
     """Return the SHA-256 of a secret, so that secrets of any length compare in the same time."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+_DOCUMENTED_DIGESTS = frozenset(bytes.fromhex(text) for text in _DOCUMENTED_HASHES)
+_WELL_KNOWN_DIGESTS = _DOCUMENTED_DIGESTS | {
+    digest_of(text) for word in _WELL_KNOWN_KEYS.split() for text in (word, word.upper(), word.capitalize())
+}
 
 
 def new_secret() -> str:
@@ -111,7 +150,8 @@ class KeyRing:
     """The accepted keys. Without any, all requests belong to `EVERYBODY` and need no key.
 
     Raises:
-        ConfigError: a key is given to two tenants or with two roles.
+        ConfigError: a key is given to two tenants or with two roles, an admin's key is well known, or a key
+            has stood on a page of this project.
     """
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
@@ -123,6 +163,12 @@ class KeyRing:
                 raise ConfigError(f"the same API key is given to {owner.name!r} and {key.tenant.name!r}")
             if owner.role != key.tenant.role:
                 raise ConfigError(f"an API key of {owner.name!r} is given as an admin's and as a user's")
+            if key.is_documented or (key.tenant.is_admin and key.is_well_known):
+                role = " --admin" if key.tenant.is_admin else ""
+                raise ConfigError(
+                    f"a key of {owner.name!r} is a sample or a placeholder that anybody can guess; "
+                    f"make one that nobody can: `radixkv key new {owner.name}{role}`"
+                )
 
     @classmethod
     def of(cls, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> KeyRing:
@@ -149,6 +195,11 @@ class KeyRing:
     def tenants(self) -> list[str]:
         """The names of all tenants with a key."""
         return [key.tenant.name for key in self._keys]
+
+    @property
+    def tenants_with_well_known_keys(self) -> list[str]:
+        """The names of tenants with a key that anybody can guess; all are users, as admins' are refused."""
+        return sorted({key.tenant.name for key in self._keys if key.is_well_known})
 
     def tenant_of(self, secret: str) -> Tenant | None:
         """Return the tenant that owns `secret`, or None.

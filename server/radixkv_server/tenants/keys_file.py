@@ -2,7 +2,7 @@
 """The keys file: TOML with the tenants, their hashed keys, limits and quotas.
 
 [tenants.alice]
-keys = ["sha256:5e88..."]      # radixkv keys new alice
+keys = ["sha256:<hash>"]       # radixkv key new alice
 role = "user"                  # or "admin"
 requests_per_minute = 60
 tokens_per_minute = 100_000
@@ -120,8 +120,8 @@ def _keys(table: Mapping[str, Any], name: str, where: str) -> list[ApiKey]:
         digest = stored_digest(text)
         if digest is None:
             raise ConfigError(
-                f"{where} has a key in plain text (or a mistyped hash): write what `radixkv keys hash` makes "
-                f"of it, or make a new one with `radixkv keys new {name}`"
+                f"{where} has a key in plain text (or a mistyped hash): write what `radixkv key hash` makes "
+                f"of it, or make a new one with `radixkv key new {name}`"
             )
         keys.append(ApiKey(tenant, digest))
     return keys

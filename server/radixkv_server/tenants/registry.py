@@ -246,7 +246,7 @@ class TenantRegistry:
         is_open: requests need no key, as neither keys nor a keys file are set.
 
     Raises:
-        ConfigError: a key or the keys file is malformed, or a key is given to two tenants.
+        ConfigError: a key or the keys file is malformed, a key is given to two tenants, or is a sample.
     """
 
     def __init__(self, settings: KeySettings) -> None:
@@ -264,6 +264,15 @@ class TenantRegistry:
         self.is_open = self._path is None and keys.is_open
         for name, limiter in self._limiters.items():
             limiter.change(self._accounts.get(name, Account()).limits)
+
+    def warn_of_well_known_keys(self) -> None:
+        """Log which users have keys that anybody can guess. Admins' are refused."""
+        if names := self._keys.tenants_with_well_known_keys:
+            logger.warning(
+                "keys of these tenants are samples or placeholders that anybody can guess: %s; "
+                "make others with `radixkv key new TENANT`",
+                ", ".join(names),
+            )
 
     def tenant_of(self, secret: str) -> Tenant | None:
         """Return the tenant that owns a key, or None, in a time that does not depend on the key."""
@@ -344,6 +353,7 @@ class TenantRegistry:
             logger.error("the keys are not reloaded and stay as they were: %s", error)
             return
         self._take(file, keys)
+        self.warn_of_well_known_keys()
         gone = ", ".join(sorted(before.accounts.keys() - file.accounts.keys()))
         logger.warning(
             "%s is read again: %d tenants, before %d%s",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ('[tenants.alice]\nkeys = ["s3cret-plain"]', ["[tenants.alice]", "plain text", "radixkv keys hash"]),
+        ('[tenants.alice]\nkeys = ["s3cret-plain"]', ["[tenants.alice]", "plain text", "radixkv key hash"]),
         ("[tenants.alice]\nrequest_per_minute = 5", ["did you mean requests_per_minute?"]),
         ("[tenants.alice]\nconcurrency = 0", ["concurrency", "at least 1", "0"]),
         ("[tenants.alice]\nconcurrency = true", ["concurrency"]),
@@ -187,6 +188,46 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
             keys_from_file(wrong)
     with pytest.raises(ConfigError, match="--keys-file"):
         read_keys_file(tmp_path / "none")
+
+
+#: Hashes that pages of this project have had.
+DOCUMENTED = (
+    "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    "sha256:ffe1eabe048697bf837b93a8ec684db51b9891236458c8a4d397883c8daa54d2",
+)
+
+
+@pytest.mark.parametrize(
+    "secret", ["token-abc123", "EMPTY", "empty", "none", "Password", "sk-1234", "abc", "$ADMIN_KEY"]
+)
+def test_an_admins_key_that_anybody_can_guess_is_refused(tmp_path: Path, secret: str) -> None:
+    path = keys_file(tmp_path, f'[tenants.ops]\nrole = "admin"\nkeys = ["{stored_form(secret)}"]')
+    for settings in ({"keys_file": path}, {"admin_keys": (f"ops={secret}",)}, {"admin_keys": (secret,)}):
+        with pytest.raises(ConfigError, match=r"anybody can guess; .*`radixkv key new .* --admin`"):
+            TenantRegistry(ServerSettings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["admin", "user"])
+@pytest.mark.parametrize("stored", DOCUMENTED)
+def test_a_hash_from_our_pages_is_refused(tmp_path: Path, role: str, stored: str) -> None:
+    path = keys_file(tmp_path, f'[tenants.ops]\nrole = "{role}"\nkeys = ["{stored}"]')
+    with pytest.raises(ConfigError, match="'ops' is a sample"):
+        TenantRegistry(ServerSettings(keys_file=path))
+
+
+def test_keys_on_our_pages_do_not_work(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[tenants." in block]
+    for table in re.split(r"\n\n(?=\[)", block):
+        with pytest.raises(ConfigError, match=r"radixkv key new"):
+            read_keys_file(keys_file(tmp_path, table))
+
+
+def test_a_users_key_that_anybody_can_guess_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    book = TenantRegistry(ServerSettings(api_keys=("ada=token-abc123", "bob=7f3k-of-bob")))
+    assert book.tenant_of("token-abc123") == Tenant("ada", "user")
+    book.warn_of_well_known_keys()
+    assert "guess: ada;" in caplog.text
 
 
 def test_new_keys_differ() -> None:
