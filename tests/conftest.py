@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -124,6 +125,19 @@ def trial_processes_are_kept(trial_processes: list[object]) -> Iterator[None]:
     module = sys.modules.get("radixkv.grammar.trial_process")
     if module is not None:
         trial_processes += [one for one in module.SHARED.values() if one not in trial_processes]
+
+
+@pytest.fixture
+def trapped_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with files that bear the names of modules; none of them may be run."""
+    folder, mark = tmp_path / "working_folder", tmp_path / "mark"
+    folder.mkdir()
+    for name in ("json", "pickle", "socket", "random", "llguidance", "xxhash", "numpy", "torch"):
+        code = f"open({str(mark)!r}, 'a').write('{name} ')\nraise SystemExit(7)\n"
+        (folder / f"{name}.py").write_text(code)
+    monkeypatch.chdir(folder)
+    yield folder
+    assert not mark.exists(), f"run from the working folder: {mark.read_text()}"
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import pickle
 import subprocess
-import sys
 import threading
 import weakref
 from concurrent.futures import Future, InvalidStateError
@@ -21,6 +19,7 @@ from radixkv.errors import EngineOverloadedError
 from radixkv.grammar.trial import Verdict
 from radixkv.grammar.trial_server import MAX_VERDICT_BYTES
 from radixkv.grammar.vocabulary import VocabularyRecipe
+from radixkv.helper_process import MODULE, helper_environment
 from radixkv.sampling.structured import StructuredOutputs
 
 #: The module that the process runs.
@@ -78,16 +77,15 @@ class _TrialServer:
     """A process, from its start to its end."""
 
     def __init__(self, recipe: VocabularyRecipe) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
             jobs, self._jobs = Pipe(duplex=False)
             verdicts, their_verdicts = Pipe(duplex=False)
             with jobs, their_verdicts:  # ends of the process, which has copies
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", SERVER],
+                    [*MODULE, SERVER],
                     stdin=jobs.fileno(),
                     stdout=their_verdicts.fileno(),
-                    env=environment,
+                    env=helper_environment(),
                     start_new_session=True,  # an interrupt of the server's terminal is the server's
                 )
         except OSError as error:

@@ -55,6 +55,7 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("trapped_folder")
 def test_copies_answer_as_one_engine_does_and_outlive_each_other(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", "llama")
     config = EngineConfig(model=str(model), num_blocks=64, warm_up="quick", threads=2)

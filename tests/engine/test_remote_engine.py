@@ -310,6 +310,7 @@ async def test_nothing_runs_further_ahead_than_it_is_read():
 
 @pytest.mark.parametrize("method", ["spawn"])
 @pytest.mark.nightly
+@pytest.mark.usefixtures("trapped_folder")
 def test_a_process_may_be_a_new_one(method):
     engine = start_engine(partial(ScriptedEngine, max_model_len=64), method=method)
 

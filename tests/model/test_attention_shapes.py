@@ -175,6 +175,7 @@ def test_chunks_need_whole_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("trapped_folder")
 def test_processes_of_layers_of_several_shapes_that_free_windows(tmp_path: Path) -> None:
     folder = save_shape(tmp_path / "model", "gemma4", num_global_key_value_heads=2)
     prompts = [some_tokens(37, 1), some_tokens(21, 2)]

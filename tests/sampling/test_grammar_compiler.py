@@ -144,6 +144,7 @@ def test_a_tenants_queue_is_bounded() -> None:
         assert future.result(timeout=60).start().failure is None
 
 
+@pytest.mark.usefixtures("trapped_folder")
 def test_a_lost_process_fails_whom_it_served_and_is_replaced() -> None:
     compiler = make_compiler()
     compiler.compile(StructuredOutputs(regex="a"))

@@ -10,11 +10,12 @@ import random
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from radixkv.helper_process import MODULE
 
 WORD_LIST = """
 time year people way day man thing woman life child world school state family student group country problem
@@ -75,7 +76,7 @@ class ServerProcess:
 @contextlib.contextmanager
 def started_process(arguments: list[str]) -> Iterator[ServerProcess]:
     """`radixkv serve` on a free port, once it says that it is ready."""
-    command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", *arguments]
+    command = [*MODULE, "radixkv", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

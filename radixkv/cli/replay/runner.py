@@ -17,6 +17,7 @@ from radixkv.cli.replay.concurrent import ServiceRates, replay_concurrent
 from radixkv.cli.replay.driver import ReplayResult, replay
 from radixkv.cli.replay.report import INFINITE, OPTIMUM
 from radixkv.cli.replay.trace import Trace
+from radixkv.helper_process import safe_helpers
 
 _SMALL = 2_000_000  # blocks over all cells below which starting processes costs more than it saves
 
@@ -117,7 +118,10 @@ def _run_in_processes(
 ) -> list[tuple[ReplayResult, float]]:
     """Run cells in worker processes; the traces travel once to each."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_set_traces, initargs=(traces,)) as pool:
+    with (
+        safe_helpers(),
+        ProcessPoolExecutor(jobs, context, initializer=_set_traces, initargs=(traces,)) as pool,
+    ):
         futures = [pool.submit(_run_in_worker, cell) for cell in cells]
         waiting = set(futures)
         try:

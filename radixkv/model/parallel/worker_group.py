@@ -9,11 +9,9 @@ mended: who uses it makes another.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +26,7 @@ import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
+from radixkv.helper_process import MODULE, helper_environment
 from radixkv.model.loading.loader import fetch
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
@@ -37,7 +36,7 @@ logger = logging.getLogger("radixkv")
 #: Longest that ranks wait for each other before they serve: they read weights, compile and pack.
 _STARTUP_S = 900.0
 _END_S = 5.0
-_MODULE = "radixkv.model.parallel.worker"
+_WORKER = "radixkv.model.parallel.worker"
 
 
 class _Worker:
@@ -50,7 +49,7 @@ class _Worker:
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, *(str(end.fileno()) for end in theirs)],
+                [*MODULE, _WORKER, *(str(end.fileno()) for end in theirs)],
                 stdin=subprocess.DEVNULL,
                 env=_environment(rank, config),
                 pass_fds=[end.fileno() for end in theirs],
@@ -89,7 +88,7 @@ class _Worker:
 
 
 def _environment(rank: int, config: EngineConfig) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = helper_environment()
     if config.device != "cpu" and torch.cuda.is_available():
         visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
         has_list = len(visible) > rank

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import pickle
 import re
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
+from radixkv.helper_process import MODULE, helper_environment
 from radixkv.observe.audit.exchange import Exchange
 from radixkv_server.proxy.fleet_state import Choice, UpstreamState
 from radixkv_server.proxy.passage import Passage
@@ -148,9 +147,10 @@ class Feed:
         return code
 
     async def _start(self) -> asyncio.subprocess.Process:
-        command = (sys.executable, "-m", "radixkv_server.proxy.observer")
-        environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        command = (*MODULE, "radixkv_server.proxy.observer")
+        environment = {
+            name: value for name, value in helper_environment().items() if not _SECRET.search(name)
+        }
         return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
 
     async def _send(self, pipe: asyncio.StreamWriter) -> None:
