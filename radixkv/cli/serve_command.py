@@ -84,11 +84,13 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     # A key never goes to the screen or a log: the pasted line takes it from the environment.
     key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if has_key else ""
     gib = summary.kv_bytes / 1024**3
+    sampling = ", ".join(f"{name} {value}" for name, value in summary.sampling.items())
     memory = resident_memory() / 1024**2
     return "\n".join(
         [
             f"radixkv {radixkv.__version__} is ready on http://{shown}:{port}",
             f"  model      {summary.model} (up to {summary.max_model_len:,} tokens a request)",
+            f"  sampling   {sampling} where a request gives none (from {summary.sampling_source})",
             f"  backend    {summary.backend} on {summary.device}, {summary.dtype}",
             f"  KV cache   {summary.num_blocks:,} blocks of {summary.block_size} tokens: "
             f"{summary.kv_tokens:,} tokens, {gib:.2f} GiB",

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -54,9 +54,10 @@ class StartupPhases:
 class EngineSummary:
     """Figures of the start-up banner; `kv_tokens` is the capacity of all blocks together.
 
-    `phases` has the seconds of each phase of the start; the server adds its own. `num_states` and
-    `state_bytes` (running requests' part included) are 0 for a model without states, `num_window_blocks` and
-    `window_bytes` where no windows are freed.
+    `phases` has the seconds of each phase of the start; the server adds its own. `sampling` is that of
+    requests that give none, and comes from `sampling_source`. `num_states` and `state_bytes` (running
+    requests' part included) are 0 for a model without states, `num_window_blocks` and `window_bytes` where no
+    windows are freed.
     """
 
     model: str
@@ -69,6 +70,8 @@ class EngineSummary:
     kv_bytes: int
     max_model_len: int
     phases: StartupPhases
+    sampling: Mapping[str, object]
+    sampling_source: str
     num_states: int = 0
     state_bytes: int = 0
     num_window_blocks: int = 0

@@ -32,12 +32,14 @@ from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.model.computed_by import computed_by
 from radixkv.model.device_paths import check_instruction_set, kernels_compiled_ahead
 from radixkv.model.loading.loader import LoadedModel, load_model
+from radixkv.model.loading.sampling_defaults import sampling_source
 from radixkv.model.make_runner import make_runner, token_budget
 from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
 from radixkv.model.parallel.threads import threads_of_rank
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
 from radixkv.observe.advisor import Advisor
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tenancy.tenant_cache import TenantCache
@@ -270,6 +272,8 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         kv_bytes=runner.num_blocks * runner.bytes_per_block,
         max_model_len=engine.limits.max_model_len,
         phases=phases,
+        sampling={"temperature": SamplingParams().temperature, **engine.default_sampling},
+        sampling_source=sampling_source(engine.default_sampling, engine.config.generation_config),
         num_states=runner.num_state_slots,
         state_bytes=runner.state_bytes,
         num_window_blocks=0 if windows is None else windows.num_blocks,

@@ -208,3 +208,5 @@ def test_an_engine_stands_on_any_runner(make_runner):
     summary = summarize(engine, StartupPhases())
     assert summary.kv_tokens == NUM_BLOCKS * BLOCK
     assert summary.kv_bytes == NUM_BLOCKS * runner.bytes_per_block
+    assert summary.sampling == {"temperature": 1.0}
+    assert summary.sampling_source == "radixkv; the model recommends none"

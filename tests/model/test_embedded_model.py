@@ -132,6 +132,25 @@ class TestPreparing:
         assert prepare(model, allow_download=False) == folder
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
+    def test_its_makers_sampling_is_the_default(
+        self, model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A folder that an earlier version made is completed, and not made again."""
+        weights = prepare(model) / "model.safetensors"
+        assert load_model(EngineConfig("tiny", device="cpu"), show_progress=False).default_sampling == {}
+        before = weights.stat()
+        said = {"do_sample": True, "temperature": 0.25, "top_p": 0.75}
+        recommending = dataclasses.replace(model, sampling=said)
+        monkeypatch.setattr(embedded_model, "EMBEDDED_MODELS", (recommending,))
+        for _ in range(2):
+            loaded = load_model(EngineConfig("tiny", device="cpu"), show_progress=False)
+            assert loaded.default_sampling == {"temperature": 0.25, "top_p": 0.75}
+        assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+        shutil.rmtree(model.folder)
+        assert (
+            said.items() <= json.loads((prepare(recommending) / "generation_config.json").read_text()).items()
+        )
+
     @pytest.mark.nightly
     def test_pull(self, model: EmbeddedModel) -> None:
         assert pull("tiny", show_progress=False) == model.folder

@@ -19,7 +19,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from radixkv.errors import ModelLoadError
@@ -41,6 +42,7 @@ class EmbeddedModel:
         package: import name of the package, where it may already be installed.
         gguf_member: the GGUF file's path inside the wheel.
         converted_size: bytes of the converted folder.
+        sampling: entries of generation_config.json that its makers recommend; GGUF files have none.
     """
 
     name: str
@@ -53,6 +55,7 @@ class EmbeddedModel:
     gguf_size: int
     gguf_sha256: str
     converted_size: int
+    sampling: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def folder(self) -> Path:

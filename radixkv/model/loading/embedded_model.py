@@ -12,6 +12,7 @@ rename and proves itself by its manifest (see `model_cache`); a damaged one is m
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from radixkv.model.loading.model_cache import folder_damage, models_folder, repl
 
 #: Raised when the files that a conversion writes change, so that older folders are made again.
 _CONVERSION_FORMAT = 1
+_GENERATION_CONFIG = "generation_config.json"
 
 EMBEDDED_MODELS = (
     EmbeddedModel(
@@ -39,6 +41,7 @@ EMBEDDED_MODELS = (
         gguf_size=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         converted_size=541_700_000,
+        sampling={"do_sample": True, "temperature": 0.2, "top_p": 0.9},  # of its model card
     ),
 )
 
@@ -69,11 +72,17 @@ def prepare_embedded(
         ModelLoadError: it can't be fetched, fails its checksum, or there is no room to convert it.
     """
     facts = conversion_facts(model)
-    if folder_damage(model.folder, facts) is None:
+    if folder_damage(model.folder, facts) is None and (
+        _recommends_sampling(model.folder, model) or not os.access(model.folder, os.W_OK)
+    ):
         return model.folder
     with _staging_folder(model) as staging:
         damage = folder_damage(model.folder, facts)
-        if damage is None:  # another process made it while this one waited
+        if damage is None:
+            # Another process made it while this one waited, or an earlier version made it.
+            if not _recommends_sampling(model.folder, model):
+                _recommend_sampling(model.folder, model)
+                write_manifest(model.folder, facts)
             return model.folder
         if show_progress and model.folder.exists():
             print(f"Converting {model.name} again: {damage}.", file=sys.stderr)
@@ -85,9 +94,26 @@ def prepare_embedded(
         target = staging / model.name
         target.mkdir()
         convert_gguf(source, target, show_progress=show_progress)
+        _recommend_sampling(target, model)
         write_manifest(target, facts)
         replace_folder(target, model.folder)
     return model.folder
+
+
+def _recommends_sampling(folder: Path, model: EmbeddedModel) -> bool:
+    return model.sampling.items() <= _generation_config(folder).items()
+
+
+def _recommend_sampling(folder: Path, model: EmbeddedModel) -> None:
+    """Add the sampling that the makers recommend to what is known from the GGUF file."""
+    text = json.dumps({**_generation_config(folder), **model.sampling}, indent=2)
+    (folder / _GENERATION_CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _generation_config(folder: Path) -> dict[str, object]:
+    path = folder / _GENERATION_CONFIG
+    found: dict[str, object] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def fetch_gguf(model: EmbeddedModel, *, allow_download: bool = True, show_progress: bool = True) -> Path:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from radixkv.errors import InvalidRequestError, ModelLoadError
@@ -10,6 +11,18 @@ from radixkv.sampling.sampling_params import SamplingParams
 
 #: Entries of the file that SamplingParams has under the same name.
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_source(defaults: Mapping[str, Any], generation_config: str) -> str:
+    """Origin of the values for requests that give none, in words for users.
+
+    Args:
+        defaults: what `sampling_defaults` found.
+        generation_config: the setting of that name, `auto` or `none`.
+    """
+    if generation_config == "none":
+        return "--generation-config none"
+    return "the model's generation_config.json" if defaults else "radixkv; the model recommends none"
 
 
 def sampling_defaults(name: str, model: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fastapi import Request as HttpRequest
 
 from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
+from radixkv.model.loading.sampling_defaults import sampling_source
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.template_input import Thinking
@@ -252,6 +253,13 @@ async def _model_card(context: ServerContext, name: str) -> Json:
         "root": context.engine.model_name,
         "max_model_len": longest,
         "context_length": context.engine.limits.context_length,
+        "default_sampling": {
+            "temperature": SamplingParams().temperature,
+            **context.engine.default_sampling,
+            "source": sampling_source(
+                context.engine.default_sampling, context.engine.config.generation_config
+            ),
+        },
         "chat_format": {"name": known.name, "is_known": known.is_known},
     }
     adapter = None if name in context.model_names else context.engine.adapters.card(name)

@@ -411,6 +411,16 @@ def test_the_models_own_sampling_is_the_default() -> None:
         asked = [(request.params.temperature, request.params.top_k) for request in engine.requests]
         assert asked == [(0.25, 20), (1, 20), (0.25, 0), (0.25, 20)]
         assert answer.temperature == 0.25
+        card: Any = client.models.retrieve("scripted")
+        assert card.default_sampling == {
+            "temperature": 0.25,
+            "top_k": 20,
+            "source": "the model's generation_config.json",
+        }
+    with live_server(ScriptedEngine()) as server, server.openai() as client:
+        card = client.models.retrieve("scripted")
+        assert card.default_sampling["temperature"] == 1
+        assert card.default_sampling["source"].startswith("radixkv;")
 
 
 def test_a_small_pool_is_not_called_the_models_context() -> None:
