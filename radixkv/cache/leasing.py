@@ -120,7 +120,8 @@ class Leasing:
         if checkpoint is not None:
             keeper.hit(checkpoint, bytes(lease.tokens))
         lease.resume_at = states.base.position
-        states.want((lease.num_tokens, lease.public_tokens, min(depth, lease.num_cached_tokens)))
+        states.want_ends((lease.num_tokens, lease.public_tokens))
+        states.want((min(depth, lease.num_cached_tokens),))
 
     def _ending_at(self, node: Node, depth: int) -> Node:
         """The node that ends where whole blocks up to `depth` tokens do: `node`, or its upper part."""

@@ -355,9 +355,10 @@ class AdmissionControl:
         request.match = request.producer = None
         request.lease = lease
         if lease.states is not None:  # what a user declared as steady
-            lease.states.want(
-                (*request.request.checkpoints, *(pin.num_tokens for pin in request.request.pins))
-            )
+            asked = request.request
+            lease.states.want_ends((*asked.checkpoints, *(pin.num_tokens for pin in asked.pins)))
+            if asked.keep_tokens is not None:
+                lease.states.want_ends((asked.keep_tokens,))
         request.num_computed = lease.resume_at
         self._running.add(request)
         if self._long_prompts is not None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from radixkv import PrefixCache
 from radixkv.cache.keys import decode_tokens, encode_tokens
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.errors import ConfigError, OutOfBlocks
 
@@ -75,11 +76,13 @@ def test_a_prompt_leaves_a_state_at_its_last_grid_point() -> None:
     assert model.at() == {192, 256}
 
 
-def test_a_prompt_that_ends_on_the_grid_resumes_a_point_before_and_leaves_its_end() -> None:
+def test_a_prompt_that_ends_on_the_grid_leaves_its_end_and_the_point_before() -> None:
     model = Model(8)
     model.run(TEXT[0][:128])
-    assert model.at() == {128}
-    assert model.run(TEXT[0][:128]) == 0  # the last token is always computed
+    assert model.at() == {64, 128}
+    for _ in range(2):
+        assert model.run(TEXT[0][:128]) == 64  # the last token is always computed
+    assert not any(c.is_superseded for c in model.cache.states or ())  # the next one resumes there, too
     assert model.run(TEXT[0][:129]) == 128
 
 
@@ -386,6 +389,22 @@ class WindowsMachine(CheckpointsMachine):
 
 TestWindowsMachine = WindowsMachine.TestCase
 TestWindowsMachine.settings = settings(max_examples=20, stateful_step_count=25)
+
+
+@pytest.mark.parametrize("kind", ["states", "windows"])
+def test_every_length_asked_again_resumes_before_its_last_token(kind: str) -> None:
+    model = Model(8) if kind == "states" else WindowModel(2, 40)
+    for length in range(1, 401):
+        prompt, name, last = TEXT[0][:length], str(length), (length - 1) // GRID * GRID
+        lease = model.begin(prompt, name)
+        assert lease.resume_at == 0
+        for end in (length // 3, length):
+            model.compute(lease, max(1, end))
+        lease.release()
+        assert model.run(prompt, name) == last
+        assert model.cache.explain(prompt, name).reason == "hit"
+        assert model.cache.match(prompt, name).resume == last
+        assert model.run([*prompt, 9], name) == length // GRID * GRID
 
 
 def test_windows_past_the_last_grid_point_are_freed() -> None:

@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzz_states import RESTART, fuzz
+from nightly import by_day
 from paged_language_model import greedy_reference, make_engine, run_all
 from scripted_tier import ScriptedTier
 from stateful_hash_model import StatefulHashModel
+from windowed_hash_model import WindowedHashModel
 
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PrefixPin
 from radixkv.tiers.host import HostTier
 from radixkv.tiers.selection import Selection
 
 TEXT = [1 + i * i % 90 for i in range(400)]
+LENGTHS = [1, 63, 64, 65, 127, 128, 129, 320, 384, 385]
 
 
 def engine_with_states(num_slots: int = 16, **options: Any) -> tuple[Engine, StatefulHashModel]:
@@ -65,10 +71,44 @@ def test_a_prompt_asked_again_computes_at_most_a_grid_step(length: int) -> None:
     engine, _ = engine_with_states()
     assert ask(engine, TEXT[:length], 70).num_cached_tokens == 0
     again = ask(engine, TEXT[:length], 70)
-    assert again.num_cached_tokens >= (length - 1) // 64 * 64 - 64 * (length % 64 == 0)
+    assert again.num_cached_tokens == (length - 1) // 64 * 64
     answer = greedy_reference(TEXT[:length], 70)
     follow_up = TEXT[:length] + answer + [5] * 10
     assert ask(engine, follow_up).num_cached_tokens >= (length + len(answer) - 1) // 64 * 64 - 64
+
+
+@pytest.mark.parametrize("kind", ["states", "windows"])
+@pytest.mark.parametrize("lengths", by_day([LENGTHS, range(1, 401)], LENGTHS), ids=["some", "all"])
+def test_every_way_to_leave_a_prompt_serves_the_next_one(kind: str, lengths: Iterable[int]) -> None:
+    for length in lengths:
+        check_each_way(kind, length)
+
+
+def check_each_way(kind: str, length: int) -> None:
+    def engine_with(**options: Any) -> Engine:
+        if kind == "states":
+            return engine_with_states(**options)[0]
+        model = WindowedHashModel(128, 16, WindowSpec(100, 100, 96, 8 * 16))
+        return make_engine(model=model, num_blocks=128, block_size=16, budget=96, **options)[0]
+
+    def cached(engine: Engine, name: str) -> int:
+        return int(ask(engine, prompt, 2, namespace=name).num_cached_tokens)
+
+    prompt, last = [1 + i * i % 89 for i in range(length)], (length - 1) // 64 * 64
+    engine = engine_with()
+    assert [cached(engine, "again") for _ in range(3)] == [0, last, last]
+    engine.add_request(prompt, SamplingParams(max_tokens=0), namespace="prewarmed")
+    run_all(engine)
+    assert cached(engine, "prewarmed") == last
+    ask(engine, [*prompt, *[5] * 70], namespace="pinned", pins=[PrefixPin(length)])
+    engine.cache.evict(128)
+    assert cached(engine, "pinned") == last
+    ask(engine, [*prompt, *[5] * 70], namespace="kept", keep_tokens=length)
+    assert cached(engine, "kept") == last
+    tier = ScriptedTier(at_once=True)
+    first, second = (engine_with(tier=tier, clock=lambda: 0.0) for _ in range(2))
+    assert [cached(each, "tier") for each in (first, second)] == [0, last]
+    engine.check()
 
 
 def test_requests_that_come_together_compute_their_common_part_once() -> None:

@@ -119,7 +119,8 @@ class Checkpoints:
     def hit(self, checkpoint: Checkpoint, data: bytes) -> None:
         """Count a request with the tokens `data` (encoded) that resumes at a checkpoint. O(1)."""
         checkpoint.num_hits += 1
-        end = len(data) // (GRID * TOKEN_BYTES) * GRID  # what the request leaves a checkpoint at
+        # The deepest checkpoint that it leaves behind for a request with the same tokens.
+        end = (len(data) // TOKEN_BYTES - 1) // GRID * GRID
         if end > checkpoint.end:
             start = checkpoint.end
             heir = bytes(data[start * TOKEN_BYTES : min(end, start + _HEIR_TOKENS) * TOKEN_BYTES])

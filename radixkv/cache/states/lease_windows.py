@@ -56,6 +56,15 @@ class LeaseWindows:
         """Keep checkpoints at the last grid points up to these positions, those after the base. O(n)."""
         self.wanted.update(at for at in (p - p % GRID for p in positions) if at > self.base.position)
 
+    def want_ends(self, ends: Iterable[int]) -> None:
+        """Keep checkpoints for texts that end at these positions, whether they are asked again or continued.
+
+        A text that goes on can resume at its end, one that is asked again only before its last token: where
+        the end is a grid point, both it and the one before are kept. O(n).
+        """
+        for end in ends:
+            self.want((end - 1, end))
+
     def room_for_draft(self, end: int) -> int:
         """Return how many guesses may follow token `end`."""
         return MOST_GUESSES
