@@ -73,7 +73,6 @@ _COMMANDS = {
     "serve_command": ("serve", "key"),
     "terminal_chat.chat_command": ("chat",),
     "explain_command": ("explain",),
-    "quantize_command": ("quantize",),
     "cache_folder_command": ("cache",),
     "bench.bench_command": ("bench",),
     "replay.replay_command": ("replay",),

@@ -30,7 +30,6 @@ COMMANDS = (
     "pull",
     "explain",
     "cache",
-    "quantize",
     "bench",
     "replay",
     "simulate",

@@ -100,9 +100,9 @@ def test_stopping_and_refusals(browser: Any, server: LiveServer) -> None:
             page.locator(".said.assistant .words").filter(has_text="Many").wait_for()
             page.get_by_role("button", name="Stop").click()
             page.get_by_text("ended by stopped").wait_for()
+            engine.wait_until(lambda: engine.requests[-1].aborted)  # held, it can't end before
         finally:
             engine.gate.set()
-        engine.wait_until(lambda: engine.requests[-1].aborted)
         page.get_by_role("button", name="Send").and_(page.locator(":enabled")).wait_for()
         assert not overflows(page)
         assert axe_findings(page) == []

@@ -12,11 +12,9 @@ from gguf_files import write_llama_gguf
 from gguf_hybrid_files import HYBRIDS, make_hybrid, write_hybrid
 from paged_language_model import run_all
 from rank_threads import engine_on_ranks
-from tiny_models import save_tiny_model
 
 from radixkv.errors import ConfigError
 from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
-from radixkv.model.quantize.gguf_writing import write_quantized
 from radixkv.sampling.sampling_params import SamplingParams
 
 pytest.importorskip("numba")
@@ -77,11 +75,9 @@ def test_ranks_share_the_blocks_of_a_file(
 
 
 def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96, "head_dim": 32}
-    save_tiny_model(tmp_path / "folder", "mixtral", num_local_experts=2, unk_token_id=0, **heads)
-    write_quantized(tmp_path / "folder", "Q8_0", tmp_path / "model.gguf", show_progress=False)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel 3 is more than the 2 experts .* at most 2"):
-        engine_on_ranks(tmp_path / "model.gguf", 3)
+    path = write_llama_gguf(tmp_path / "model.gguf", {"rest": "Q8_0"}, layers=1, experts=1)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel 2 is more than the 1 experts .* at most 1"):
+        engine_on_ranks(path, 2)
 
 
 @pytest.mark.nightly

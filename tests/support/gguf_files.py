@@ -56,7 +56,7 @@ def write_llama_gguf(
         kinds: name of a tensor without its layer (`attn_q`, `token_embd`) -> format; `rest` for all others.
         split: the most tensors of a part; 0 for one file.
         factors: of rotary frequencies.
-        experts: of each layer, two of which a token takes (a Mixtral); 0 for none.
+        experts: of each layer, of which a token takes two (a Mixtral); 0 for none.
     """
     inner = 2 * hidden
     writer, vocab = llama_gguf_writer(
@@ -65,7 +65,7 @@ def write_llama_gguf(
     write = add = tensor_writer(writer, kinds)
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(2)
+        writer.add_expert_used_count(min(2, experts))
 
         def add(name: str, *shape: int) -> None:
             expert = name.endswith(("ffn_gate", "ffn_up", "ffn_down"))

@@ -145,22 +145,6 @@ def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Ten
     return found
 
 
-def split_experts(module: Any, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Undo `stacked_experts` for one parameter: the tensors of a file, as `expected_shapes` names them.
-
-    Args:
-        name: of the parameter in the module.
-    """
-    leaf = "bias" if name.endswith("_bias") else "weight"
-    if module.is_transposed and leaf == "weight":
-        value = value.transpose(1, 2)
-    stem = name.removesuffix("_bias")
-    if stem != "gate_up_proj":
-        return {f"{stem.removesuffix('_proj')}.{leaf}": value}
-    gate, up = value.chunk(2, 1) if module.is_concatenated else (value[:, ::2], value[:, 1::2])
-    return {f"gate.{leaf}": gate, f"up.{leaf}": up}
-
-
 def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) -> nn.Module:
     """One expert's weights, one above the other."""
     from radixkv.model.cpu_layers.packed_linear import PackedLinear

@@ -53,33 +53,6 @@ def scaling(of: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def rotary_sizes(config: Any, head_size: int | None) -> dict[str, Any]:
-    """Keys without the architecture that `rotary_parameters` reads a configuration's parameters from."""
-    every = getattr(config, "rope_parameters", None) or {}
-    own = every.get("full_attention", every)
-    if not own:
-        return {}
-    found: dict[str, Any] = {"rope.freq_base": own.get("rope_theta")}
-    theta = every.get("sliding_attention", own).get("rope_theta")
-    if theta != own.get("rope_theta"):
-        found["rope.freq_base_swa"] = theta
-    if head_size is not None:
-        found["rope.dimension_count"] = int(head_size * own.get("partial_rotary_factor", 1))
-    return found | scaling_sizes(own)
-
-
-def scaling_sizes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that `scaling` reads."""
-    kind = parameters.get("rope_type")
-    if kind not in ("linear", "yarn"):
-        return {}
-    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": float(parameters["factor"])}
-    if kind == "yarn":
-        found["rope.scaling.original_context_length"] = parameters["original_max_position_embeddings"]
-        found |= {f"rope.scaling.{key}": parameters.get(name) for key, name in _YARN.items()}
-    return found
-
-
 def tensor_values(path: Path, *names: str) -> dict[str, list[float]]:
     """Numbers of the tensors of these names that a file has."""
     if not set(names) & set(known_metadata(path).tensors):

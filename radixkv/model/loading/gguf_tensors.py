@@ -95,35 +95,6 @@ def join_tensors(tensors: list[Any], names: Mapping[str, str]) -> list[Any]:
     return list(by_name.values())
 
 
-def split_tensor(name: str, value: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `join_tensors`: the tensors that files have for a parameter, or the parameter's own.
-
-    Args:
-        name: as the parameter's tensor is called.
-        value: in the order of the file's rows.
-        config: of the model.
-    """
-    found = _BLOCK.fullmatch(name)
-    parts = _JOINED.get(found[2]) if found is not None else None
-    if (
-        found is None
-        or parts is None
-        or (found[2].startswith("ssm_conv1d") and "linear_num_heads" not in config)
-        or (found[2] == "attn_kv_b.weight" and config.get("model_type") == "minicpm3")  # stays whole
-    ):
-        return {name: value}
-    if parts[0].startswith("attn_k_b"):
-        heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
-        value = value.reshape(heads, -1, value.shape[-1])
-        split = [np.swapaxes(value[:, :nope], 1, 2), value[:, nope:]]
-    elif found[2] == JOINED_INPUT:
-        gates = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        split = [value[:-gates], value[-gates:]]
-    else:
-        split = np.split(value, len(parts))
-    return {f"{found[1]}{part}": each for part, each in zip(parts, split, strict=True)}
-
-
 @dataclass(frozen=True)
 class JoinedTensor:
     """Tensors of a file that are one parameter, one above the other; latents' keys and values head by head.
