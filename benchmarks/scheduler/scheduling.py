@@ -7,10 +7,11 @@ The real scheduler over the real prefix cache, without a model: time is counted 
 are the same on every machine.
 
 **Order.** Clients keep 24 hot requests waiting at any time, for ever (a shared prompt of 1,500 tokens and 30
-of their own); every fourth step a cold one arrives (400 tokens nobody else has). Pure longest-prefix-match
-(`lpm`) never serves a cold request while a hot one waits. With `one prompt` all hot requests share one; with
-`six prompts` there are six families, and the pool holds four of them. Printed per policy:
+of their own); every fourth step a cold one arrives (400 tokens nobody else has). `prefix` without
+a bound (`unbounded`) never serves a cold request while a hot one waits. With `one prompt` all hot requests
+share one; with `six prompts` there are six families, and the pool holds four of them. Printed per policy:
 
+    relative      hit rate over that of `unbounded`
     hit rate      cached prompt tokens / prompt tokens of the requests admitted
     overtaken     most steps in which requests that came later were admitted before a cold one: bounded by
                   --max-overtake under `prefix`; under `fcfs` later ones pass only what does not fit
@@ -41,7 +42,8 @@ from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
 
-POLICIES = ("prefix", "lpm", "fcfs")
+POLICIES = ("prefix", "unbounded", "fcfs")
+UNBOUNDED = 10**9
 BLOCK = 16
 SHARED, OWN, COLD, OUTPUT = 1500, 30, 400, 4
 HOT_WAITING, COLD_EVERY = 24, 4
@@ -80,8 +82,9 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
     """The adversarial stream under one policy."""
     rng = np.random.default_rng(0)
     cache = PrefixCache(scenario.num_blocks, BLOCK)
+    bound = UNBOUNDED if policy == "unbounded" else max_overtake
     scheduler = Scheduler(
-        cache, max_num_batched_tokens=512, max_num_seqs=8, policy=policy, max_overtake=max_overtake
+        cache, max_num_batched_tokens=512, max_num_seqs=8, policy=_named(policy), max_overtake=bound
     )
     prompts = [rng.integers(0, VOCABULARY, SHARED) for _ in range(scenario.families)]
     cold: list[SequenceState] = []
@@ -112,11 +115,16 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
         "admitted": stats.admitted,
         "cold": len(cold),
         "cold_served": served,
-        "worst_overtaken_steps": None if policy == "lpm" else overtaken,
+        "worst_overtaken_steps": None if policy == "unbounded" else overtaken,
         "worst_cold_wait_steps": max(waits),
         "worst_still_waiting": served < len(cold)
         and max(waits) == max(w for w, r in zip(waits, cold, strict=True) if r.times.first_scheduled is None),
     }
+
+
+def _named(policy: str) -> str:
+    """Return the scheduler's policy behind a row of the tables."""
+    return "prefix" if policy == "unbounded" else policy
 
 
 def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -> dict[str, float]:
@@ -125,7 +133,7 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     num_blocks = 20_000
     cache = PrefixCache(num_blocks, BLOCK)
     slots = 1 if situation == "no slot" else 64
-    scheduler = Scheduler(cache, max_num_batched_tokens=512, max_num_seqs=slots, policy=policy)
+    scheduler = Scheduler(cache, max_num_batched_tokens=512, max_num_seqs=slots, policy=_named(policy))
     families = [rng.integers(0, VOCABULARY, 1000) for _ in range(8)]
     for family in families:
         lease = cache.acquire(family)
@@ -159,10 +167,18 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
 
 def order_table(figures: dict[str, Any], max_overtake: int) -> Table:
     table = Table(title=f"Order under overload, --max-overtake {max_overtake}")
-    for column in ("hot stream", "policy", "hit rate", "of lpm", "cold served", "overtaken", "cold wait"):
+    for column in (
+        "hot stream",
+        "policy",
+        "hit rate",
+        "of unbounded",
+        "cold served",
+        "overtaken",
+        "cold wait",
+    ):
         table.add_column(column, justify="left" if column in ("hot stream", "policy") else "right")
     for name, by_policy in figures.items():
-        pure = by_policy["lpm"]["hit_rate"]
+        pure = by_policy["unbounded"]["hit_rate"]
         for policy, row in by_policy.items():
             overtaken = row["worst_overtaken_steps"]
             table.add_row(

@@ -17,8 +17,6 @@ from radixkv_kernels.state_interface import StateBackend
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("cpu", "triton")
-#: Aliases: `torch` is the former name of the CPU backend.
-ALIASES = {"torch": "cpu"}
 
 
 def numba_available() -> bool:
@@ -48,7 +46,7 @@ def make_backend(
     """Build the attention backend of one model.
 
     Args:
-        name: `cpu` (`torch` is an alias) or `triton` (GPU; also CPU tensors under Triton's interpreter).
+        name: `cpu` or `triton` (GPU; also CPU tensors under Triton's interpreter).
         num_query_heads, spec, compute_dtype, deterministic, share_prefixes, max_num_tokens, max_num_seqs,
             max_model_len: see `BackendConfig`. A layout says the query heads of its groups itself.
 
@@ -82,7 +80,7 @@ def make_state_backend(name: str) -> StateBackend:
     Raises:
         ImportError: its package (triton, numba) is not installed.
     """
-    if ALIASES.get(name, name) == "triton":
+    if name == "triton":
         from radixkv_kernels.triton.state.backend import TritonStates
 
         return TritonStates()
@@ -110,7 +108,6 @@ def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]
 
 
 def _build(name: str, config: BackendConfig) -> AttentionBackend:
-    name = ALIASES.get(name, name)
     if name == "triton":
         from radixkv_kernels.triton.backend import TritonBackend
 

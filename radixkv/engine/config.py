@@ -186,7 +186,7 @@ class EngineConfig:
         )
         one_of("dtype", "auto", "float32", "bfloat16", "float16")
         one_of("device", "auto", "cpu", "cuda")
-        one_of("attention_backend", "auto", "cpu", "triton", "torch")
+        one_of("attention_backend", "auto", "cpu", "triton")
         one_of("kv_cache_dtype", "auto", "int8", "fp8_e4m3", "fp8_e5m2")
         one_of("quantization", None, "int8")
         one_of("gguf", "auto", "packed", "float32")

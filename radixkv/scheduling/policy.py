@@ -4,7 +4,6 @@
 | policy     | order of admission                                                                    |
 |------------|---------------------------------------------------------------------------------------|
 | `prefix`   | longest cached prefix first inside each namespace, with a bound on overtaking         |
-| `lpm`      | longest cached prefix first, without a bound (for comparison: it starves)             |
 | `fcfs`     | arrival                                                                               |
 | `priority` | smallest `priority` first, then arrival                                               |
 | `fair`     | the tenant that has been served least for its weight first (virtual token counter,    |
@@ -22,7 +21,6 @@ A request may be passed for `max_overtake` steps:
     priority         the second for every request; the first for the oldest that waits, which is then promoted
                      to be the most urgent of all, for good, as a running request is that got no tokens for so
                      long. So a backlog of unimportant requests takes one place in `max_overtake`
-    lpm              unbounded
 
 A request kept waiting by its own tenant's ceiling bars only that tenant: others take no room of its.
 """
@@ -130,10 +128,6 @@ class AdmissionPolicy:
         """Requests of a line, in arrival order, overtaken by the admission of `latest` (by arrival)."""
         return takewhile(lambda request: request.arrival_order <= latest, line)
 
-    def bound(self, max_overtake: int) -> float:
-        """In how many steps a request may be passed."""
-        return max_overtake
-
     def barred(self, request: SequenceState, bound: float) -> Barred:
         """Requests that may not pass this one any more, once it was passed in `bound` steps. O(1)."""
         return Barred.ALL if request.overtaken_steps >= bound else Barred.NOBODY
@@ -230,20 +224,6 @@ class PrefixPolicy(AdmissionPolicy):
 
     def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
         return num_tokens <= reserve
-
-
-class PureLongestPrefixPolicy(AdmissionPolicy):
-    """Longest cached prefix first without a bound: the baseline that starves cold requests."""
-
-    name = "lpm"
-
-    def order(
-        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
-    ) -> Sequence[SequenceState]:
-        return longest_prefix_first(waiting, matched_tokens(waiting))
-
-    def bound(self, max_overtake: int) -> float:
-        return math.inf
 
 
 class PriorityPolicy(AdmissionPolicy):
@@ -395,10 +375,7 @@ class FairPolicy(AdmissionPolicy):
 #: Name -> the policy; all that settings, the command line and the docs know of them is read here.
 POLICIES: dict[str, type[AdmissionPolicy]] = {
     "auto": PrefixPolicy,  # a server with API keys of several tenants chooses `fair`
-    **{
-        policy.name: policy
-        for policy in (PrefixPolicy, AdmissionPolicy, PriorityPolicy, FairPolicy, PureLongestPrefixPolicy)
-    },
+    **{policy.name: policy for policy in (PrefixPolicy, AdmissionPolicy, PriorityPolicy, FairPolicy)},
 }
 
 

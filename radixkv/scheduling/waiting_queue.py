@@ -25,7 +25,7 @@ class WaitingQueue:
 
     def __init__(self, policy: AdmissionPolicy, max_overtake: int) -> None:
         self._policy = policy
-        self._bound = policy.bound(max_overtake)
+        self._bound = max_overtake
         # By `policy.line`, then by arrival order; none is empty. Some lines are to be sorted when next read.
         self._lines: dict[str, dict[int, SequenceState]] = {}
         self._unsorted: set[str] = set()

@@ -423,7 +423,7 @@ def workloads(draw):
         "budget": draw(st.sampled_from([3, 8, 16, 50, 128])),
         "cap": draw(st.sampled_from([None, 5, 20])),
         "num_blocks": draw(st.sampled_from([10, 14, 24, 80])),
-        "policy": draw(st.sampled_from(["prefix", "fcfs", "priority", "fair", "lpm"])),
+        "policy": draw(st.sampled_from(["prefix", "fcfs", "priority", "fair"])),
         "faults": draw(st.sets(st.integers(0, 30), max_size=2)),
         "overtake": draw(st.sampled_from([0, 1, 32])),
     }

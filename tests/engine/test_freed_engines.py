@@ -34,7 +34,7 @@ def without_collector() -> Iterator[None]:
             ("llama", {}, False),
             ("llama", {}, True),
             ("llama", {"deterministic": True}, False),
-            ("llama", {"speculation": "off", "attention_backend": "torch"}, False),
+            ("llama", {"speculation": "off"}, False),
             # Without an end, a transfer to the tier may still be reading.
             ("llama", {"kv_tier": "host:1MiB"}, True),
             ("llama", {"quantization": "int8"}, False),

@@ -241,14 +241,6 @@ def test_bytes_per_block() -> None:
         assert kv.spec.bytes_per_block * 10 == sum(t.nbytes for t in kv.tensors())
 
 
-def test_the_cpu_backend_answers_to_its_first_name() -> None:
-    spec = KVSpec(1, 4, 16, 1, 16, torch.float32, torch.device("cpu"))
-    options = {"num_query_heads": 1, "spec": spec, "compute_dtype": torch.float32}
-    limits = {"max_num_tokens": 1, "max_num_seqs": 1, "max_model_len": 16}
-    backends = [make_backend(name, **options, **limits) for name in ("cpu", "torch")]  # type: ignore[arg-type]
-    assert type(backends[0]) is type(backends[1])
-
-
 def test_a_numba_that_can_not_be_imported_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,7 +86,6 @@ def test_every_architecture(family: str, tmp_path: Path) -> None:
         pytest.param({"deterministic": True}, marks=pytest.mark.nightly),
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.nightly),
         {"quantization": "int8"},
-        pytest.param({"attention_backend": "torch"}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -94,7 +94,7 @@ def _cold_wait(policy: str, max_overtake: int) -> int:
 
 
 def test_overtaking_is_bounded():
-    assert _cold_wait("lpm", 8) == 200, "the adversary does not starve pure longest-prefix-match: a weak test"
+    assert _cold_wait("prefix", 10**9) == 200, "the adversary does not starve without a bound: a weak test"
     for bound in (0, 1, 8, 20):
         # Up to three earlier requests go first in any order; the cold one itself takes one step.
         assert _cold_wait("prefix", bound) <= bound + 3 + 1

@@ -37,7 +37,7 @@ from radixkv.tiers.stack import TierStack
 #: Rows cost nothing: as many guesses are made as there are.
 FREE = StepCosts({1: 1.0, 2: 1.0})
 NAMESPACES = ("", "ada", ("bob", "salt"))
-POLICIES = ("prefix", "fcfs", "priority", "fair", "lpm")
+POLICIES = ("prefix", "fcfs", "priority", "fair")
 SLRU, S3FIFO = "benchmarks.classic_policies:SLRU", "benchmarks.s3fifo:S3FIFO"
 
 
