@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.loading.weight_files import check_weight_files, weight_files
+from radixkv.model.loading.weight_files import StoredTensor, stored_tensors, weight_files
 
 #: Files of a folder that are read, here or by transformers.
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".py"})
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
-def check_folder(folder: Path, *, weights: bool = True) -> None:
+def check_folder(folder: Path, *, weights: bool = True) -> dict[str, StoredTensor]:
     """Refuse a folder that is not whole, or that reads files from elsewhere through links.
 
     A link in a model from elsewhere could make any file of this machine a chat template, say. Links into the
@@ -22,6 +22,9 @@ def check_folder(folder: Path, *, weights: bool = True) -> None:
 
     Args:
         weights: its weights are needed, too.
+
+    Returns:
+        The tensors of its weight files by name; none without `weights`.
 
     Raises:
         ModelLoadError: a file is missing, damaged, or a link that leaves the folder.
@@ -32,9 +35,10 @@ def check_folder(folder: Path, *, weights: bool = True) -> None:
     except OSError as error:
         raise ModelLoadError(f"{folder} can't be read: {error.strerror or error}.") from error
     check_links(folder, paths)
-    if weights:
-        check_links(folder, weight_files(folder))
-        check_weight_files(folder)
+    if not weights:
+        return {}
+    check_links(folder, weight_files(folder))
+    return stored_tensors(folder)
 
 
 def check_links(folder: Path, paths: list[Path]) -> None:

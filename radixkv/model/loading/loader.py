@@ -3,7 +3,8 @@
 
     load_model(config)
       1. resolve    name -> folder (or GGUF file) on this machine, fetched where needed and allowed
-      2. inspect    files whole and in their folder? configuration servable? (before gigabytes are read)
+      2. inspect    files whole and in their folder? weights in a form that is served? configuration servable?
+                    (before gigabytes are read)
       3. load       tokenizer, weights; every weight accounted for
       4. dry run    the attention hook is called once per layer, as the configuration says
       5. identify   the fingerprint of all that its answers depend on
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.model.loading.checkpoint_formats import check_format
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
@@ -93,7 +95,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ModelLoadError: unknown, unreachable, damaged or unsupported model.
         ConfigError: a dtype or device that this machine does not have.
     """
-    source = _resolve(config, show_progress)
+    source = find_model(config, show_progress)
     lean = lean_transformers(foreign_code=config.trust_remote_code)
     with lean, quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
@@ -107,7 +109,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     """
     from radixkv.text.tokenizer import Tokenizer
 
-    source = _resolve(config, True, whole=False)
+    source = find_model(config, True, whole=False)
     with quiet_transformers(), gguf_parsed_once():
         hf_tokenizer = _pretrained(config, source).tokenizer()
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
@@ -148,10 +150,15 @@ def fetch(config: EngineConfig, *, show_progress: bool = True) -> Path:
     Raises:
         ModelLoadError: see `pull`.
     """
-    return _resolve(config, show_progress).path
+    return find_model(config, show_progress).path
 
 
-def _resolve(config: EngineConfig, show_progress: bool, *, whole: bool = True) -> ModelSource:
+def find_model(config: EngineConfig, show_progress: bool = True, *, whole: bool = True) -> ModelSource:
+    """Find a model's files on this machine, fetched where needed and allowed, and check that they are whole.
+
+    Raises:
+        ModelLoadError: unknown, unreachable or damaged model.
+    """
     source = resolve_model(
         config.model,
         allow_download=config.allow_download,
@@ -163,11 +170,31 @@ def _resolve(config: EngineConfig, show_progress: bool, *, whole: bool = True) -
     return source
 
 
+def check_stored_form(config: EngineConfig, source: ModelSource, *, has_gpu: bool | None = None) -> None:
+    """Check a folder's files and the form of its weights by `check_folder` and `check_format`.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged, or the weights are in a form that is not served.
+    """
+    if source.gguf_file is None:
+        tensors = check_folder(source.folder)
+        check_format(
+            source.name,
+            source.folder,
+            tensors,
+            dtype=config.dtype,
+            has_gpu=has_gpu,
+            num_ranks=config.tensor_parallel,
+        )
+
+
 def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
     return Pretrained(source, config.trust_remote_code, config.allow_download)
 
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
+    import torch
+
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
     from radixkv.text.template_check import check_chat_template
@@ -175,6 +202,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
 
     device = _device(config)
     dtype = _dtype(config, device)
+    check_stored_form(config, source, has_gpu=torch.cuda.is_available())
     files = _pretrained(config, source)
     hf_config = files.config()
     limit = files.explained(

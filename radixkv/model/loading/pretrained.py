@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.model.loading.checkpoint_formats import is_left_out_scale
 from radixkv.model.loading.gguf_configs import complete_config, own_config, unread
 from radixkv.model.loading.gguf_conversion import align_special_tokens
 from radixkv.model.loading.gguf_extras import check_size, divide_frequencies, own_tokenizer
@@ -159,7 +160,7 @@ class Pretrained:
             counted_tensors(core_model_loading if gguf is None else _gguf_reading(), update),
         ):
             model, report = self.explained("weights", read)
-        self._check_all_loaded(report)
+        self._check_all_loaded(model, report)
         if gguf is not None:
             divide_frequencies(self.source.path, model)
         if own:
@@ -241,8 +242,11 @@ class Pretrained:
             keywords["gguf_file"] = self.source.gguf_file
         return keywords
 
-    def _check_all_loaded(self, report: Any) -> None:
-        """Refuse missing weights, which transformers fills with random numbers."""
+    def _check_all_loaded(self, model: Any, report: Any) -> None:
+        """Refuse missing weights, which transformers fills with random numbers, and scales that it left out.
+
+        Further tensors of a file are those of parts that aren't served, such as layers that guess tokens.
+        """
         missing = sorted(report.get("missing_keys") or ())
         mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
         if missing or mismatched:
@@ -251,6 +255,18 @@ class Pretrained:
                 f"The weights of {self.source.name} in {self.source.folder} do not fit its configuration: "
                 f"{len(missing)} tensors are missing and {len(mismatched)} have another shape (first: "
                 f"{absent[0]}). The folder may be incomplete, or its config.json belong to another model."
+            )
+        modules = dict(model.named_modules())
+        scales = sorted(
+            key
+            for key in report.get("unexpected_keys") or ()
+            if key.rpartition(".")[0] in modules and is_left_out_scale(key)
+        )
+        if scales:
+            raise ModelLoadError(
+                f"The weights of {self.source.name} in {self.source.folder} have {len(scales)} tensors that "
+                f"no layer reads (first: {scales[0]}): scales of a quantised form, without which its answers "
+                "would be wrong. Give the model's folder in bfloat16 or float16, or a GGUF file of it."
             )
 
 

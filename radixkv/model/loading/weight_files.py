@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -84,55 +85,77 @@ def _no_weights(folder: Path) -> str:
     return f"{folder} has a config.json but no weights: {_SINGLE} (or {_INDEX} with its parts) is missing."
 
 
-def check_weight_files(folder: Path) -> None:
-    """See that every weight file is there and as long as its header says; reads headers only.
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a safetensors header lists it.
+
+    Attributes:
+        dtype: in the format's spelling, as `BF16`, `F8_E4M3` or `I32`.
+        num_dimensions: length of its shape.
+    """
+
+    dtype: str
+    num_dimensions: int
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return a model's tensors by their names, after checking each file's length against its header.
+
+    Headers are read, the tensors themselves are not.
 
     Raises:
         ModelLoadError: a file is missing, cut off or not safetensors.
     """
+    tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        problem = _safetensors_problem(path)
-        if problem is not None:
+        try:
+            tensors |= _tensors_of(path)
+        except _DamagedFile as damage:
             raise ModelLoadError(
-                f"{path} is damaged: {problem}. The download or copy was probably interrupted; fetch it "
-                "again."
-            )
+                f"{path} is damaged: {damage}. The download or copy was probably interrupted; fetch it again."
+            ) from None
+    return tensors
 
 
-def _safetensors_problem(path: Path) -> str | None:
+class _DamagedFile(Exception):
+    """The file is damaged; the message completes a sentence about it."""
+
+
+def _tensors_of(path: Path) -> dict[str, StoredTensor]:
+    malformed = _DamagedFile("its header is not that of a safetensors file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(8)
             if len(prefix) < 8:
-                return f"it has only {size} bytes"
+                raise _DamagedFile(f"it has only {size} bytes")
             (header_size,) = struct.unpack("<Q", prefix)
             if header_size > min(_LARGEST_HEADER, size - 8):
-                return "it does not begin with a safetensors header, or ends within it"
+                raise _DamagedFile("it does not begin with a safetensors header, or ends within it")
             header = json.loads(file.read(header_size))
     except OSError as error:
-        return f"it can't be read ({error.strerror or error})"
+        raise _DamagedFile(f"it can't be read ({error.strerror or error})") from None
     except (ValueError, RecursionError):
-        return "its header is not that of a safetensors file"
-    end = _end_of_tensors(header)
-    if end is None:
-        return "its header is not that of a safetensors file"
-    expected = 8 + header_size + end
-    return None if size == expected else f"it has {size:,} bytes, its header says {expected:,}"
-
-
-def _end_of_tensors(header: Any) -> int | None:
-    """The largest offset in a safetensors header; None: the header is malformed."""
+        raise malformed from None
     if not isinstance(header, dict):
-        return None
-    end = 0
+        raise malformed
+    header.pop("__metadata__", None)
+    end, tensors = 0, {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not isinstance(offsets, list) or len(offsets) != 2:
-            return None
-        if not all(type(offset) is int and offset >= 0 for offset in offsets):
-            return None
-        end = max(end, offsets[1])
-    return end
+        if not isinstance(entry, dict) or not _is_span(entry.get("data_offsets")):
+            raise malformed
+        end = max(end, entry["data_offsets"][1])
+        shape = entry.get("shape")
+        tensors[name] = StoredTensor(str(entry.get("dtype")), len(shape) if isinstance(shape, list) else 0)
+    expected = 8 + header_size + end
+    if size != expected:
+        raise _DamagedFile(f"it has {size:,} bytes, its header says {expected:,}")
+    return tensors
+
+
+def _is_span(offsets: Any) -> bool:
+    return (
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and all(type(offset) is int and offset >= 0 for offset in offsets)
+    )
