@@ -22,6 +22,7 @@ from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
 from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.text.chat_formats.answer_marks import AnswerScope
 from radixkv.text.text_tokenizer import TextDecoder
 
 if TYPE_CHECKING:
@@ -37,16 +38,18 @@ class TextSource(Protocol):
 
     def token_text(self, token_id: int) -> str: ...
 
+    def is_added_token(self, token_id: int) -> bool: ...
 
-def find_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] | None:
-    """The earliest stop string in text[start:], as (position, stop string); the longest one on ties.
 
-    >>> find_stop("one two", ("wo", "tw"), 0)
+def find_stop(text: str, stops: tuple[str, ...], start: int, end: int) -> tuple[int, str] | None:
+    """The earliest stop string in text[start:end], as (position, stop string); the longest one on ties.
+
+    >>> find_stop("one two", ("wo", "tw"), 0, 7)
     (4, 'tw')
     """
     found: tuple[int, str] | None = None
     for stop in stops:
-        at = text.find(stop, start)
+        at = text.find(stop, start, end)
         if at < 0:
             continue
         if found is None or at < found[0] or (at == found[0] and len(stop) > len(found[1])):
@@ -107,7 +110,13 @@ class Sample(SequenceState):
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
     _decoder: TextDecoder | None = None
-    _search_from: int = 0
+    _scope: AnswerScope | None = None  # None: all text is answer
+    _plain_stops: dict[int, str] = field(default_factory=dict)  # stop tokens that end answers alone
+    # Places in `text`:
+    _searched: int = 0  # stop strings that begin before were looked for
+    _may_stop_from: int = 0  # the text before comes from the first `min_tokens` tokens
+    _answer_from: int = 0  # the last part of the answer, up to `_decided`
+    _decided: int = 0  # the text from here on may be the beginning of a mark
 
     def begin_output(
         self, tokenizer: TextSource | None, end_token_ids: frozenset[int], max_output_tokens: int
@@ -118,6 +127,13 @@ class Sample(SequenceState):
         if tokenizer is not None:
             params = self.params
             self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
+            if params.answer_marks is not None and (params.stop_strings or params.stop_token_ids):
+                self._scope = AnswerScope(params.answer_marks)
+                self._plain_stops = {
+                    token: tokenizer.token_text(token)
+                    for token in params.stop_token_ids
+                    if not tokenizer.is_added_token(token)
+                }
 
     def push(self, token_id: int, *, is_complete: bool = False) -> None:
         """Take one more token; sets `finish_reason` when it is the last.
@@ -131,7 +147,7 @@ class Sample(SequenceState):
         may_stop = is_complete or self.num_output_tokens >= params.min_tokens
         if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
             self.finish_reason = "stop"
-        elif may_stop and token_id in params.stop_token_ids:
+        elif may_stop and token_id in params.stop_token_ids and not self._is_aside(token_id):
             self.finish_reason, self.stop_reason = "stop", token_id
         if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
             self.text += self._decoder.push([token_id])
@@ -141,31 +157,52 @@ class Sample(SequenceState):
             self.finish_reason = "length"
         if self.finish_reason is not None and self._decoder is not None:
             self.text += self._decoder.finish()
-        stops = params.stop_strings
-        if stops:
-            if may_stop:
-                self._look_for_stop(stops)
-            else:
-                self._search_from = len(self.text)
+        if params.stop_strings or self._scope is not None:
+            if not may_stop:
+                self._may_stop_from = len(self.text)
+            self._look_for_stop(params.stop_strings)
+
+    def _is_aside(self, token_id: int) -> bool:
+        """Tell whether a stop token comes where it ends nothing: in thoughts, or as a break after them."""
+        text = self._plain_stops.get(token_id)
+        if self._scope is None or text is None:
+            return False
+        return self._scope.is_thinking or (self._scope.is_before_words and not text.strip("\n"))
 
     def _look_for_stop(self, stops: tuple[str, ...]) -> None:
-        found = find_stop(self.text, stops, self._search_from)
-        if found is not None:
-            at, stop = found
-            self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
-            self.finish_reason, self.stop_reason = "stop", stop
-        else:
-            # A stop string may have begun in the searched part.
-            longest = max(len(stop) for stop in stops)
-            self._search_from = max(self._search_from, len(self.text) - longest + 1)
+        """Look for stop strings in the parts of the answer that the text has gained."""
+        # A stop string may have begun in the searched part.
+        overlap = max((len(stop) for stop in stops), default=1) - 1
+        at, has_ended = self._searched, self.finish_reason is not None
+        while True:
+            start, end, at = self._next_part(at, ended=has_ended)
+            found = find_stop(self.text, stops, max(start, self._may_stop_from), end)
+            if found is not None:
+                begin, stop = found
+                keeps = self.params.include_stop_str_in_output
+                self.text = self.text[: begin + len(stop) if keeps else begin]
+                self.finish_reason, self.stop_reason = "stop", stop
+                return
+            if at == end:
+                break
+        self._answer_from, self._decided = start, end
+        self._searched = max(start, end - overlap)
+
+    def _next_part(self, at: int, *, ended: bool) -> tuple[int, int, int]:
+        if self._scope is not None:
+            return self._scope.next_part(self.text, at, ended=ended)
+        return at, len(self.text), len(self.text)
 
     def take(self) -> tuple[str, list[TokenLogprobs]]:
         """The text to deliver now, and the logprobs of the tokens since the last call."""
-        size = len(self.text)
-        if self.finish_reason is None:
-            size -= held_back(self.text, self.params.stop_strings)
+        size, stops = len(self.text), self.params.stop_strings
+        if self.finish_reason is None and (stops or self._scope is not None):
+            size = self._decided - held_back(self.text[self._answer_from : self._decided], stops)
         text, self.text = self.text[:size], self.text[size:]
-        self._search_from = max(0, self._search_from - size)
+        self._searched, self._may_stop_from, self._answer_from, self._decided = (
+            max(0, place - size)
+            for place in (self._searched, self._may_stop_from, self._answer_from, self._decided)
+        )
         logprobs, self.logprobs = self.logprobs, []
         return text, logprobs
 

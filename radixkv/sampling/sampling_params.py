@@ -6,10 +6,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from radixkv.text.chat_formats.answer_marks import AnswerMarks
 
 MAX_N = 128
 #: Below this a temperature is 0: the division would overflow float32.
@@ -90,6 +93,9 @@ class SamplingParams:
             own, before tokens are ruled out.
         prediction: token ids that the output may begin with or repeat parts of; matching parts are generated
             faster. It has no other effect.
+        answer_marks: marks that tell the model's thoughts from its answer, which alone stop strings and
+            stop tokens then end; tokens added to the vocabulary, such as end tokens, end thoughts too. None:
+            all of the output is answer.
 
     Raises:
         InvalidRequestError: a value is out of range; names the field, the value and the range.
@@ -120,6 +126,7 @@ class SamplingParams:
     kept_special_tokens: Sequence[str] = ()
     structured: StructuredOutputs | Mapping[str, Any] | None = None
     prediction: Sequence[int] | None = None
+    answer_marks: AnswerMarks | None = None
 
     def __post_init__(self) -> None:
         if self.structured is not None:

@@ -30,6 +30,7 @@ from radixkv.engine.adapters import Adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats, TierCounts
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
+from radixkv.engine.output_processor import find_stop
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
@@ -42,6 +43,7 @@ from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import FinishReason, PrefixPin, Request, RequestTimes
+from radixkv.text.chat_formats.answer_marks import AnswerMarks, AnswerScope
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
@@ -494,7 +496,17 @@ def _prompt_logprobs(asked: Asked) -> list[TokenLogprobs | None] | None:
 
 
 def _stop_string(text: bytes, params: SamplingParams) -> str | None:
-    return next((stop for stop in params.stop_strings if stop.encode() in text), None)
+    """The stop string in the answer, outside of thoughts, of a whole text."""
+    if not params.stop_strings:
+        return None
+    scope, written, at = AnswerScope(params.answer_marks or AnswerMarks()), text.decode("utf-8", "ignore"), 0
+    while True:
+        start, end, at = scope.next_part(written, at, ended=False)
+        found = find_stop(written, params.stop_strings, start, end)
+        if found is not None:
+            return found[1]
+        if at == end:
+            return None
 
 
 async def wait_for_event(event: threading.Event) -> None:

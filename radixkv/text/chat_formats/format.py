@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.text.chat_formats.answer import AnswerParser, AnswerWriter, PlainParser, new_call_id
+from radixkv.text.chat_formats.answer_marks import AnswerMarks
 from radixkv.text.chat_formats.calls import Form
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
 from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser
@@ -155,6 +156,19 @@ class ChatFormat:
             if mark.strip() and end.endswith(mark.strip()):
                 return prompt_end[len(end) - len(mark.strip()) :]
         return ""
+
+    def answer_marks(self, prompt_end: str, *, calls: bool = True, forced: bool = False) -> AnswerMarks:
+        """Return the marks that tell an answer from thoughts; for the arguments see `parser`."""
+        thoughts, spoken = self.reasoning or Section(()), self.spoken or Section(())
+        template = None if forced else self.response
+        ending = self.forms if calls and self.calls_end_reasoning and template is None else ()
+        return AnswerMarks(
+            opens=thoughts.opens,
+            closes=thoughts.closes,
+            spoken=spoken.opens if template is None else (),
+            calls=tuple(mark for form in ending for mark in form.opens),
+            prefix=self.opened_by(prompt_end) if template is None else template.after_anchor(prompt_end),
+        )
 
     def thinks(self, opened: str) -> bool:
         """Return whether a text begins with a mark that opens reasoning."""

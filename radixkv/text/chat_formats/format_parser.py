@@ -71,7 +71,8 @@ class _Marks:
 
 
 @functools.lru_cache(maxsize=512)
-def _marks(kinds: tuple[tuple[str, str], ...]) -> _Marks:
+def marks_of(kinds: tuple[tuple[str, str], ...]) -> _Marks:
+    """Return what finds the given marks, each with its kind."""
     return _Marks(kinds)
 
 
@@ -161,7 +162,7 @@ class FormatParser:
     def _scan(self) -> bool:
         """Read up to a mark, and take it; False: there is none yet."""
         cursor, bare = self._cursor, not self._answer.has_spoken
-        marks = _marks(self._sets[self._mode, bare])
+        marks = marks_of(self._sets[self._mode, bare])
         end, mark, kind = marks.find(cursor.text, cursor.at, ended=cursor.ended)
         if cursor.ended and self._cut and kind != CALLS:
             size = self._cut_mark()
@@ -195,7 +196,7 @@ class FormatParser:
         """Return the length of the beginning of a mark that an answer was cut off in."""
         follows = self._answer.has_called and not self._mode
         closes = tuple((mark, CALLS) for form in self._forms for mark in (*form.closes, *form.tail_marks))
-        marks = _marks((*self._sets[self._mode, False], *(closes if follows else ())))
+        marks = marks_of((*self._sets[self._mode, False], *(closes if follows else ())))
         size = marks.begun(self._cursor.text, self._cursor.at)
         return size if size >= (1 if follows else TELLING) else 0
 

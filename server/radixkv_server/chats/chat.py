@@ -314,18 +314,24 @@ async def chat_request(
         renamed.get("structured", "structured_outputs"),
         sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
     )
+    forced = chat.tool_choice not in ("none", "auto")
+    calls = bool(chat.callable_tools) and chat.tool_choice != "none"
     params = sampling_params(
-        {**sampling, "kept_special_tokens": prompt.format.special_tokens, "structured": structured},
+        {
+            **sampling,
+            "kept_special_tokens": prompt.format.special_tokens,
+            "structured": structured,
+            "answer_marks": prompt.format.answer_marks(end, calls=calls, forced=forced),
+        },
         defaults=context.engine.default_sampling,
         room=context.engine.limits.max_model_len - len(encoded),
         renamed=renamed,
         prompt_only=prompt_only,
     )
-    forced = chat.tool_choice not in ("none", "auto")
     in_content = chat.reasoning_place == "in_content"
     make_parser = functools.partial(
         (replace(prompt.format, reasoning=None) if in_content else prompt.format).parser,
-        calls=bool(chat.callable_tools) and chat.tool_choice != "none",
+        calls=calls,
         parallel=chat.parallel_tool_calls,
         prompt_end=end,
         forced=forced,
