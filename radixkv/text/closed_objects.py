@@ -75,6 +75,15 @@ def follow_pointer(root: Any, pointer: str) -> Any:
     return found
 
 
+def follow_reference(root: Any, reference: Any) -> Any:
+    """Return the target of a `$ref` within a schema, by a pointer or an anchor; None: there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    if reference == "#" or reference.startswith("#/"):
+        return follow_pointer(root, reference)
+    return next((one for one in _objects(root) if one.get("$anchor") == reference[1:]), None)
+
+
 class _TooMany(Exception):
     """More copies than are worth it."""
 

@@ -250,7 +250,7 @@ class AnswerGrammar:
             if name is not None and _name(tool) != name:
                 continue
             given = self.inputs.get(_name(tool))
-            rules = GrammarRules(self._pieces, f"args_{i}", is_strict=_is_strict(tool))
+            rules = GrammarRules(self._pieces, f"args_{i}", strict=_name(tool) if _is_strict(tool) else None)
             if given is not None and isinstance(form.arguments, JsonArguments):
                 found += [f"args_{i}: {_INPUT_BEGIN} input_{i} {_INPUT_END}", _embedded(i, given)]
             else:
@@ -347,12 +347,12 @@ class AnswerGrammar:
 
     def _text_until(self, name: str, mark: str) -> list[str]:
         """A rule of any text with a mark after it, and those it needs."""
-        rules = GrammarRules(self._pieces, name, is_strict=False)
+        rules = GrammarRules(self._pieces, name)
         return [f"{name}: {rules.text_until(mark)}", *rules.rules]
 
     def _literal(self, text: str) -> str:
         """A text in Lark, with the special tokens in it as tokens."""
-        return GrammarRules(self._pieces, "", is_strict=False).literal(text)
+        return GrammarRules(self._pieces, "").literal(text)
 
 
 #: Around the input of a tool that takes text.

@@ -307,9 +307,19 @@ def _escape_json(written: str) -> str:
     return string_json(written)[1:-1] if known is None else known
 
 
+def _number(text: str) -> Any:
+    """Return the number that a JSON text is; None: it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _word_json(word: str, schema: ArgumentSchema) -> str:
     """Return the JSON of a number or a constant, by its schema."""
     constant = _CONSTANTS.get(word)
+    if constant is not None and schema.lists(word) and not schema.allows(json.loads(constant)):
+        return string_json(word)
     if constant == "null":
         return constant
     if schema.is_text() and (constant is not None or _NUMBER.fullmatch(word)):
@@ -318,4 +328,5 @@ def _word_json(word: str, schema: ArgumentSchema) -> str:
         return constant
     if not _NUMBER.fullmatch(word):
         raise NotACall
-    return value_json(word.replace("_", ""), schema)
+    number = word.replace("_", "")
+    return number if schema.lists(word) and schema.allows(_number(number)) else value_json(number, schema)

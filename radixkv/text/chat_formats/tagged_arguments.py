@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from radixkv.text.chat_formats.argument_types import ArgumentSchema, string_json, value_json
+from radixkv.text.chat_formats.argument_types import JSON_WORDS, ArgumentSchema, string_json, value_json
 from radixkv.text.chat_formats.arguments import MAX_DEPTH, Emit, object_of, pattern_of, respelled
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut, Steps
 from radixkv.text.chat_formats.literals import PYTHON, literal_json
@@ -149,7 +149,10 @@ class TaggedArguments:
             yield from cursor.match(regex.compile(rf"\s{{0,64}}{regex.escape(end)}"))
         else:
             yield from cursor.until(end, value.add, follows)
-        value.end(_any_json if kind is not None else _typed_json)
+        value.end(_any_json if kind is not None else self._json)
+
+    def _json(self, text: str, schema: ArgumentSchema) -> str:
+        return _typed_json(text, schema, self.constants)
 
     def literals(self) -> tuple[str, ...]:
         return (self.key, self.end, self.between)
@@ -182,14 +185,17 @@ class TaggedArguments:
         return f"<![CDATA[{value}]]>" if self.is_cdata and re.search(r"[<&\n]", value) else value
 
 
-def _typed_json(text: str, schema: ArgumentSchema) -> str:
-    return value_json(text, schema, lambda written: literal_json(written, PYTHON))
+def _typed_json(text: str, schema: ArgumentSchema, words: tuple[str, str, str] = JSON_WORDS) -> str:
+    return value_json(text, schema, lambda written: literal_json(written, PYTHON), words)
 
 
 def _element_json(text: str, schema: ArgumentSchema) -> str:
     """The JSON of an element without others in it, which may be an empty list or object."""
-    empty = {frozenset({"array"}): "[]", frozenset({"object"}): "{}"}.get(schema.types())
-    return empty if empty is not None and not text.strip() else _typed_json(text, schema)
+    if not text.strip() and not schema.allows(text):
+        for kind, empty in (("array", "[]"), ("object", "{}")):
+            if kind in schema.types() and schema.allows(json.loads(empty)):
+                return empty
+    return _typed_json(text, schema)
 
 
 def _any_json(text: str, schema: ArgumentSchema) -> str:

@@ -104,6 +104,65 @@ def test_text_becomes_what_the_schema_says(key: str, written: str, wanted: Any) 
     assert json.loads(call.arguments) == {key: wanted}
 
 
+#: Schemas of one argument, a text, and the value that it means.
+MEANT: list[tuple[Any, str, Any]] = [
+    ({"type": ["string", "null"], "enum": ["none", "low", None]}, "none", "none"),
+    ({"type": ["string", "null"], "enum": ["none", "low", None]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "none", "none"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+    ({"enum": ["true", False, "1", 2]}, "true", "true"),
+    ({"enum": ["true", False, "1", 2]}, "false", False),
+    ({"enum": ["true", False, "1", 2]}, "1", "1"),
+    ({"enum": ["true", False, "1", 2]}, "2", 2),
+    ({"enum": ["true", False, "1", 2]}, "3", "3"),
+    ({"anyOf": [{"const": "1"}, {"type": "integer"}]}, "1", "1"),
+    ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 9}]}, "8", "8"),
+    ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 9}]}, "9", 9),
+    ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}, "[1]", [1]),
+    ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}, '["a"]', '["a"]'),
+    ({"$ref": "#/$defs/a/anyOf/0"}, "1", "1"),
+    ({"$ref": "#/$defs/b%20c"}, "1", "1"),
+    ({"$ref": "#d"}, "1", "1"),
+    ({"allOf": [{"type": ["string", "integer"]}, {"type": ["string", "null"]}]}, "1", "1"),
+]
+DEFINED = {
+    "a": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+    "b c": {"type": "string"},
+    "d": {"$anchor": "d", "type": "string"},
+}
+
+
+@pytest.mark.parametrize(("schema", "text", "meant"), MEANT)
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax-m3", "minicpm5"])
+def test_a_text_is_the_value_that_its_schema_means(name: str, schema: Any, text: str, meant: Any) -> None:
+    """`properties` and `patternProperties` alike; a list of values, or bounds, tell text from the rest."""
+    for members in ({"properties": {"a": schema}}, {"properties": {}, "patternProperties": {"^a$": schema}}):
+        tools = {"look": {"type": "object", "$defs": DEFINED, **members}}
+        parser = FORMATS[name].parser(tools=tools)
+        written = FORMATS[name].write_calls([("look", json.dumps({"a": text}))])
+        (call,) = Answer.of([*parser.push(written), *parser.finish()]).tool_calls
+        value = json.loads(call.arguments)["a"]
+        assert (type(value), value) == (type(meant), meant)
+
+
+def test_a_pattern_of_names_that_takes_for_ever_is_given_up() -> None:
+    tools = {"look": {"patternProperties": {"^(a+)+$": {"type": "string"}, "b$": {"type": "string"}}}}
+    parser = FORMATS["glm"].parser(tools=tools)
+    written = FORMATS["glm"].write_calls([("look", json.dumps({"a" * 60 + "b": "1"}))])
+    (call,) = Answer.of([*parser.push(written), *parser.finish()]).tool_calls
+    assert json.loads(call.arguments) == {"a" * 60 + "b": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("[look(a=None)]", "None"), ("[look(a=1)]", 1), ("[look(a='1')]", "1")]
+)
+def test_words_without_quotes_are_text_where_the_schema_lists_them(text: str, meant: Any) -> None:
+    tools = {"look": {"properties": {"a": {"enum": ["None", "1", 1]}}}}
+    parser = FORMATS["pythonic"].parser(tools=tools)
+    (call,) = Answer.of([*parser.push(text), *parser.finish()]).tool_calls
+    assert json.loads(call.arguments) == {"a": meant}
+
+
 @pytest.mark.parametrize(
     "text",
     [

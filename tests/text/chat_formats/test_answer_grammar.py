@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import jsonschema
 import pytest
 import torch
 
+from radixkv.errors import InvalidRequestError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.sampling.structured import StructuredOutputs
+from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.calls import CallForm
-from radixkv.text.chat_formats.format import ChatFormat
+from radixkv.text.chat_formats.format import ChatFormat, schemas_of
 from radixkv.text.chat_formats.formats import FORMATS
 
 END = 256
@@ -84,8 +88,8 @@ class Case:
         spoken = chat_format.spoken if chat_format.frames_content else None
         self.spoken = spoken.opens[0] if spoken is not None else ""
 
-    def grammar(self, parallel: bool = True, **options: Any) -> AnswerGrammar:
-        return AnswerGrammar(self.format, TOOLS, parallel, self.tokenizer.token_of, **options)
+    def grammar(self, parallel: bool = True, tools: Any = TOOLS, **options: Any) -> AnswerGrammar:
+        return AnswerGrammar(self.format, tools, parallel, self.tokenizer.token_of, **options)
 
     def accepts(self, lark: str | None) -> Callable[[str], bool]:
         assert lark is not None
@@ -203,3 +207,129 @@ def test_calls_have_the_numbers_that_the_template_gives_them() -> None:
     accepts = case.accepts(case.grammar(num_calls=3).required())
     assert accepts(case.two.replace(":1", ":4").replace(":0", ":3"))
     assert not accepts(case.two)
+
+
+#: One format of each notation of arguments as text, with marks as special tokens.
+TEXTUAL = ("qwen3-coder", "glm", "minimax-m3", "kimi-k3", "gemma4", "lfm2", "minicpm5")
+TREE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "required": ["v"],
+}
+DEFINED = {
+    "tree": TREE,
+    "size": {"$anchor": "size", "type": "integer", "minimum": 5},
+    "either": {"anyOf": [{"type": "string", "pattern": "^x"}, {"type": "integer"}]},
+}
+#: Strict schemas of one argument, values that can be written, and values that can't.
+HELD: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "string", "pattern": "^a|b$"}, ["a", "ax", "x\nb"], ["", "xa", "bx"]),
+    ({"type": "string", "pattern": "^[^,<]{2,4}$"}, ["f2=3", "it i"], ["f", "a,b", "f2=3x"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "äöü"], ["a", "abcd", ""]),
+    ({"type": "string", "format": "date"}, ["2026-02-28"], ["2026-13-01", "today", ""]),
+    ({"type": ["string", "null"], "enum": ["none", "low", None]}, ["none", "low", None], ["high", 1]),
+    ({"enum": ["low", 1, None, True]}, ["low", 1, None, True], ["high", 2, False]),
+    ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, ["auto", 12, -3], ["aut", True, None, [1]]),
+    ({"type": ["string", "null"], "pattern": "^a"}, ["ab", None], ["b"]),
+    (
+        {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer", "minimum": 100}]},
+        ["a", 100],
+        ["abc"],
+    ),
+    (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+        [[1, 2]],
+        [[], [1], [1] * 4],
+    ),
+    ({"type": "array", "items": {"type": "string", "maxLength": 2}}, [[], ["ab"]], [["abc"], [1]]),
+    ({"$ref": "#size"}, [5], [4, "five"]),
+    ({"$ref": "#/$defs/either/anyOf/0"}, ["xa"], ["a", 5]),
+    ({"allOf": [{"$ref": "#/$defs/either"}, {"type": "string", "minLength": 2}]}, ["xa"], ["x", 5]),
+    ({"$ref": "#/$defs/tree"}, [{"v": 1, "kids": [{"v": 2, "kids": [{"v": 3}]}]}], [{"v": "a"}, {}]),
+    (
+        {"type": ["object", "null"], "properties": {"v": {"type": "integer"}}},
+        [None, {"v": 1}],
+        ["a", {"v": "a"}],
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=TEXTUAL)
+def textual(request: pytest.FixtureRequest) -> Case:
+    return Case(FORMATS[request.param], special=True)
+
+
+def strict_tool(schema: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Return a strict tool with one argument, `a`."""
+    parameters = {
+        "$defs": DEFINED,
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        **members,
+    }
+    return {"type": "function", "function": {"name": "look", "strict": True, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("index", range(len(HELD)))
+def test_text_is_held_to_a_strict_schema(textual: Case, index: int) -> None:
+    """What a grammar allows is read as a value that the schema allows; what can't be written is only that."""
+    schema, allowed, refused = HELD[index]
+    tool = strict_tool(schema)
+    accepts = textual.accepts(textual.grammar(tools=[tool]).required())
+    is_element = textual.format.name == "minimax-m3"  # where nothing is written for null
+
+    def outcome(value: Any) -> tuple[bool, Any]:
+        given = "null" if value is None and is_element else value
+        written = textual.format.write_calls([("look", json.dumps({"a": given}))])
+        parser = textual.format.parser(tools=schemas_of([tool]))
+        (call,) = Answer.of([*parser.push(written), *parser.finish()]).tool_calls
+        return accepts(written), json.loads(call.arguments)
+
+    for value in allowed:
+        assert outcome(value) == (True, {"a": value})
+    validator = jsonschema.Draft202012Validator(tool["function"]["parameters"])
+    for value in refused:
+        is_accepted, read = outcome(value)
+        assert not is_accepted or validator.is_valid(read), read
+
+
+def test_text_can_not_end_a_value_before_its_mark(textual: Case) -> None:
+    tool = strict_tool({"type": "string"}, additionalProperties=False)
+    accepts = textual.accepts(textual.grammar(tools=[tool]).required())
+    once = textual.format.write_calls([("look", '{"a": "x"}')])
+    twice = textual.format.write_calls([("look", '{"a": "x", "b": "y"}')])
+    assert accepts(once)
+    assert not accepts(twice)
+    assert not accepts(twice.replace("\n", ""))
+
+
+def test_members_that_are_not_listed() -> None:
+    case = Case(FORMATS["glm"], special=True)
+    tool = strict_tool({"type": "integer"}, patternProperties={"^x-": {"type": "boolean"}})
+    accepts = case.accepts(case.grammar(tools=[tool]).required())
+    for arguments, held in (({"x-a": True}, True), ({"x-a": 1}, False), ({"y": True}, False)):
+        assert accepts(case.format.write_calls([("look", json.dumps({"a": 1, **arguments}))])) is held
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        ({"type": "string", "not": {"const": "a"}}, "'a': not "),
+        ({"type": "string", "pattern": "a(?=b)"}, "'a': pattern: "),
+        ({"type": "string", "format": "iri"}, "'a': format: 'iri' "),
+        ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string"}]}, "'a': there are too many"),
+    ],
+)
+def test_what_text_can_not_be_held_to_is_refused_by_name(schema: dict[str, Any], what: str) -> None:
+    case = Case(FORMATS["qwen3-coder"], special=True)
+    nested = {"type": "object", "properties": {"b": schema}}
+    for kind, place in ((schema, what), (nested, what.replace("'a'", "'a.b'"))):
+        case = Case(FORMATS["qwen3-coder" if kind is schema else "minimax-m3"], special=True)
+        with pytest.raises(InvalidRequestError, match="the tool 'look'") as raised:
+            case.grammar(tools=[strict_tool(kind)]).required()
+        assert place in str(raised.value)
+        assert raised.value.param == "tools"
+        lax = strict_tool(kind)
+        del lax["function"]["strict"]
+        assert case.grammar(tools=[lax]).required()
