@@ -14,22 +14,28 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from radixkv.cache.prefix_cache import Lease
+    from radixkv.cache.reporting.explain import MissReport
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.engine import Engine
-    from radixkv.engine.outputs import CompletionOutput, RequestOutput
+    from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
     from radixkv.entrypoints.async_engine import AsyncEngine
     from radixkv.entrypoints.beam_search import BeamSearchParams
     from radixkv.entrypoints.llm import LLM
     from radixkv.errors import (
         ConfigError,
         ContextLengthExceededError,
+        EngineOverloadedError,
+        EngineStoppedError,
         InvalidRequestError,
         LeaseError,
         ModelLoadError,
         OutOfBlocks,
         RadixKVError,
+        RequestFailedError,
     )
     from radixkv.sampling.sampling_params import SamplingParams
+    from radixkv.sampling.structured import StructuredOutputs
+    from radixkv.scheduling.request import PrefixPin, Request, TextPrompt, TokensPrompt
     from radixkv.tenancy.tenant_cache import TenantCache as PrefixCache
 
 _HOMES = {
@@ -40,16 +46,26 @@ _HOMES = {
     "ContextLengthExceededError": "radixkv.errors",
     "Engine": "radixkv.engine.engine",
     "EngineConfig": "radixkv.engine.config",
+    "EngineOverloadedError": "radixkv.errors",
+    "EngineStoppedError": "radixkv.errors",
     "InvalidRequestError": "radixkv.errors",
     "LLM": "radixkv.entrypoints.llm",
     "Lease": "radixkv.cache.prefix_cache",
     "LeaseError": "radixkv.errors",
+    "MissReport": "radixkv.cache.reporting.explain",
     "ModelLoadError": "radixkv.errors",
     "OutOfBlocks": "radixkv.errors",
+    "OutputDelta": "radixkv.engine.outputs",
     "PrefixCache": "radixkv.tenancy.tenant_cache:TenantCache",
+    "PrefixPin": "radixkv.scheduling.request",
     "RadixKVError": "radixkv.errors",
+    "Request": "radixkv.scheduling.request",
+    "RequestFailedError": "radixkv.errors",
     "RequestOutput": "radixkv.engine.outputs",
     "SamplingParams": "radixkv.sampling.sampling_params",
+    "StructuredOutputs": "radixkv.sampling.structured",
+    "TextPrompt": "radixkv.scheduling.request",
+    "TokensPrompt": "radixkv.scheduling.request",
 }
 
 __all__ = [
@@ -61,15 +77,25 @@ __all__ = [
     "ContextLengthExceededError",
     "Engine",
     "EngineConfig",
+    "EngineOverloadedError",
+    "EngineStoppedError",
     "InvalidRequestError",
     "Lease",
     "LeaseError",
+    "MissReport",
     "ModelLoadError",
     "OutOfBlocks",
+    "OutputDelta",
     "PrefixCache",
+    "PrefixPin",
     "RadixKVError",
+    "Request",
+    "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from radixkv.errors import ConfigError
+from radixkv.option_names import ENGINE_NAMES, check_names
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 
@@ -34,6 +35,7 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+@check_names(ENGINE_NAMES, owner="LLM (EngineConfig)", error=ConfigError)
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of one engine. Sizes are in tokens unless the name says otherwise.
@@ -109,7 +111,8 @@ class EngineConfig:
             it; False: such a model is refused.
 
     Raises:
-        ConfigError: a value is out of range; names the setting, the value and the range.
+        ConfigError: an unknown setting, with the one that was meant; a value out of range, with the setting,
+            the value and the range.
     """
 
     model: str = EMBEDDED_MODEL
@@ -245,15 +248,9 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:
-        """Build a config from keyword options; an unknown one is an error that lists the known ones.
+        """Build a config from a model and a mapping of options.
 
         Raises:
-            ConfigError: unknown option, or a value out of range.
+            ConfigError: see the class.
         """
-        known = {field.name for field in fields(cls)} - {"model"}
-        unknown = sorted(set(options) - known)
-        if unknown:
-            raise ConfigError(
-                f"unknown option {', '.join(unknown)}; known options: {', '.join(sorted(known))}"
-            )
-        return cls(model=model, **options)
+        return cls(model, **options)

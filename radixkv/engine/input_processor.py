@@ -28,7 +28,7 @@ from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequ
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
-from radixkv.scheduling.request import PrefixPin, Prompt, Request
+from radixkv.scheduling.request import PrefixPin, PromptLike, Request, plain_prompt
 
 if TYPE_CHECKING:
     from typing import Any
@@ -278,13 +278,14 @@ class InputProcessor:
                 param="namespace",
             )
 
-    def encode(self, prompt: Prompt) -> EncodedTokens:
+    def encode(self, prompt: PromptLike) -> EncodedTokens:
         """Tokenise a prompt if it is text, check its token ids, and encode them; any thread. O(length).
 
         Raises:
             InvalidRequestError: no flat sequence of token ids of this model, or text that can't be tokenised.
         """
-        return self.limits.encode(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        plain = plain_prompt(prompt)
+        return self.limits.encode(self.tokenize(plain) if isinstance(plain, str) else plain)
 
     def encode_words(self, params: SamplingParams) -> SamplingParams:
         """The parameters with their `bad_words` as token ids; any thread. O(length of the words).

@@ -12,8 +12,15 @@ from radixkv.scheduling.request import FinishReason, RequestTimes
 if TYPE_CHECKING:
     from radixkv.cache.reporting.explain import MissReport, TierHit
 
+#: Characters of a text in the `repr` of an output.
+_SHOWN_CHARS = 60
 
-@dataclass(slots=True)
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…")
+
+
+@dataclass(slots=True, repr=False)
 class CompletionOutput:
     """A sample of a request.
 
@@ -37,6 +44,13 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     score: float | None = None
 
+    def __repr__(self) -> str:
+        end = f", {self.finish_reason}" if self.finish_reason else ""
+        score = f", score {self.score:.3f}" if self.score is not None else ""
+        return (
+            f"CompletionOutput({self.index}: {_shown(self.text)}, {len(self.token_ids)} tokens{end}{score})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PromptOutcome:
@@ -56,7 +70,7 @@ class PromptOutcome:
     tier_hits: tuple[TierHit, ...] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """A finished request.
 
@@ -96,8 +110,17 @@ class RequestOutput:
     num_pinned_tokens: int | None = None
     tier_hits: tuple[TierHit, ...] | None = None
 
+    def __repr__(self) -> str:
+        prompt = "" if self.prompt is None else f" {_shown(self.prompt)}"
+        miss = "" if self.cache_report is None else f" ({self.cache_report.reason})"
+        error = "" if self.error is None else f", error {self.error_code}: {_shown(self.error)}"
+        return (
+            f"RequestOutput({self.request_id}: {len(self.prompt_token_ids)} prompt tokens{prompt}, "
+            f"{self.num_cached_tokens} cached{miss}, outputs={self.outputs}{error})"
+        )
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class OutputDelta:
     """A step's addition to one sample of a request; the stream of these concatenates to the whole.
 
@@ -127,3 +150,8 @@ class OutputDelta:
     error: str | None = None
     error_code: str | None = None
     is_last: bool = False
+
+    def __repr__(self) -> str:
+        end = f", {self.finish_reason}" if self.finish_reason else ""
+        size = f"{len(self.token_ids)} tokens"
+        return f"OutputDelta({self.request_id}, {self.index}: {_shown(self.text)}, {size}{end})"

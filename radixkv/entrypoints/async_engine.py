@@ -29,8 +29,10 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
-from radixkv.errors import EngineStoppedError, RequestFailedError
-from radixkv.scheduling.request import Request
+from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.option_names import CALL_NAMES, check_names, fields_of
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import PromptLike, Request, plain_prompt
 from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.text.prompt_texts import RendersChats
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
@@ -47,6 +49,13 @@ if TYPE_CHECKING:
 
 
 Event = OutputDelta | RequestOutput | BaseException
+
+#: Arguments that calls don't have, with what to write instead.
+_NOT_OF_CALLS = {
+    **fields_of(SamplingParams, "it goes into SamplingParams({}=...)"),
+    **CALL_NAMES,
+    **fields_of(Request, "give the call a Request(prompt, params, {}=...)", without=("prompt", "params")),
+}
 
 
 class Stream:
@@ -130,7 +139,8 @@ T = TypeVar("T")
 class AsyncEngine(RendersChats):
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
 
-    `EngineClient` says what its members do.
+    `EngineClient` says what its members do. In place of a `Request`, `generate` and `stream` take a prompt
+    (as `LLM.generate` does) and parameters; None: the model's own recommendations.
 
     Creating one blocks until its engine is ready. Several event loops may use it.
 
@@ -242,7 +252,11 @@ class AsyncEngine(RendersChats):
 
         await self.call(check)
 
-    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+    @check_names(_NOT_OF_CALLS)
+    async def stream(
+        self, prompt: PromptLike | Request, params: SamplingParams | None = None
+    ) -> AsyncGenerator[OutputDelta]:
+        request = self._request(prompt, params)
         request.stream = True
         stream = await self._start(request)
         has_ended = False
@@ -258,8 +272,11 @@ class AsyncEngine(RendersChats):
             if not has_ended:
                 self._abandon(stream)
 
-    async def generate(self, request: Request) -> RequestOutput:
-        stream = await self._start(request)
+    @check_names(_NOT_OF_CALLS)
+    async def generate(
+        self, prompt: PromptLike | Request, params: SamplingParams | None = None
+    ) -> RequestOutput:
+        stream = await self._start(self._request(prompt, params))
         try:
             event = await stream.events.get()
         except BaseException:
@@ -301,6 +318,12 @@ class AsyncEngine(RendersChats):
         self._thread.submit(run, lambda error: answer(future.set_exception, error))
         return await future
 
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
@@ -337,6 +360,18 @@ class AsyncEngine(RendersChats):
         )
 
     # ------------------------------------------------------------------ one request
+
+    def _request(self, prompt: PromptLike | Request, params: SamplingParams | None) -> Request:
+        """Return the request that a call is given, or one of its prompt and parameters."""
+        if not isinstance(prompt, Request):
+            given = SamplingParams(**self.default_sampling) if params is None else params
+            return Request(plain_prompt(prompt), given)
+        if params is not None:
+            raise InvalidRequestError(
+                "params were given beside a Request, which has its own: Request(prompt, params)",
+                param="params",
+            )
+        return prompt
 
     async def _prepare(self, request: Request) -> Request:
         """Check a request, off the event loop where it is long; see `InputProcessor.prepare`."""

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from radixkv.engine.outputs import CompletionOutput, RequestOutput
 from radixkv.errors import ENDS_PROCESS, InvalidRequestError
+from radixkv.option_names import BEAM_NAMES, check_names
 from radixkv.sampling.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_BEAM_WIDTH = 64
@@ -37,6 +38,7 @@ MAX_BEAM_WIDTH = 64
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 
+@check_names(BEAM_NAMES)
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
     """Parameters of a beam search.

@@ -7,34 +7,53 @@ inbox, and every step sorts its results into all of them.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.engine.adapters import Adapters, adapted
-from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
-from radixkv.errors import InvalidRequestError, RequestFailedError
-from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.request import Prompt, Request
+from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.option_names import CALL_NAMES, check_names, fields_of
+from radixkv.sampling.sampling_params import SamplingParams, require
+from radixkv.scheduling.request import PromptLike, Request, plain_prompt
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
-    from radixkv.cache.keys import TokenIds
     from radixkv.cache.reporting.explain import MissReport
-    from radixkv.tiers.tier import Tier
 
 Message: TypeAlias = Mapping[str, Any]
+
+P = ParamSpec("P")
+
+#: Arguments that calls don't have, with what to write instead.
+_NOT_OF_CALLS = fields_of(SamplingParams, "it goes into SamplingParams({}=...)") | CALL_NAMES
+
+
+def _with_arguments_of(
+    made: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Declare that a method has the arguments of what it makes: for editors, type checkers and `help()`."""
+
+    def declare(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        own = next(iter(inspect.signature(method).parameters.values()))
+        arguments = inspect.signature(made).parameters.values()
+        method.__signature__ = inspect.Signature([own, *arguments])  # type: ignore[attr-defined]
+        return method
+
+    return declare
 
 
 def progress_bar(progress: bool | None) -> Progress:
@@ -70,10 +89,8 @@ class _Inbox:
 class LLM:
     """An engine in this process, used synchronously.
 
-    Args:
-        model: the embedded model's name, a folder, a hub id or a GGUF file.
-        tier: a memory below the cache's that keeps blocks; see `radixkv.tiers.tier`.
-        options: any field of `EngineConfig`.
+    Its arguments are those of `EngineConfig`: the model, and any setting by name. In a `with` block it is
+    closed at the end.
 
     Raises:
         ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
@@ -85,19 +102,36 @@ class LLM:
         print(outputs[0].outputs[0].text, outputs[0].num_cached_tokens)
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, *, tier: Tier | None = None, **options: Any) -> None:
+    @_with_arguments_of(EngineConfig)
+    def __init__(self, *args: Any, **options: Any) -> None:
         from radixkv.entrypoints.builder import build_engine
 
-        self.engine: Engine = build_engine(EngineConfig.from_options(model, options), tier=tier)
+        self._begin(build_engine(EngineConfig(*args, **options)))
+
+    def _begin(self, engine: Engine) -> None:
+        self.engine = engine
         self._inboxes: dict[str, _Inbox] = {}
+        self._is_closed = False
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
         """The same around an existing engine; it must not be stepped elsewhere during a call."""
         llm = cls.__new__(cls)
-        llm.engine = engine
-        llm._inboxes = {}
+        llm._begin(engine)
         return llm
+
+    def __repr__(self) -> str:
+        """Return the model, the sizes, and the use of the cache."""
+        engine, stats = self.engine, self.engine.cache.stats
+        if self._is_closed:
+            return f"<LLM {engine.model_name}, closed>"
+        used = stats.total_blocks - stats.free_blocks
+        rate = f"{stats.hit_tokens / stats.queried_tokens:.0%}" if stats.queried_tokens else "none yet"
+        return (
+            f"<LLM {engine.model_name}: context of {engine.limits.max_model_len:,} tokens; cache of "
+            f"{stats.total_blocks:,} blocks of {engine.cache.block_size} tokens, {used:,} in use; "
+            f"hits: {rate} of {stats.queried_tokens:,} prompt tokens>"
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -113,8 +147,15 @@ class LLM:
         return SamplingParams(**self.engine.default_sampling)
 
     def close(self) -> None:
-        """End the engine: what its tiers were given is written. May be called again."""
+        """End the engine: its tiers write what they have. May be called again; other calls fail then."""
+        self._is_closed = True
         self.engine.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineStoppedError(
+                "this LLM was closed, by close() or at the end of its with block: make another one"
+            )
 
     def __enter__(self) -> LLM:
         return self
@@ -122,9 +163,10 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @check_names(_NOT_OF_CALLS)
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         namespace: NamespaceName = "",
@@ -136,8 +178,9 @@ class LLM:
 
         Args:
             prompts: one prompt or several, each text or token ids: a sequence of integers, or a
-                one-dimensional array. A two-dimensional array is a prompt per row. They may be more than
-                the engine's queue holds.
+                one-dimensional array. A two-dimensional array is a prompt per row. `{"prompt": text}` and
+                `{"prompt_token_ids": token_ids}` are prompts, too. They may be more than the engine's queue
+                holds.
             params: for all prompts, or one per prompt; None: `get_default_sampling_params()`.
             lora: name of the adapter that answers; empty: the base model alone.
             progress: show a progress bar; None: when standard error is a terminal.
@@ -147,12 +190,14 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or a parameter is bad; nothing was started.
+            EngineStoppedError: the LLM was closed.
             RuntimeError: somebody else steps the engine.
         """
+        self._check_open()
         several = self._as_list(prompts)
         each = self._params_for(several, params)
         requests = [
-            Request(prompt, own, namespace=namespace, lora=lora, priority=priority)
+            Request(plain_prompt(prompt), own, namespace=namespace, lora=lora, priority=priority)
             for prompt, own in zip(several, each, strict=True)
         ]
         checks = self.engine.input_processor
@@ -162,6 +207,7 @@ class LLM:
             request.grammar = checks.compile(request.params, namespace)
         return self._run(requests, progress)
 
+    @check_names(_NOT_OF_CALLS)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -176,6 +222,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of OpenAI-style messages.
 
+        Args:
+            tools: JSON schemas of functions, for templates that show them to the model.
+            template_options: further names for the chat template, such as `enable_thinking=False`; and
+                `add_generation_prompt`, `continue_final_message`, `chat_template`.
+
+        Further arguments, the result and errors are those of `generate`.
+
         Raises:
             InvalidRequestError: bad messages, or the model has no chat template.
         """
@@ -188,9 +241,10 @@ class LLM:
             prompts, params, namespace=namespace, lora=lora, priority=priority, progress=progress
         )
 
+    @check_names(_NOT_OF_CALLS)
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
         *,
         namespace: NamespaceName = "",
@@ -201,7 +255,10 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or a parameter is bad.
+            EngineStoppedError: the LLM was closed.
         """
+        self._check_open()
+        require(isinstance(params, BeamSearchParams), "params", "must be BeamSearchParams", params)
         tokenizer, checks = self.engine.tokenizer, self.engine.input_processor
         several = [checks.encode(prompt).token_ids for prompt in self._as_list(prompts)]
         with progress_bar(progress) as bar:
@@ -216,9 +273,10 @@ class LLM:
                 on_progress=lambda num_done: bar.update(task, completed=num_done),
             )
 
+    @check_names(_NOT_OF_CALLS)
     def stream(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         params: SamplingParams | None = None,
         *,
         namespace: NamespaceName = "",
@@ -227,11 +285,15 @@ class LLM:
         """Complete one prompt, yielding each step's increment; closing the iterator aborts the request.
 
         Raises:
+            InvalidRequestError: the prompt or a parameter is bad.
             RequestFailedError: the request failed while it ran.
+            EngineStoppedError: the LLM was closed.
             RuntimeError: somebody else steps the engine.
         """
+        self._check_open()
         inbox = _Inbox()
-        request = Request(prompt, params or SamplingParams(), namespace=namespace, lora=lora, stream=True)
+        params = params or self.get_default_sampling_params()
+        request = Request(plain_prompt(prompt), params, namespace=namespace, lora=lora, stream=True)
         self.engine.input_processor.prepare(request)
         try:
             while not self.engine.has_room:
@@ -249,6 +311,7 @@ class LLM:
         finally:
             self._close(inbox)
 
+    @check_names(_NOT_OF_CALLS)
     def stream_chat(
         self,
         messages: Sequence[Message],
@@ -277,9 +340,9 @@ class LLM:
         return ids
 
     @staticmethod
-    def _as_list(prompts: Any) -> list[Prompt]:
-        if isinstance(prompts, str):
-            return [prompts]
+    def _as_list(prompts: Any) -> list[PromptLike]:
+        if isinstance(prompts, str | Mapping):
+            return [cast(PromptLike, prompts)]
         dimensions = getattr(prompts, "ndim", None)  # of an array
         if dimensions is not None and dimensions not in (1, 2):
             raise InvalidRequestError(
@@ -298,10 +361,12 @@ class LLM:
         return [several] if is_id else several
 
     def _params_for(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: Sequence[PromptLike], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or self.get_default_sampling_params()] * len(prompts)
+        if params is None:
+            params = self.get_default_sampling_params()
+        if not isinstance(params, Sequence):  # one for all; Request refuses what is no SamplingParams
+            return [params] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequestError(
                 f"{len(params)} sampling parameters were given for {len(prompts)} prompts; "
@@ -309,12 +374,18 @@ class LLM:
             )
         return list(params)
 
-    def explain(self, token_ids: TokenIds, namespace: NamespaceName = "", *, lora: str = "") -> MissReport:
+    def explain(self, prompt: PromptLike, namespace: NamespaceName = "", *, lora: str = "") -> MissReport:
         """Explain how much of a prompt is cached, why the rest is not, and a tier's part; changes nothing.
 
+        Args:
+            prompt: text or token ids, as for `generate`.
+
         Raises:
-            InvalidRequestError: there is no adapter of the name `lora`.
+            InvalidRequestError: the prompt is bad, or there is no adapter of the name `lora`.
+            EngineStoppedError: the LLM was closed.
         """
+        self._check_open()
+        token_ids = self.engine.input_processor.encode(prompt)
         if lora:
             self.engine.adapters.acquire(lora)
             card = self.engine.adapters.card(lora)
@@ -331,6 +402,18 @@ class LLM:
                 return explained
             time.sleep(ASK_AGAIN_S)
         return report
+
+    def explain_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        namespace: NamespaceName = "",
+        lora: str = "",
+        **template_options: Any,
+    ) -> MissReport:
+        """`explain` for a conversation."""
+        return self.explain(self._template(messages, tools, template_options), namespace, lora=lora)
 
     # ------------------------------------------------------------------ steps
 
@@ -361,6 +444,7 @@ class LLM:
 
     def _step(self) -> None:
         """Make one step of the engine, for all callers."""
+        self._check_open()
         if not self.engine.has_work:
             raise RuntimeError(
                 "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import InvalidRequestError
-from radixkv.sampling.structured import StructuredOutputs
+from radixkv.option_names import SAMPLING_NAMES, check_names
+from radixkv.sampling.structured import StructuredOutputs, given_fields
 
 if TYPE_CHECKING:
     from radixkv.text.chat_formats.answer_marks import AnswerMarks
@@ -51,7 +52,8 @@ def _is_bad_word(word: object) -> bool:
     return all(is_int(token) and token >= 0 for token in word)
 
 
-@dataclass(frozen=True, slots=True)
+@check_names(SAMPLING_NAMES)
+@dataclass(frozen=True, slots=True, repr=False)
 class SamplingParams:
     """Parameters of sampling and of the output's end. Immutable; checked on construction.
 
@@ -98,7 +100,8 @@ class SamplingParams:
             all of the output is answer.
 
     Raises:
-        InvalidRequestError: a value is out of range; names the field, the value and the range.
+        InvalidRequestError: an unknown parameter, with the one that was meant; a value out of range, with the
+            field, the value and the range.
     """
 
     max_tokens: int | None = 16
@@ -136,6 +139,8 @@ class SamplingParams:
         self._check_counts()
         self._check_stops()
         self._check_ruled_out()
+
+    __repr__ = given_fields
 
     def _check_lengths(self) -> None:
         least = "must be an integer of at least 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from radixkv.errors import InvalidRequestError
@@ -16,7 +16,14 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
-@dataclass(frozen=True, slots=True)
+def given_fields(value: Any) -> str:
+    """Return the `repr` of a dataclass with those of its fields that are not the default."""
+    given = ((field, repr(getattr(value, field.name))) for field in fields(value))
+    shown = (f"{field.name}={text}" for field, text in given if text != repr(field.default))
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class StructuredOutputs:
     """The grammar of an answer: exactly one of the first five. Hashable; two with the same content are equal.
 
@@ -63,6 +70,8 @@ class StructuredOutputs:
             object.__setattr__(self, "json", _as_text(self.json))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
+
+    __repr__ = given_fields
 
     def _has(self, name: str) -> bool:
         value = getattr(self, name)

@@ -7,15 +7,57 @@ gets a copy of it. An option of a request is a field here, read where it has its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from radixkv.cache.keys import NamespaceName, TokenIds, frame_namespace
+from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams, is_int, is_number, require
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text, in a dictionary, as vLLM's programs write it."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, in a dictionary, as vLLM's programs write it; a text beside them is not read."""
+
+    prompt_token_ids: TokenIds
+    prompt: NotRequired[str]
+
 
 #: Text, or token ids: a sequence, an array, or encoded ones.
 Prompt = str | TokenIds
+#: A prompt as users give it.
+PromptLike = Prompt | TextPrompt | TokensPrompt
+
+
+def plain_prompt(prompt: PromptLike) -> Prompt:
+    """Return the text or the token ids of a prompt.
+
+    >>> plain_prompt({"prompt": "Once"}), plain_prompt({"prompt_token_ids": [5, 6]}), plain_prompt("Once")
+    ('Once', [5, 6], 'Once')
+
+    Raises:
+        InvalidRequestError: a dictionary with neither of the two, or with anything else.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given: dict[str, Any] = {name: value for name, value in prompt.items() if value is not None}
+    text, token_ids = given.pop("prompt", None), given.pop("prompt_token_ids", None)
+    if given or text is token_ids is None or not isinstance(text, str | None):
+        hints = {"role": "; messages go to chat", "cache_salt": "; give namespace=(name, salt) instead"}
+        hint = next((hints[name] for name in given if name in hints), "")
+        raise InvalidRequestError(
+            'a prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}, '
+            f"not {dict(prompt)!r:.200}{hint}",
+            param="prompt",
+        )
+    return cast(Prompt, text if token_ids is None else token_ids)
+
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -72,7 +114,7 @@ class Request:
     """A prompt to be answered; an engine takes it once.
 
     Args:
-        prompt: its token ids are encoded when the request is checked.
+        prompt: text or token ids, which are encoded when the request is checked.
         request_id: unique among unfinished requests; empty: the engine makes one.
         tenant, salt: owner of the shared prefixes; engine clients make the namespace of them.
         namespace: requests share cached prefixes only inside one namespace: a tenant, or (tenant, salt,
@@ -126,6 +168,10 @@ class Request:
     failure: Failure | None = field(init=False, default=None)
     num_pinned_tokens: int | None = field(init=False, default=None)
     prompt_was_sent: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = plain_prompt(self.prompt)
+        require(isinstance(self.params, SamplingParams), "params", "must be SamplingParams", self.params)
 
     @property
     def is_ranked(self) -> bool:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-GUIDES = sorted((Path(__file__).resolve().parents[2] / "docs" / "guide").glob("*.md"))
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDES = sorted((DOCS / "guide").glob("*.md"))
+#: `print(...)`, and the text that it prints, beside it or below; the beginning of it, where it ends in `...`.
+STATED = re.compile(r"^ *print\(.*?\)(?:  |\n)# (.*)$", re.MULTILINE)
 
 
 def python_blocks(page: Path) -> str:
@@ -38,3 +41,15 @@ def test_the_example_works(page: Path) -> None:
     source = python_blocks(page)
     assert source.strip(), "no Python on this page"
     exec(compile(source, str(page), "exec", dont_inherit=True), {"__name__": page.stem})
+
+
+@pytest.mark.nightly  # it loads the embedded model twice
+def test_the_page_of_the_python_api_prints_its_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    page = DOCS / "python_api.md"
+    source = python_blocks(page)
+    stated = STATED.findall(source)
+    assert len(stated) == source.count("print("), "each print has its comment"
+    exec(compile(source, str(page), "exec", dont_inherit=True), {"__name__": "python_api"})
+    printed = capsys.readouterr().out.splitlines()
+    for text, line in zip(stated, printed, strict=True):
+        assert line.startswith(text.removesuffix("...")) if text.endswith("...") else line == text

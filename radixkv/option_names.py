@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors for options by names that nothing here has: the nearest one, or what another engine's name is here.
+
+vLLM's names (and some of transformers', SGLang's and llama.cpp's) are data below, each with what to write
+instead. One decorator checks the names of a call or of a class's constructor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from radixkv.errors import ConfigError, InvalidRequestError
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+#: Options of `LLM`: the name elsewhere -> what to write here.
+ENGINE_NAMES = {
+    "model_path": "here it is model",
+    "context_length": "here it is max_model_len",
+    "n_ctx": "here it is max_model_len",
+    "max_total_tokens": "here it is num_blocks, in blocks of block_size tokens",
+    "num_gpu_blocks_override": "here it is num_blocks",
+    "kv_cache_memory_bytes": "here it is kv_cache_memory",
+    "mem_fraction_static": "here it is gpu_memory_utilization",
+    "chunked_prefill_size": "here it is max_num_batched_tokens",
+    "max_running_requests": "here it is max_num_seqs",
+    "n_threads": "here it is threads",
+    "tensor_parallel_size": "here it is tensor_parallel",
+    "tp_size": "here it is tensor_parallel",
+    "pipeline_parallel_size": "there is no pipeline parallelism; see tensor_parallel",
+    "data_parallel_size": "an LLM is one engine; `radixkv serve --replicas` serves several",
+    "distributed_executor_backend": "leave it out: each rank of tensor_parallel is a process",
+    "enforce_eager": 'here it is warm_up="off"',
+    "compilation_config": 'leave it out; warm_up="off" starts without CUDA graphs',
+    "enable_chunked_prefill": "leave it out: prompts are always computed in chunks",
+    "disable_radix_cache": "here it is enable_prefix_caching=False",
+    "swap_space": 'here it is kv_tier="host:8GiB"',
+    "kv_transfer_config": 'here it is kv_tier, as "host:8GiB" or "disk:PATH,max=20GiB"',
+    "kv_offloading_size": 'here it is kv_tier="host:8GiB"',
+    "kv_events_config": "here it is kv_events",
+    "cpu_offload_gb": "weights are not offloaded; quantization or a smaller checkpoint needs less memory",
+    "speculative_config": 'here it is speculation="auto", which needs no second model',
+    "enable_lora": "leave it out: lora or lora_dir enables adapters",
+    "lora_modules": 'here it is lora=("NAME=PATH",)',
+    "lora_paths": 'here it is lora=("NAME=PATH",)',
+    "max_cpu_loras": "here it is max_loras",
+    "tokenizer": "leave it out: the tokenizer is the model's own",
+    "tokenizer_mode": "leave it out: the tokenizer is the model's own",
+    "tokenizer_revision": "leave it out: the tokenizer is the model's own",
+    "skip_tokenizer_init": "leave it out; prompts may be token ids all the same",
+    "revision": "give the folder of that revision as model",
+    "download_dir": "give the folder of the downloaded model as model; HF_HOME moves the hub's cache",
+    "hf_token": "set the environment variable HF_TOKEN",
+    "load_format": "leave it out: the format is read from the files",
+    "attention_config": "here it is attention_backend",
+    "override_generation_config": "give each call its SamplingParams",
+    "disable_log_stats": "leave it out: an LLM logs no statistics",
+    "served_model_name": "it is an option of `radixkv serve`",
+    "limit_mm_per_prompt": "leave it out: prompts are text or token ids",
+    "runner": "leave it out: models generate text",
+    "task": "leave it out: models generate text",
+    "structured_outputs_config": "leave it out: there is one implementation of grammars",
+    "guided_decoding_backend": "leave it out: there is one implementation of grammars",
+}
+
+#: Parameters of `SamplingParams`.
+SAMPLING_NAMES = {
+    "max_new_tokens": "here it is max_tokens",
+    "min_new_tokens": "here it is min_tokens",
+    "max_completion_tokens": "here it is max_tokens",
+    "num_return_sequences": "here it is n",
+    "do_sample": "leave it out; temperature=0.0 is greedy",
+    "stop_strings": "here it is stop",
+    "num_beams": "beams are LLM.beam_search(prompts, BeamSearchParams(beam_width=...))",
+    "use_beam_search": "beams are LLM.beam_search(prompts, BeamSearchParams(beam_width=...))",
+    "length_penalty": "beams are LLM.beam_search(prompts, BeamSearchParams(length_penalty=...))",
+    "early_stopping": "beams are LLM.beam_search(prompts, BeamSearchParams(early_stopping=...))",
+    "structured_outputs": 'here it is structured, as structured={"json": schema}',
+    "guided_decoding": 'here it is structured, as structured={"json": schema}',
+    "response_format": 'here it is structured, as structured={"json": schema}',
+    "json_schema": 'here it is structured={"json": schema}',
+    "guided_json": 'here it is structured={"json": schema}',
+    "guided_regex": 'here it is structured={"regex": ...}',
+    "regex": 'here it is structured={"regex": ...}',
+    "guided_choice": 'here it is structured={"choice": [...]}',
+    "guided_grammar": 'here it is structured={"grammar": lark}',
+    "guided_json_object": 'here it is structured={"json_object": True}',
+    "guided_whitespace_pattern": 'here it is part of structured={"json": schema, "whitespace_pattern": ...}',
+    "logits_processors": "there are logit_bias, bad_words, allowed_token_ids and structured",
+    "truncate_prompt_tokens": "shorten the prompt before the call: a prompt that is too long is refused",
+    "thinking_token_budget": "leave it out: thoughts count as output, up to max_tokens",
+    "repetition_detection": "there are repetition_penalty, frequency_penalty and presence_penalty",
+    "detokenize": "leave it out: outputs have both text and token_ids",
+    "spaces_between_special_tokens": "leave it out: text is what the tokens spell",
+    "output_kind": "leave it out: generate returns whole outputs, stream yields what each step adds",
+    "flat_logprobs": "leave it out: logprobs are one entry per token",
+    "skip_reading_prefix_cache": "a namespace of its own has nothing cached",
+    "cache_salt": "give the call namespace=(name, salt)",
+    "extra_args": "leave it out: every parameter has a name of its own",
+    "skip_clone": "leave it out: parameters are immutable",
+}
+
+#: Parameters of `BeamSearchParams`.
+BEAM_NAMES = {
+    "temperature": "leave it out: beams are ranked by the model's own probabilities",
+    "num_beams": "here it is beam_width",
+    "max_new_tokens": "here it is max_tokens",
+    "num_return_sequences": "here it is n",
+    "include_stop_str_in_output": "leave it out: an end token is in token_ids and not in text",
+}
+
+#: Arguments of `LLM`'s and `AsyncEngine`'s calls.
+CALL_NAMES = {
+    "sampling_params": "here it is params, the second argument",
+    "use_tqdm": "here it is progress, as progress=False",
+    "lora_request": 'here it is lora="NAME", of an adapter that the engine was given',
+    "prompt_token_ids": 'give token ids as the prompt: [1, 2, 3], or {"prompt_token_ids": [1, 2, 3]}',
+    "guided_options_request": 'here it is SamplingParams(structured={"json": schema})',
+    "chat_template_kwargs": "give each of them as a keyword of the call, as enable_thinking=False",
+    "chat_template_content_format": "leave it out: it is found from the template",
+    "mm_processor_kwargs": "leave it out: prompts are text or token ids",
+    "tokenization_kwargs": "leave it out; encode the prompt yourself and give token ids",
+    "concurrency_limit": "leave it out: max_num_seqs of LLM says how many run at once",
+    "cache_salt": "here it is namespace=(name, salt)",
+}
+
+
+def fields_of(kind: type, hint: str, *, without: Collection[str] = ()) -> dict[str, str]:
+    """Return for each field of a dataclass where it is given: the hint, with the field's name in it."""
+    return {
+        field.name: hint.format(field.name)
+        for field in fields(kind)
+        if field.init and field.name not in without
+    }
+
+
+#: So near is a misspelt name, where other names may be given as well.
+_MISSPELT = 0.85
+
+
+def unknown_name(owner: str, name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
+    """Compose the message about an option that nothing has.
+
+    >>> unknown_name("SamplingParams", "max_token", ["max_tokens", "seed"], {})
+    "SamplingParams has no option 'max_token'; did you mean 'max_tokens'?"
+    """
+    message = f"{owner} has no option {name!r}"
+    if name in elsewhere:
+        return f"{message}: {elsewhere[name]}"
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name, elsewhere, n=1)
+    if not near:
+        return f"{message}; its options are {', '.join(sorted(known))}"
+    meant = f"{message}; did you mean {near[0]!r}?"
+    return f"{meant} ({elsewhere[near[0]]})" if near[0] in elsewhere else meant
+
+
+def check_names(
+    elsewhere: Mapping[str, str],
+    *,
+    owner: str = "",
+    error: type[ConfigError | InvalidRequestError] = InvalidRequestError,
+) -> Callable[[Target], Target]:
+    """Decorate a function, or a class for its constructor: unknown keywords are refused with a hint.
+
+    A function with `**options` takes any name but those of `elsewhere`, and misspelt ones of its own.
+
+    Args:
+        elsewhere: name elsewhere -> what to write here.
+        owner: its name in messages; empty: its qualified name.
+        error: raised for an unknown name.
+    """
+
+    def decorate(target: Any) -> Any:
+        if isinstance(target, type):
+            setattr(target, "__init__", _checked(target.__init__, owner or target.__name__, elsewhere, error))  # type: ignore[misc]  # noqa: B010
+            return target
+        return _checked(target, owner or target.__qualname__, elsewhere, error)
+
+    return decorate
+
+
+def _checked(
+    function: Callable[..., Any],
+    owner: str,
+    elsewhere: Mapping[str, str],
+    error: type[ConfigError | InvalidRequestError],
+) -> Callable[..., Any]:
+    parameters = inspect.signature(function).parameters.values()
+    known = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"self"}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    def refuse(options: Mapping[str, Any]) -> None:
+        for name in options.keys() - known:
+            is_misspelt = name in elsewhere or difflib.get_close_matches(name, known, n=1, cutoff=_MISSPELT)
+            if takes_any and not is_misspelt:
+                continue
+            message = unknown_name(owner, name, known, elsewhere)
+            raise error(message) if error is ConfigError else InvalidRequestError(message, param=name)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        if not options.keys() <= known:
+            refuse(options)
+        return function(*args, **options)
+
+    @functools.wraps(function)
+    async def checked_coroutine(*args: Any, **options: Any) -> Any:
+        return await checked(*args, **options)
+
+    return checked_coroutine if inspect.iscoroutinefunction(function) else checked
