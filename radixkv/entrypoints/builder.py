@@ -255,7 +255,8 @@ def engine_on_runner(
 def _vocabulary(tokenizer: Tokenizer | None, end_token_ids: Sequence[int]) -> Vocabulary:
     if tokenizer is None:
         raise ValueError("this engine has no tokenizer")
-    return Vocabulary(tokenizer, frozenset(end_token_ids))
+    # A model may name ends that its tokenizer has no tokens for; no grammar allows these.
+    return Vocabulary(tokenizer, frozenset(end for end in end_token_ids if end < tokenizer.vocab_size))
 
 
 def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 
+from radixkv.grammar.exact_patterns import exact_patterns
 from radixkv.grammar.limits import json_parts_of_lark
 
 _SHORT = '"\\bfnrt'
@@ -27,11 +28,16 @@ def allowed_escapes(schema: str) -> str:
     return _SHORT + "u" * needs_long
 
 
-def limit_escapes(grammar: str) -> str:
-    """A Lark grammar whose embedded schemas have the allowed escapes, unless they say how to compile them."""
+def exact_schemas(grammar: str) -> str:
+    """Return a Lark grammar whose schemas have exact patterns and, unless they name some, allowed escapes.
+
+    Lines keep their numbers.
+    """
     written, done = [], 0
     for begin, end in json_parts_of_lark(grammar):
-        schema = grammar[begin:end]
+        given = grammar[begin:end]
+        schema = exact_patterns(given)
+        schema = schema[:-1] + "\n" * (given.count("\n") - schema.count("\n")) + "}"
         if '"x-guidance"' not in schema:
             inside = schema[1:].lstrip()
             option = json.dumps({"x-guidance": {"json_allowed_escapes": allowed_escapes(schema)}})

@@ -88,8 +88,10 @@ class GrammarMask(LogitsProcessor):
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         if self._num_ends:
             return 0
+        # A matcher that is asked about an id beyond its vocabulary is in error from then on.
+        ends, size = self._vocabulary.end_token_ids, self._vocabulary.size
         before_end = next(
-            (i for i, token in enumerate(token_ids) if token in self._vocabulary.end_token_ids),
+            (i for i, token in enumerate(token_ids) if token in ends or not 0 <= token < size),
             len(token_ids),
         )
         started = time.thread_time()

@@ -16,7 +16,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.grammar.json_escapes import allowed_escapes, limit_escapes
+from radixkv.grammar.exact_patterns import exact_patterns
+from radixkv.grammar.json_escapes import allowed_escapes, exact_schemas
 from radixkv.grammar.schema_text import schema_text
 from radixkv.grammar.special_tokens import hidden_names, hide_special_tokens
 from radixkv.sampling.structured import StructuredOutputs
@@ -209,10 +210,10 @@ def grammar_text(spec: StructuredOutputs) -> str:
     if spec.regex is not None:
         return str(llguidance.LLMatcher.grammar_from_regex(spec.regex))
     if spec.grammar is not None:
-        return _lark(limit_escapes(spec.grammar))
+        return _lark(exact_schemas(spec.grammar))
     if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
         return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
-    schema = schema_text(spec)
+    schema = exact_patterns(schema_text(spec))
     if schema.strip() == "true":
         schema = "{}"
     grammar = llguidance.LLMatcher.grammar_from_json_schema(

@@ -95,6 +95,16 @@ def test_forced_and_allowed_tokens(compiler: GrammarCompiler) -> None:
     assert allowed(mask) == {ord("{")}
 
 
+def test_a_guess_beyond_the_vocabulary_ends_there_and_harms_nothing(compiler: GrammarCompiler) -> None:
+    """The logits of a padded model are wider than its tokenizer."""
+    for beyond in (ByteTokenizer.vocab_size, 2**31 - 1):
+        mask = start(compiler, regex="ab+")
+        assert mask.num_allowed([ord("a"), beyond, ord("b")]) == 1
+        assert mask.num_allowed([beyond]) == 0
+        assert mask.failure is None
+        assert allowed(mask) == {ord("a")}
+
+
 SPELLED = "<|im_start|>"
 
 

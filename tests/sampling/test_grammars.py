@@ -295,3 +295,69 @@ def test_what_does_not_end_is_read_once(begin: str, unit: str) -> None:
 def test_bounds_in_a_regular_expression_of_several_lines_are_counted() -> None:
     with pytest.raises(TooComplex, match="nested repetition"):
         check_lark("start: /a\n((b{1,1000}){1,1000}){2}/")
+
+
+#: A class that excludes a mark, and a text with the mark that it must not match.
+EXCLUDING = [
+    ('^[^"]+$', 'a"', "a,"),
+    (r"^[^\\]+$", "a\\", 'a"'),
+    (r'^[^,"\\]{2,6}$', 'f2"', "f2"),
+    (r"^[^\\\n]$", "\\", "é"),
+    (r"^[\x00-\x1f]$", '"', "\r"),
+    (r'^(x[^"\r]|x\r)*$', 'x"', "x\r"),
+    (r"^[\x00-\x0a]*[\x0b-\x1f]*$|^\P{Po}$", "\\", "\t\n"),
+    ("^[[:^punct:]]$", '"', "\n"),
+    (r'^(?s:[^"]|[\n])$', '"', "\n"),
+]
+
+
+def places_of(pattern: str) -> list[tuple[dict[str, Any], Any]]:
+    """Specs that have a pattern wherever one can stand, each with what makes an answer of a text."""
+    text = {"type": "string", "pattern": pattern}
+
+    def as_member(value: str) -> dict[str, str]:
+        return {"a": value}
+
+    member = {"type": "object", "properties": {"a": text}, "additionalProperties": False}
+    named = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+    return [
+        ({"json": text}, str),
+        ({"json": member}, as_member),
+        ({"json": {"type": "array", "items": text}}, lambda value: [value]),
+        ({"json": {"type": "array", "prefixItems": [text], "items": False}}, lambda value: [value]),
+        ({"json": named}, lambda value: {value: 0}),
+        ({"json": {"additionalProperties": text}}, as_member),
+        ({"json": {"allOf": [text, {"maxLength": 9}]}}, str),
+        ({"json": {"anyOf": [text, {"type": "null"}]}}, str),
+        ({"json": {"$defs": {"t": text}, "$ref": "#/$defs/t"}}, str),
+        ({"json": {"parts": {"t": text}, "items": {"$ref": "#/parts/t"}}}, lambda value: [value]),
+        ({"json": json.dumps(text).replace("pattern", r"p\u0061ttern")}, str),
+        ({"grammar": f"start: %json {json.dumps(member, indent=1)}"}, as_member),
+        ({"grammar": f"start: inner\ninner: %lark {{\nstart: %json {json.dumps(text)}\n}}"}, str),
+    ]
+
+
+@pytest.mark.parametrize(("pattern", "wrong", "right"), EXCLUDING)
+def test_a_class_that_excludes_a_mark_of_json_keeps_it_out(
+    compiler: GrammarCompiler, pattern: str, wrong: str, right: str
+) -> None:
+    for spec, answer_of in places_of(pattern):
+        grammar = compiler.compile(StructuredOutputs(**spec))
+        for value, is_right in ((wrong, False), (right, True)):
+            text = json.dumps(answer_of(value), separators=(",", ":"), ensure_ascii=False)
+            assert accepts(grammar, text) == is_right, (spec, text)
+
+
+def test_patterns_in_data_are_data(compiler: GrammarCompiler) -> None:
+    value = {"pattern": '^[^"]$', "enum": [{"patternProperties": {'[^"]': 1}}]}
+    for schema in ({"const": value}, {"enum": [value]}, {"default": value, "const": value}):
+        grammar = compiler.compile(StructuredOutputs(json=schema))
+        assert accepts(grammar, json.dumps(value, separators=(",", ":")))
+    with pytest.raises(InvalidRequestError, match=r"\$ref"):
+        compiler.compile(StructuredOutputs(json={"enum": [value], "items": {"$ref": "#/enum/0"}}))
+
+
+def test_errors_keep_their_lines_beside_a_rewritten_pattern(compiler: GrammarCompiler) -> None:
+    schema = json.dumps({"type": "string", "pattern": '^[^"]$'}, indent=1)
+    with pytest.raises(InvalidRequestError, match=r"\b6\("):
+        compiler.compile(StructuredOutputs(grammar=f"start: inner nothing\ninner: %json {schema}\nstart: ("))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from paged_language_model import (
 from told_deltas import collect_outputs
 
 from radixkv.engine.engine import Engine
+from radixkv.grammar.vocabulary import PlainTokens
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.speculation.step_costs import StepCosts
@@ -141,6 +143,16 @@ def greedy_reference_on(tokens: list[int]) -> list[int]:
     return found[len(tokens) :]
 
 
+class NarrowTokenizer(LetterTokenizer):
+    """Knows fewer tokens than the model has logits for."""
+
+    vocab_size = VOCAB - 9
+
+    def grammar_source(self) -> PlainTokens:
+        tokens = [self.token_text(token).encode() for token in range(self.vocab_size)]
+        return PlainTokens(tokens, [END], END, None)
+
+
 class TestGrammars:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_what_a_grammar_forces_is_guessed_and_changes_no_token(self, temperature: float) -> None:
@@ -158,6 +170,19 @@ class TestGrammars:
             assert output.outputs == plain.outputs
             assert output.accepted_draft_tokens > 10
             assert steps < slow
+            assert_nothing_held(on)
+
+    def test_a_guess_beyond_the_vocabulary_changes_no_token(self) -> None:
+        """As a padded model's cached text or a prediction may have it."""
+        params = SamplingParams(structured={"regex": "[a-c]{20}"}, temperature=0.0, max_tokens=30)
+        off, _ = make_engine(num_blocks=100, tokenizer=NarrowTokenizer(), speculation="off")
+        plain, _ = answer(off, prompt(1, 30), params)
+        known = plain.outputs[0].token_ids
+        for place in (0, 3, 9):
+            guess = [*known[:place], NarrowTokenizer.vocab_size, *known[place:]]
+            on, _ = make_engine(num_blocks=100, tokenizer=NarrowTokenizer(), step_costs=FREE)
+            output, _ = answer(on, prompt(1, 30), replace(params, prediction=guess))
+            assert output.outputs == plain.outputs
             assert_nothing_held(on)
 
 
