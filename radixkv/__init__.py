@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from radixkv.cache.prefix_cache import Lease
+    from radixkv.cache.prefix_cache import Lease, PrefixCache
     from radixkv.cache.reporting.explain import MissReport
     from radixkv.engine.config import EngineConfig
     from radixkv.engine.engine import Engine
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from radixkv.sampling.sampling_params import SamplingParams
     from radixkv.sampling.structured import StructuredOutputs
     from radixkv.scheduling.request import PrefixPin, Request, TextPrompt, TokensPrompt
-    from radixkv.tenancy.tenant_cache import TenantCache as PrefixCache
 
 _HOMES = {
     "AsyncEngine": "radixkv.entrypoints.async_engine",
@@ -56,7 +55,7 @@ _HOMES = {
     "ModelLoadError": "radixkv.errors",
     "OutOfBlocks": "radixkv.errors",
     "OutputDelta": "radixkv.engine.outputs",
-    "PrefixCache": "radixkv.tenancy.tenant_cache:TenantCache",
+    "PrefixCache": "radixkv.cache.prefix_cache",
     "PrefixPin": "radixkv.scheduling.request",
     "RadixKVError": "radixkv.errors",
     "Request": "radixkv.scheduling.request",
@@ -103,14 +102,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
-    home_name, _, name_there = _HOMES[name].partition(":")
     try:
-        home = importlib.import_module(home_name)
+        home = importlib.import_module(_HOMES[name])
     except ModuleNotFoundError as error:
         from radixkv.entrypoints.extras import missing_package
 
         raise missing_package(error, f"radixkv.{name}") or error from None
-    value = getattr(home, name_there or name)
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

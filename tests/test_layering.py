@@ -43,7 +43,7 @@ FLOORS = (
     ("scheduling",),
     ("model",),
     ("engine",),
-    ("grammar", "speculation", "tenancy", "tiers", "observe", "cluster.events"),
+    ("grammar", "speculation", "tiers", "observe", "cluster.events"),
     ("observe.audit", "cluster.routing"),
     ("entrypoints",),
     ("cluster",),

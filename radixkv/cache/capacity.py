@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from radixkv.cache.accounts import BlockAccount, BlockAccounts
+from radixkv.cache.accounts import BlockAccount, BlockAccounts, Quota
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.eviction.policy import overridden
@@ -97,6 +97,36 @@ class Capacity:
         end, until = (node, depth) if source is None else (source, source.end)
         return max(0, total - self._below_floors(self.groups.kept_back(), group, end, until)), below
 
+    def displaces_younger(self, group: BlockAccount, count: int, age_s: float) -> bool:
+        """Return True if `count` blocks for `group` would evict leaves used less than `age_s` seconds ago.
+
+        Leaves of sessions that are over are evicted first, whatever their age, and with a leaf the ancestors
+        that it alone keeps. Where nothing can be evicted, nothing is displaced. Changes nothing.
+
+        O(leaves that would be evicted and their ancestors).
+        """
+        left, victims = count - self.pool.num_free, group
+        over = 0 if group.ceiling is None else group.used + count - group.ceiling
+        if over <= 0 < left:
+            if self.room(group)[0] <= self.pool.num_free:  # requests and floors hold the rest
+                return False
+            victims = self.groups.first_for(group)
+        left = max(left, over)
+        if left <= 0:
+            return False
+        index, age_of = victims.index, self.tree.use_times.age_s
+        done = {id(leaf): leaf for leaf in index.all_done()}
+        left -= sum(_alone(leaf) for leaf in done.values())
+        for leaf in index:
+            if left <= 0:
+                return False
+            if id(leaf) in done:
+                continue
+            if age_of(leaf.last_access) < age_s:
+                return True
+            left -= _alone(leaf)
+        return False
+
     def require(
         self,
         needed: int,
@@ -145,14 +175,68 @@ class Capacity:
         room: Callable[[], tuple[int, int]],
         lease: Any,
     ) -> bool:
-        """End pins if nothing else can ever make room for the request; False: nothing was changed."""
-        return False
+        """End pins if nothing else can ever make room for the request; False: nothing was changed.
+
+        That is so where no other lease of the group that is at its ceiling is left, or no other lease at all.
+        """
+        if not len(self.pins) or (lease is not None and lease.has_pending_copies):
+            return False
+        if group.ceiling is not None:
+            last: Node | None = node
+            while last is not None and last.owner.group is group:
+                last = last.parent
+            public = 0 if last is None else min(last.end, depth) // self.tree.block_size
+            if total - public > group.ceiling:
+                return False
+
+        def is_enough() -> bool:
+            return needed <= min(room())
+
+        if group.ceiling is not None and needed > room()[1]:
+            others = any(other is not lease and other.owner.group is group for other in self.leases.values())
+            if not others and self.pins.give_way(is_enough, group):
+                return True
+        if len(self.leases) > (lease is not None):  # it is not alone: waiting may help
+            return False
+        fits_without_pins = total <= self.pool.num_blocks - self._kept_by_floors(group)
+        return fits_without_pins and self.pins.give_way(is_enough)
 
     def _below_floors(
         self, kept_back: set[BlockAccount], group: BlockAccount, end: Node | None, depth: int
     ) -> int:
         """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
-        return 0
+        if not kept_back:
+            return 0
+        path = set()
+        while end is not None:
+            path.add(end)
+            end = end.parent
+        blocks = 0
+        for node in self._public_nodes_above(lambda other: other in kept_back and other is not group):
+            if not node.refs:
+                beyond = node.end - depth if node in path else node.end - node.start
+                blocks += max(0, beyond) // self.tree.block_size
+        return blocks
+
+    def _kept_by_floors(self, group: BlockAccount) -> int:
+        """Most blocks that `group` could never get: others' floors, and the public blocks above them."""
+        others = [g for g in self.groups if g is not group and g.floor]
+        public = self._public_nodes_above(lambda other: other is not group and other.floor > 0)
+        return sum(len(node.blocks) for node in public) + sum(min(g.floor, g.used) for g in others)
+
+    def _public_nodes_above(self, is_meant: Callable[[BlockAccount], bool]) -> list[Node]:
+        """The public nodes with something of certain groups below. O(public nodes * namespaces below)."""
+        roots = self.tree.roots
+        nodes = [roots[public] for public in self.publics.values() if public in roots]
+        for node in nodes:  # parents first
+            nodes.extend(node.children or ())
+        above: set[Node] = set()
+        for node in reversed(nodes):
+            if node in above or any(is_meant(owner.group) for owner in node.namespace_children or ()):
+                above.add(node)
+                if node.parent is not None:
+                    above.add(node.parent)
+        return [node for node in nodes if node in above]
 
     # ------------------------------------------------------------------ taking and giving back
 
@@ -295,3 +379,23 @@ class Capacity:
             freed += self._evict_from(group, count - freed, by)
         self.tree.end_changes()
         return freed
+
+    def keep_ceilings(self) -> None:
+        """Evict cached blocks above ceilings that were lowered. O(accounts), and as `evict`."""
+        for group in self.groups:
+            while group.ceiling is not None and group.used > group.ceiling and len(group.index):
+                self._evict_from(group, group.used - group.ceiling, "quota")
+            group.bound(Quota(group.floor, group.ceiling))
+        self.tree.end_changes()
+
+
+def _alone(leaf: Any) -> int:
+    """Count the blocks of a leaf and of the ancestors that would be leaves without it. O(ancestors)."""
+    count, node = len(leaf.blocks), leaf
+    while (parent := node.parent) is not None and not parent.refs and _has_one_child(parent):
+        count, node = count + len(parent.blocks), parent
+    return count
+
+
+def _has_one_child(node: Node) -> bool:
+    return node.namespace_children is None and node.children is not None and len(node.children) == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace
-from radixkv.cache.public_text import PublicText
+from radixkv.cache.public_prefixes import PublicPrefixes
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tree_nodes import Walk
 
@@ -143,7 +143,7 @@ class Lookup:
             (self.match(data, other).num_tokens for other in islice(others, MAX_NAMESPACES)), default=0
         )
 
-    def _public(self, owner: Namespace | None, namespace: NamespaceName) -> PublicText:
+    def _public(self, owner: Namespace | None, namespace: NamespaceName) -> PublicPrefixes:
         return self._namespaces.public_of(namespace).declared if owner is None else owner.declared
 
     def _walk_public(

@@ -16,12 +16,12 @@ from radixkv.cache.accounts import BlockAccounts
 from radixkv.cache.block_identity import BlockIdentities, what_computes
 from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace, whole_key
 from radixkv.cache.node import Namespace
-from radixkv.cache.public_text import PublicText
+from radixkv.cache.public_prefixes import PublicPrefixes
 from radixkv.errors import InvalidRequestError
 
 
 class Namespaces:
-    """The namespaces in use."""
+    """The namespaces in use, and the public prefixes that they share."""
 
     def __init__(
         self, groups: BlockAccounts, identities: BlockIdentities, block_bytes: int, model: str = ""
@@ -66,12 +66,9 @@ class Namespaces:
     def _public(self, computes: NamespaceKey) -> Namespace:
         owner = self.publics.get(computes)
         if owner is None:
-            declared, seed = self._new_public_text(), self._identities.public_seed(computes)
+            declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
             owner = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
         return owner
-
-    def _new_public_text(self) -> PublicText:
-        return PublicText()
 
     def known(self, namespace: NamespaceName) -> Namespace | None:
         """The namespace, if it is in use. O(1)."""
@@ -91,3 +88,32 @@ class Namespaces:
             owner = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
             self._in_use[key] = owner
         return owner
+
+    # ------------------------------------------------------------------ public prefixes and quotas
+
+    def quota_key(self, key: NamespaceKey) -> NamespaceKey:
+        """The key of a quota: a tenant's alone stands for all of its namespaces."""
+        return key if len(key) == 1 else whole_key(key, self._model)
+
+    def declare(self, computes: NamespaceKey, data: bytes) -> int:
+        """Declare a prefix public; returns its length in bytes, of whole blocks."""
+        length = self._public(computes).declared.add(data)
+        self.any_declared |= length > 0
+        return length
+
+    def undeclare(self, computes: NamespaceKey, data: bytes) -> bool:
+        """Take a declaration back; False: there was none."""
+        done = self._public(computes).declared.discard(data)
+        self.any_declared = any(owner.declared.prefixes for owner in self.publics.values())
+        return done
+
+    def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
+        """Model and tokens of every public prefix. O(prefixes)."""
+        return tuple(
+            (computes, data) for computes, owner in self.publics.items() for data in owner.declared.prefixes
+        )
+
+    def regroup(self) -> None:
+        """Have namespaces count in the accounts of new quotas; they have no blocks. O(namespaces in use)."""
+        for owner in list(self._in_use.values()):
+            owner.group = self._groups.of(owner.key)

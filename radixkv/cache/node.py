@@ -23,7 +23,7 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
 
 if TYPE_CHECKING:
     from radixkv.cache.accounts import BlockAccount
-    from radixkv.cache.public_text import PublicText
+    from radixkv.cache.public_prefixes import PublicPrefixes
     from radixkv.cache.states.checkpoint import Checkpoint
 
 _MAX_LOOKED_AT = 16
@@ -48,7 +48,7 @@ class Namespace:
         key: NamespaceKey,
         group: BlockAccount,
         seed: bytes,
-        declared: PublicText,
+        declared: PublicPrefixes,
         public: Namespace | None,
     ) -> None:
         self.key = key

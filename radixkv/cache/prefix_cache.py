@@ -19,16 +19,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, NamedTuple, Self
 
-from radixkv.cache.accounts import BlockAccount, BlockAccounts
-from radixkv.cache.block_identity import BlockIdentities, HashFunction
+from radixkv.cache.accounts import BlockAccount, BlockAccounts, Quota, QuotaUsage, framed_quotas
+from radixkv.cache.block_identity import BlockIdentities, HashFunction, what_computes
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.eviction.policy import EvictionPolicy, overridden
 from radixkv.cache.eviction.registry import make_eviction_policy
+from radixkv.cache.integrity import check
 from radixkv.cache.invalidation import invalidate_all
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -42,21 +44,20 @@ from radixkv.cache.lease import Lease
 from radixkv.cache.leasing import Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
-from radixkv.cache.pins import PinInfo, Pins
+from radixkv.cache.pins import Pin, PinInfo, Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.reporting.ages import UseTimes
+from radixkv.cache.reporting.divergence import DivergenceObserver
+from radixkv.cache.reporting.events import ChangeLog, Listener
 from radixkv.cache.reporting.explain import CACHE_IS_OFF, MissReport, due_report, report_of
 from radixkv.cache.reporting.ghost import GhostIndex
 from radixkv.cache.reporting.reasons import Reason
+from radixkv.cache.reporting.tree_view import TreeView
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.window_checkpoints import make_checkpoints
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.divergence import DivergenceObserver
-    from radixkv.cache.reporting.events import ChangeLog, Listener
-    from radixkv.cache.reporting.tree_view import TreeView
-    from radixkv.cache.states.checkpoints import Checkpoints
-    from radixkv.cache.states.window_pool import WindowSpec
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
 
@@ -70,10 +71,15 @@ class CacheParts(NamedTuple):
     leasing: Leasing
 
 
-class PrefixCache:
-    """A radix tree over a pool of blocks, with leases, eviction and explanations.
+class Declared(NamedTuple):
+    """Declarations of users to a cache, which outlive its contents."""
 
-    `radixkv.tenancy.tenant_cache` adds quotas, public prefixes and pins: `from radixkv import PrefixCache`.
+    quotas: dict[NamespaceKey, Quota]
+    public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
+
+
+class PrefixCache:
+    """A radix tree over a pool of blocks, with leases, eviction, pins, quotas and explanations.
 
     Calls raise InvalidRequestError where token ids (`encode`) or a namespace (`namespace_key`) is malformed.
 
@@ -95,6 +101,9 @@ class PrefixCache:
             none. With states, whole blocks are shared only, and requests resume at checkpoints.
         windows: sizes of the memory for layers with a sliding window, where it is apart; then, too, requests
             resume at checkpoints. None: their K/V is in the same blocks as that of other layers.
+        pin_budget: share of the pool that pins may protect.
+        quotas: namespace -> Quota, or (floor, ceiling) in blocks. A quota of a plain name also counts the
+            namespaces that begin with it and have none of their own: a tenant's salts share one quota.
 
     Raises:
         ConfigError: an option is out of range.
@@ -116,12 +125,16 @@ class PrefixCache:
         observer: DivergenceObserver | None = None,
         num_state_slots: int = 0,
         windows: WindowSpec | None = None,
+        pin_budget: float = 0.5,
+        quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None = None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if type(value) is not int or not 1 <= value < 2**31:
                 raise ConfigError(f"{name} must be an integer in [1, 2**31), not {value!r}")
         if ghost_blocks is not None and (type(ghost_blocks) is not int or ghost_blocks < 0):
             raise ConfigError(f"ghost_blocks must be an integer of at least 0, not {ghost_blocks!r}")
+        if not 0.0 <= pin_budget <= 1.0:
+            raise ConfigError(f"pin_budget must be a share of the pool in [0, 1], not {pin_budget!r}")
         self._options: dict[str, Any] = {
             "num_blocks": num_blocks,
             "block_size": block_size,
@@ -135,6 +148,7 @@ class PrefixCache:
             "observer": observer,
             "num_state_slots": num_state_slots,
             "windows": windows,
+            "pin_budget": pin_budget,
         }
         partial_reuse = partial_reuse and not num_state_slots and windows is None
         self.num_blocks = num_blocks
@@ -144,23 +158,19 @@ class PrefixCache:
         self.num_resets = 0  # how often `reset` was called
         self.partial_reuse = partial_reuse
         self.policy = policy = make_eviction_policy(policy)
-        self._groups = groups = self._accounts(num_blocks, policy)
+        self._groups = groups = BlockAccounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
         #: The checkpoints of a model with states or with windows that are freed; None: it has neither.
         self.states: Checkpoints | None = None
         if num_state_slots or windows is not None:
-            from radixkv.cache.states.window_checkpoints import make_checkpoints
-
             self.states = make_checkpoints(num_state_slots, windows, block_size, num_blocks)
         tree.states = self.states
-        self._namespaces = names = self._namespaces_in(groups, identities, tree.block_bytes, model)
+        self._namespaces = names = Namespaces(groups, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
-        self._pins = pins = self._pin_board(tree, clock)
-        self._capacity = capacity = self._capacity_of(
-            BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts
-        )
+        self._pins = pins = Pins(tree, int(num_blocks * pin_budget), clock)
+        self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
         self._lookup = lookup = Lookup(tree, names, enabled)
         self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
         self._changes: ChangeLog | None = None  # nobody has subscribed so far
@@ -168,14 +178,7 @@ class PrefixCache:
         self._on_session = overridden(policy, "on_session")
         #: Its parts, for extensions that lease whole blocks, such as `radixkv.tiers.block_leases`.
         self.parts = CacheParts(tree, lookup, names, leasing)
-
-    # The parts that `radixkv.tenancy` puts others in place of.
-    _accounts: type[BlockAccounts] = BlockAccounts
-    _namespaces_in: type[Namespaces] = Namespaces
-    _capacity_of: type[Capacity] = Capacity
-
-    def _pin_board(self, tree: RadixTree, clock: Callable[[], float]) -> Pins:
-        return Pins()
+        groups.replace(self._framed(quotas or {}))
 
     def __repr__(self) -> str:
         s = self.stats
@@ -197,8 +200,6 @@ class PrefixCache:
     @functools.cached_property
     def tree(self) -> TreeView:
         """The tree for readers: as text, as data, and the continuation of a prompt."""
-        from radixkv.cache.reporting.tree_view import TreeView
-
         return TreeView(self._tree, self._lookup, self._namespaces, self._options["clock"])
 
     # ------------------------------------------------------------------ lookup
@@ -307,13 +308,12 @@ class PrefixCache:
         return in_pool, None if group.ceiling is None else below
 
     def displaces_younger(self, num_blocks: int, age_s: float, namespace: NamespaceName = "") -> bool:
-        """True if `num_blocks` for a namespace would displace prefixes used less than `age_s` seconds ago.
+        """Return True if `num_blocks` for a namespace would displace prefixes used within the last `age_s`
+        seconds.
 
-        By the order of eviction as it is now. O(leaves that would go and their ancestors).
+        By the order of eviction as it is now. O(leaves that would be evicted and their ancestors).
         """
-        from radixkv.cache.displacement import displaces_younger
-
-        return displaces_younger(self._capacity, self._group(namespace), num_blocks, age_s)
+        return self._capacity.displaces_younger(self._group(namespace), num_blocks, age_s)
 
     def _group(self, namespace: NamespaceName) -> BlockAccount:
         return self._groups.of(self._namespaces.key(namespace))
@@ -389,15 +389,64 @@ class PrefixCache:
             self._capacity.discard_from(walk.source if walk.source is not None else walk.node, keep)
             self._tree.end_changes()
 
-    # ------------------------------------------------------------------ what outlives it
+    # ------------------------------------------------------------------ public prefixes
 
-    @property
-    def declared(self) -> Any:
-        """Declarations of users, which outlive the cached blocks."""
-        return None
+    def publish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
+        """Declare a prefix public: from now on its whole blocks are shared.
 
-    def declare(self, declared: Any) -> None:
-        """Repeat the declarations of another cache, on one that is new."""
+        By all namespaces whose K/V is computed as that of `namespace` is: whose keys agree in all parts from
+        the third on, after tenant and salt. What namespaces cached of it before stays theirs. O(tokens).
+
+        Returns:
+            Tokens of the prefix that are shared: its whole blocks.
+        """
+        length = self._namespaces.declare(self._computes(namespace), encode_tokens(token_ids))
+        self._lookup.version += 1
+        return length // TOKEN_BYTES
+
+    def unpublish(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
+        """Take a declaration back: the prefix is no longer shared by new requests. False: there was none."""
+        self._lookup.version += 1
+        return self._namespaces.undeclare(self._computes(namespace), encode_tokens(token_ids))
+
+    def _computes(self, namespace: NamespaceName) -> NamespaceKey:
+        return what_computes(self._namespaces.key(namespace))
+
+    # ------------------------------------------------------------------ quotas
+
+    def set_quotas(self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]) -> None:
+        """Replace all quotas (see the constructor); nothing changes if it raises.
+
+        Above a lowered ceiling, cached blocks go at once; held ones, when their requests want more
+        or end. O(groups + namespaces in use), and as `evict`.
+
+        Raises:
+            ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
+                had a quota has blocks already, which count for all others (`reset` frees it of them).
+        """
+        framed, known = self._framed(quotas), self._groups.quotas
+        used = {owner.key for owner in self._tree.roots}
+        used |= {lease.owner.key for lease in self._capacity.leases.values()}
+        for key in framed:
+            if key not in known and any(key in (name, name[:1]) for name in used):
+                raise ConfigError(
+                    f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
+                    "give its quota before its first request, or reset the cache"
+                )
+        self._groups.replace(framed)
+        self._namespaces.regroup()
+        self._capacity.keep_ceilings()
+
+    def _framed(
+        self, quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]]
+    ) -> dict[NamespaceKey, Quota]:
+        return {self._namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
+
+    def quota_usage(self) -> list[QuotaUsage]:
+        """Limits and use of each quota. O(quotas)."""
+        return self._groups.usage()
+
+    # ------------------------------------------------------------------ pins
 
     def pin(
         self,
@@ -407,8 +456,74 @@ class PrefixCache:
         *,
         at_least: bool = False,
     ) -> PinInfo | None:
-        """Keep the cached part of a prefix from eviction; None: nothing is pinned, as in this cache."""
-        return None
+        """Keep the cached part of a prefix from eviction; each hit renews the time.
+
+        At most the pin budget is protected, leading blocks first. Pinning a prefix again extends and renews.
+
+        Args:
+            ttl: seconds; None: until `unpin`.
+            at_least: make no pin shorter than it was, and of a prefix that is pinned in part one pin of that
+                part: for frequent calls, and for prefixes that others may have pinned, too.
+
+        Returns:
+            The pin; None: nothing of the prefix is cached, or the budget is spent.
+
+        Raises:
+            InvalidRequestError: ttl is not a number above 0.
+
+        O(tokens + path).
+        """
+        pins = self._pins
+        pins.expire()
+        data = encode_tokens(token_ids)
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, Real) or not ttl > 0):
+            raise InvalidRequestError(
+                f"ttl must be a number of seconds above 0, or None, not {ttl!r}", param="ttl"
+            )
+        owner = self._namespaces.obtain(namespace)  # what is pinned may all be public
+        walk = self._lookup.match(data, owner).walk
+        pin = None if walk is None else pins.add(data, owner, walk, ttl, at_least)
+        return None if pin is None else pins.show(pin)
+
+    def unpin(self, token_ids: TokenIds, namespace: NamespaceName = "") -> bool:
+        """End a pin set with these tokens, or that pins just these; False: there is none. O(path)."""
+        self._pins.expire()
+        data, owner = encode_tokens(token_ids), self._namespaces.known(namespace)
+        if owner is None:
+            return False
+        return self._unpin(self._pins.find(data, owner, self._lookup.match(data, owner).walk))
+
+    def unpin_id(self, pin_id: str, namespace: NamespaceName = "") -> bool:
+        """End the pin of that id in a namespace; False: there is none. O(path)."""
+        self._pins.expire()
+        return self._unpin(self._pins.by_key.get((self._namespaces.key(namespace), pin_id)))
+
+    def _unpin(self, pin: Pin | None) -> bool:
+        if pin is not None:
+            self._pins.drop(pin)
+        return pin is not None
+
+    def pins(self, max_tokens: int | None = None) -> list[PinInfo]:
+        """The pins, oldest first; with at most `max_tokens` leading tokens of each. O(pins, tokens)."""
+        self._pins.expire()
+        return [self._pins.show(pin, max_tokens) for pin in self._pins]
+
+    # ------------------------------------------------------------------ what outlives it
+
+    @property
+    def declared(self) -> Declared:
+        """Quotas and public prefixes, which outlive the cache's contents. O(their number)."""
+        return Declared(self._groups.quotas, self._namespaces.declared())
+
+    def declare(self, declared: Declared) -> None:
+        """Repeat the declarations of another cache, on a new one.
+
+        Raises:
+            ConfigError: the quotas' floors exceed the pool.
+        """
+        self._groups.replace(declared.quotas)
+        for computes, prefix in declared.public_prefixes:
+            self._namespaces.declare(computes, prefix)
 
     def rebuilt(self) -> Self:
         """Return an empty cache with the same settings, clock, declarations and listeners.
@@ -445,8 +560,6 @@ class PrefixCache:
 
         Later errors of a listener are logged; one that fails many times in a row is dropped.
         """
-        from radixkv.cache.reporting.events import ChangeLog
-
         tree = self._tree
         if self._changes is None:
             self._changes = ChangeLog(tree.block_bytes)
@@ -487,7 +600,5 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert all invariants of pool, tree, leases and index; errors name the broken one. O(blocks)."""
-        from radixkv.cache.integrity import check
-
         self._pins.expire()
         check(self._capacity)

@@ -19,6 +19,7 @@ from radixkv.cache.accounts import Quota, QuotaUsage
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.owner import NOBODY, Owner
 from radixkv.cache.pins import PinInfo
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
@@ -26,7 +27,6 @@ from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import EngineOverloadedError, EngineStoppedError
 from radixkv.scheduling.length_classes import ONE_CLASS, LengthClasses
-from radixkv.tenancy.tenant_cache import TenantCache
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _INLINE_NODES = 500
 class RunOnCache(Protocol):
     """Runs a function where the cache may be touched, and returns or raises its result."""
 
-    def __call__(self, function: Callable[[TenantCache], T], /) -> Awaitable[T]: ...
+    def __call__(self, function: Callable[[PrefixCache], T], /) -> Awaitable[T]: ...
 
 
 class ExplainByTiers(Protocol):
@@ -78,7 +78,7 @@ class AsyncCache(CacheClient):
 
     def _keyed(self, token_ids: TokenIds, owner: Owner) -> tuple[EncodedTokens, NamespaceName]:
         """The tokens, encoded, and the namespace in which a prompt of them is cached."""
-        key = TenantCache.encode(token_ids)
+        key = PrefixCache.encode(token_ids)
         return key, self._lengths.namespace(self.namespace(*owner), len(key))
 
     async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
@@ -89,7 +89,7 @@ class AsyncCache(CacheClient):
         key, namespace = self._keyed(token_ids, owner)
         lengths = self._lengths
 
-        def explain(cache: TenantCache) -> MissReport:
+        def explain(cache: PrefixCache) -> MissReport:
             report = cache.explain(key, namespace, admin=admin)
             return lengths.explained(report, cache, key, namespace) if lengths.ends else report
 
@@ -144,7 +144,7 @@ class AsyncCache(CacheClient):
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
         owner = None if tenant is None else (tenant, salt)
 
-        def read(cache: TenantCache) -> list[BreakPoint]:
+        def read(cache: PrefixCache) -> list[BreakPoint]:
             if cache.observer is None:
                 return []
             return cache.observer.advice(limit, owner)
@@ -171,7 +171,7 @@ class AsyncCache(CacheClient):
     ) -> TreeSnapshot:
         owner = None if tenant is None else (tenant, salt)
 
-        def begin(cache: TenantCache) -> tuple[TreeWalk, bool]:
+        def begin(cache: PrefixCache) -> tuple[TreeWalk, bool]:
             walk = TreeWalk(
                 cache.tree,
                 owner,
@@ -242,7 +242,7 @@ class _Follower:
         self._wake = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
 
-    def subscribe(self, cache: TenantCache, replay: bool) -> None:
+    def subscribe(self, cache: PrefixCache, replay: bool) -> None:
         """On the engine's thread."""
         self._unsubscribe = cache.subscribe(self.receive, replay=replay)
 

@@ -19,9 +19,10 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache.owner import Owner
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
@@ -33,7 +34,6 @@ from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFaile
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PromptLike, Request, plain_prompt
-from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.text.prompt_texts import RendersChats
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
@@ -328,8 +328,8 @@ class AsyncEngine(RendersChats):
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
 
-    def _run_on_cache(self, function: Callable[[TenantCache], T]) -> Awaitable[T]:
-        return self.call(lambda engine: function(cast(TenantCache, engine.cache)))
+    def _run_on_cache(self, function: Callable[[PrefixCache], T]) -> Awaitable[T]:
+        return self.call(lambda engine: function(engine.cache))
 
     async def _explain_by_tiers(
         self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.adapters import Adapters
@@ -42,7 +43,6 @@ from radixkv.observe.advisor import Advisor
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
-from radixkv.tenancy.tenant_cache import TenantCache
 from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.open_tiers import check_tiers, open_tiers
 from radixkv.tiers.record import STATE_FORMAT, BlockKind
@@ -217,7 +217,7 @@ def engine_on_runner(
     Raises:
         ConfigError: a tier keeps no states and the model has some, or the block size does not suit these.
     """
-    cache = TenantCache(
+    cache = PrefixCache(
         runner.num_blocks,
         runner.block_size,
         config.eviction_policy,

@@ -101,8 +101,8 @@ MUTATIONS = [
     Mutation("evict the most recently used first", "LRU.priority", "_a.last_access", "-_a.last_access"),
     Mutation("evict the head of a run", "RadixTree.trim", "_a = _b[keep:]", "_a = _b[:num_blocks]"),
     Mutation("ignore the namespace", "frame_namespace", "(namespace,)", "('',)"),
-    Mutation("let pins exceed their budget", "PinBoard._target", "min(_a, budget)", "_a"),
-    Mutation("let a pin live on", "PinBoard.expire", "_a[0][0] <= now", "_a[0][0] <= now - 1000"),
+    Mutation("let pins exceed their budget", "Pins._target", "min(_a, budget)", "_a"),
+    Mutation("let a pin live on", "Pins.expire", "_a[0][0] <= now", "_a[0][0] <= now - 1000"),
     Mutation("push a tenant under its floor", "Capacity._make_room", "min(_a, max(_, _))", "_a"),
     Mutation(
         "leave rolled-back tokens in the tree",
@@ -132,11 +132,11 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "_.discard_from(_, _)", "None"),
-    Mutation("rebuild without the quotas", "TenantCache.declared", "self._groups.quotas", "{}"),
+    Mutation("rebuild without the quotas", "PrefixCache.declared", "self._groups.quotas", "{}"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
         "rebuild without the public prefixes",
-        "TenantCache.declared",
+        "PrefixCache.declared",
         "self._namespaces.declared()",
         "()",
     ),
@@ -149,12 +149,10 @@ MUTATIONS = [
         "free a block when the first of its forks ends", "BlockPool.drop_holder", "extra is None", "True"
     ),
     # ------------------------------------------------------------------ pins
-    Mutation("set pins without counting blocks", "PinBoard.add", "self.pinned_blocks += _a", "_a"),
-    Mutation("renew no pin by use", "PinBoard.refresh", "_.renewed_at = now", "pass"),
-    Mutation(
-        "end pins that give way for nothing", "PinBoard.give_way", "self.pinned_blocks += _.pin(_)", "pass"
-    ),
-    Mutation("let a pin be found by other tokens", "PinBoard._beyond", "not data.startswith(_)", "False"),
+    Mutation("set pins without counting blocks", "Pins.add", "self.pinned_blocks += _a", "_a"),
+    Mutation("renew no pin by use", "Pins.refresh", "_.renewed_at = now", "pass"),
+    Mutation("end pins that give way for nothing", "Pins.give_way", "self.pinned_blocks += _.pin(_)", "pass"),
+    Mutation("let a pin be found by other tokens", "Pins._beyond", "not data.startswith(_)", "False"),
     # ------------------------------------------------------------------ keep
     Mutation(
         "discard what is to be kept",
@@ -272,8 +270,7 @@ def mutate(mutation: Mutation, package: Path) -> tuple[Path, str]:
     """
     results = []
     places = 0
-    packages = [package, package.with_name("tenancy")] if package.name == "cache" else [package]
-    for path in sorted(path for folder in packages for path in folder.rglob("*.py")):
+    for path in sorted(package.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name, function in _functions(tree):
             if name == mutation.where:

@@ -12,7 +12,6 @@ from radixkv.scheduling.request import Request
 from radixkv.scheduling.reuse_guard import PATIENCE
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.tenancy.tenant_cache import TenantCache
 
 # The pool is computed in 10.24 s, so that a prefix is in use for 5.12 s. Over 128 tokens are long.
 POOL, BUDGET, TOKEN_S, IN_USE_S = 1024, 64, 0.01, 5.12
@@ -108,7 +107,7 @@ def test_a_prompt_of_which_most_is_cached_does_not_wait():
 
 
 def test_nothing_is_displaced_where_requests_hold_the_whole_pool():
-    cache = TenantCache(64, 16, quotas={"ada": (0, 32), "bob": (8, None)})
+    cache = PrefixCache(64, 16, quotas={"ada": (0, 32), "bob": (8, None)})
     held = cache.acquire(np.arange(64 * 16, dtype=np.int32), "bob")
     assert not cache.displaces_younger(8, IN_USE_S, "ada")
     held.commit(64 * 16)

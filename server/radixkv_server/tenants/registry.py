@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from radixkv.cache.accounts import Quota
+from radixkv.cache.accounts import Quota, check_floors
 from radixkv.engine.cache_client import CacheClient
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.tenancy.quota import check_floors
 from radixkv_server.errors import ApiError
 from radixkv_server.tenants.api_keys import KeyRing
 from radixkv_server.tenants.keys_file import KeysFile, read_keys_file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PublicPrefixes: prefixes that all namespaces share whose K/V the same model and adapter compute.
+"""PublicPrefixes: declared prefixes, shared by all namespaces whose K/V the same model and adapter compute.
 
 Public text has a root of its own. A namespace's continuation of it is a child in `namespace_children` of the
 public node, and stays private.
@@ -10,10 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from radixkv.cache.keys import shared_bytes
-from radixkv.cache.public_text import PublicText
 
 
-class PublicPrefixes(PublicText):
+class PublicPrefixes:
     """The declared prefixes, as bytes of whole blocks."""
 
     __slots__ = ("_order", "_size", "prefixes", "version")
