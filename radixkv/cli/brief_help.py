@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from radixkv.cli.vllm_flags import refuse_vllm_flags
+
 #: Panel -> its options by the names of their settings: the ones listed by `--help`, and the others.
 PANELS: dict[str, tuple[str, str]] = {
     "Model": (
@@ -67,6 +69,11 @@ class BriefHelp(TyperCommand):
         super().__init__(*args, **settings)
         order = ["", *PANELS]
         self.params.sort(key=lambda param: _place(order, getattr(param, "rich_help_panel", None)))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; flags that vLLM has in their place are refused with a hint."""
+        refuse_vllm_flags(args, [option for param in self.params for option in param.opts])
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text; options that have a panel and are no everyday ones only for `--help-all`."""

@@ -81,17 +81,26 @@ _COMMANDS = {
 }
 
 
-@functools.cache
-def command_tree() -> typer.Typer:
-    """Return the application with all commands, imported from their modules."""
-    for module, names in _COMMANDS.items():
-        try:
-            commands = importlib.import_module(f"radixkv.cli.{module}")
-        except ModuleNotFoundError as error:
-            _add_refusals(names, error)
-        else:
-            commands.add_commands(app)
+def command_tree(command: str = "") -> typer.Typer:
+    """Return the application with all commands, imported from their modules.
+
+    Args:
+        command: name of the one that will run: no other module need be imported. Any other text: all are.
+    """
+    chosen = [module for module, names in _COMMANDS.items() if command in names]
+    for module in chosen or _COMMANDS:
+        _add_commands(module)
     return app
+
+
+@functools.cache
+def _add_commands(module: str) -> None:
+    try:
+        commands = importlib.import_module(f"radixkv.cli.{module}")
+    except ModuleNotFoundError as error:
+        _add_refusals(_COMMANDS[module], error)
+    else:
+        commands.add_commands(app)
 
 
 def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
@@ -118,7 +127,7 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     allow_lean_imports()
     try:
-        command_tree()()
+        command_tree(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
     except RadixKVError as error:
         _end(error)
     except ModuleNotFoundError as error:

@@ -143,6 +143,10 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
     require_engine("radixkv serve")
+    from radixkv.entrypoints.check_start import check_start  # it needs what the extras bring
+
+    if replica_settings.ray_address is None:  # a cluster's machines have files of their own
+        check_start(config, fetch=True)
     with no_collections():
         from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
 

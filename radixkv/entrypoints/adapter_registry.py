@@ -18,13 +18,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import AdapterLoadError, ConfigError, InvalidRequestError
-from radixkv.model.adapters.adapter_memory import AdapterMemory
-from radixkv.model.adapters.lora_weights import KnownFiles
-from radixkv.model.adapters.packed_adapter import PackedAdapter
+
+if TYPE_CHECKING:
+    from radixkv.model.adapters.adapter_memory import AdapterMemory
+    from radixkv.model.adapters.lora_weights import KnownFiles
+    from radixkv.model.adapters.packed_adapter import PackedAdapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 

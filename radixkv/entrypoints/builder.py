@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,10 +24,10 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.extensions import EventFeed
 from radixkv.engine.no_collections import no_collections
-from radixkv.engine.policy_names import check_policies
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
-from radixkv.entrypoints.adapter_registry import open_adapters, parse_lora
+from radixkv.entrypoints.adapter_registry import open_adapters
+from radixkv.entrypoints.check_start import check_start
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
@@ -44,7 +45,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.speculation import Speculation
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
-from radixkv.tiers.open_tiers import check_tiers, open_tiers
+from radixkv.tiers.open_tiers import open_tiers
 from radixkv.tiers.record import STATE_FORMAT, BlockKind
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.stack import TierStack
@@ -53,6 +54,11 @@ from radixkv.tiers.tier_use import TierUse
 
 if TYPE_CHECKING:
     from radixkv.text.tokenizer import Tokenizer
+
+
+logger = logging.getLogger("radixkv")
+
+_GPU_SHARE = EngineConfig().gpu_memory_utilization
 
 
 def build_engine(
@@ -74,11 +80,8 @@ def build_engine(
         EngineStoppedError: one of several ranks has failed.
     """
     phases = StartupPhases.since_process_start("imports")
-    # Unknown names and missing instructions should be refused before the model is loaded.
-    check_policies(config)
+    check_start(config, is_loaded=loaded is not None)
     check_instruction_set()
-    parse_lora(config.lora)
-    check_tiers(parse_tiers(config.kv_tier))
     if tier is not None and config.kv_tier:
         raise ConfigError("kv_tier and tier both say where blocks are kept; give one of them")
     if config.threads is not None or config.tensor_parallel > 1:
@@ -94,6 +97,11 @@ def build_engine(
                 undo.callback(ranks.close)
             if loaded is None:
                 loaded = load_model(config)
+        if loaded.device.type == "cpu" and config.gpu_memory_utilization != _GPU_SHARE:
+            logger.warning(
+                "--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory sets the size of the KV "
+                "cache, such as 4g"
+            )
         with phases.phase("weights and K/V"):
             engine = engine_for_model(config, loaded, step_costs, tier=tier, events=events, ranks=ranks)
         with phases.phase("warm-up"):

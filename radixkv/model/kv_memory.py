@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import psutil
 import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.early_checks import (
+    available_cpu_memory,
+    check_context,
+    check_holds_a_chat,
+)
 from radixkv.model.state_memory import size_states
 from radixkv.model.window_memory import shape_with_windows, size_windows
 from radixkv_kernels import KVLayout
@@ -32,19 +35,6 @@ class ModelShape:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-
-
-def available_cpu_memory() -> int:
-    """Bytes of RAM that can be had without swapping: the machine's, or the container's limit if lower."""
-    available = int(psutil.virtual_memory().available)
-    try:  # cgroup v2; absent on other systems, "max" without a limit
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available
 
 
 def is_sized_by_gpu(config: EngineConfig, device: torch.device) -> bool:
@@ -108,11 +98,8 @@ def size_kv_cache(
     num_blocks = config.num_blocks if config.num_blocks is not None else memory // block_bytes
     tokens = num_blocks * config.block_size
     wanted = config.max_model_len
-    if wanted is not None and wanted > shape.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {shape.max_model_len} positions this model was made "
-            f"for; use at most {shape.max_model_len}"
-        )
+    if wanted is not None:
+        check_context(wanted, shape.max_model_len)
     needed = -(-(wanted or 1) // config.block_size)
     if num_blocks < max(needed, 1):
         have = (
@@ -127,7 +114,9 @@ def size_kv_cache(
             "lower --max-model-len, or raise --kv-cache-memory, --num-blocks or --gpu-memory-utilization"
         )
     if config.num_blocks is not None:
-        _check_explicit_size(num_blocks * block_bytes, num_blocks, shape.device)
+        _check_num_blocks(num_blocks, block_bytes, shape.device)
+    elif config.kv_cache_memory is not None:
+        check_holds_a_chat(config, memory, block_bytes // config.block_size, shape.max_model_len)
     return (
         layout.with_blocks(num_blocks, max(1, num_windows)),
         min(wanted or shape.max_model_len, tokens),
@@ -135,14 +124,16 @@ def size_kv_cache(
     )
 
 
-def _check_explicit_size(num_bytes: int, num_blocks: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        available = int(torch.cuda.mem_get_info(device)[0])
-    else:
-        available = available_cpu_memory()
-    if num_bytes > available:
+def free_memory(device: torch.device) -> int:
+    """Return bytes that can be had on a device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_cpu_memory()
+
+
+def _check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
+    available = free_memory(device)
+    if num_blocks * block_bytes > available:
         raise ConfigError(
-            f"--num-blocks {num_blocks} needs {num_bytes / _GIB:.2f} GiB for K/V, but only "
-            f"{available / _GIB:.2f} GiB are free; use at most {num_blocks * available // num_bytes} blocks, "
-            "or let the engine choose by leaving the flag out"
+            f"--num-blocks {num_blocks} needs {num_blocks * block_bytes / _GIB:.2f} GiB for K/V, but only "
+            f"{available / _GIB:.2f} GiB are free; use at most {available // block_bytes} blocks, or let the "
+            "engine choose by leaving the flag out"
         )

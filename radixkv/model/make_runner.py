@@ -14,7 +14,8 @@ from radixkv.model.adapters.attachment import adds_by_row
 from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control
-from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.early_checks import check_available
+from radixkv.model.kv_memory import ModelShape, free_memory, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.own_attention import has_linear_biases
 from radixkv.model.parallel.communicator import Communicator
@@ -70,6 +71,9 @@ def make_runner(
     )
     check_states_supported(config, loaded.attention, device)
     spec, max_model_len, states = _size(config, loaded, communicator)
+    if config.kv_cache_memory is not None:
+        size = spec.num_blocks * spec.bytes_per_block
+        check_available("--kv-cache-memory", size, free_memory(device))
     if states is not None:
         logger.info(
             "%.2f GiB for K/V of %d tokens, %.2f GiB for %d states (one for %d tokens, at most), "

@@ -42,6 +42,7 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
         elif spec.kind == "disk":
             _disk_size(spec)
             folder = _folder(spec)
+            _check_place(folder)
             FolderLock(folder).release()
             if folder.resolve() in folders:
                 raise ConfigError(f"--kv-tier disk:{spec.where}: the folder is given twice; leave one out")
@@ -125,6 +126,15 @@ def _folder(spec: TierSpec) -> Path:
         return Path(spec.where).expanduser()
     except RuntimeError:
         raise ConfigError(f"--kv-tier disk:{spec.where}: no such user; write the whole path") from None
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a folder below one of the root that isn't there: a slip of the pen, or a disk not mounted."""
+    top = Path(*folder.absolute().parts[:2])
+    if folder.absolute() != top and not top.exists():
+        raise ConfigError(
+            f"--kv-tier disk:{folder}: there is no {top}; correct the path, or make {folder.parent} first"
+        )
 
 
 def _disk_size(spec: TierSpec) -> int:

@@ -74,6 +74,9 @@ def chat(
 
 def _model(config: EngineConfig, console: Console, max_tokens: int, temperature: float) -> LocalPartner:
     require_engine("radixkv chat, without --url,")
+    from radixkv.entrypoints.check_start import check_start  # it needs what the extras bring
+
+    check_start(config, fetch=True)
     from radixkv.cli.terminal_chat.partners import LocalPartner
     from radixkv.entrypoints.builder import build_engine
     from radixkv.entrypoints.llm import LLM

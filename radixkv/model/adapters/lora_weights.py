@@ -16,16 +16,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, deserialize
 
 from radixkv.errors import AdapterLoadError, ModelLoadError
-from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.peft_config import CONFIG_NAME, PeftConfig
 from radixkv.model.loading.folder_checks import check_links
+
+if TYPE_CHECKING:
+    from radixkv.model.adapters.base_modules import BaseModules
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regex
 
 from radixkv.errors import AdapterLoadError
-from radixkv.model.adapters.base_modules import BaseModules
+
+if TYPE_CHECKING:
+    from radixkv.model.adapters.base_modules import BaseModules
 
 CONFIG_NAME = "adapter_config.json"
 _MAX_BYTES = 1 << 20

@@ -24,7 +24,8 @@ def _plain(label: str, total: float, patience: float) -> Update:
         nonlocal shown, last
         quarter = int(4 * min(done / max(total, 1.0), 1.0))
         seconds = time.monotonic() - started
-        if quarter > shown and seconds - last >= patience:
+        # The end of what has been shown is shown, too.
+        if quarter > shown and (seconds - last >= patience or (shown and quarter == 4)):
             shown, last = quarter, seconds
             print(f"{label} ... {25 * quarter} % ({seconds:.0f} s)", file=sys.stderr, flush=True)
 

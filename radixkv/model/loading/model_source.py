@@ -71,6 +71,12 @@ def resolve_model(
     return ModelSource(name, _fetch_from_hub(name, allow_download, show_progress, with_code))
 
 
+def is_on_hub(name: str) -> bool:
+    """Return True for a name that `resolve_model` would look up on the hub."""
+    is_id = _HUB_ID.fullmatch(name) is not None and ".." not in name and not name.lower().endswith(".gguf")
+    return is_id and find_embedded(name) is None and not _as_path(name).exists()
+
+
 def _as_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,12 @@ from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import GatheredOverRanks, JoinedOverRanks, NoLogits, SummedOverRanks
 from radixkv.model.parallel.share import Share
+from radixkv.model.parallel.split_families import (
+    SPLIT_MODEL_TYPES,
+    ProductNames,
+    check_family,
+    check_num_ranks,
+)
 from radixkv.model.state_layers.registry import state_modules
 from radixkv.model.step_context import call_model
 from radixkv_kernels import KVGroup
@@ -47,65 +53,6 @@ from radixkv_kernels import KVGroup
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """A family's names of the products of its layers.
-
-    Attributes:
-        merged: queries, keys and values: one product each, or one for all.
-        order: of that one's outputs: all queries, then keys, then values ("blocks"), or by heads ("heads").
-        mlps: what a layer has besides attention, each if it has it.
-        halves: the MLP's first product is gate and up, one after the other.
-    """
-
-    attention: str = "self_attn"
-    merged: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    order: str = "blocks"
-    output: str = "o_proj"
-    mlps: tuple[str, ...] = ("mlp",)
-    first: tuple[str, ...] = ("gate_proj", "up_proj")
-    halves: bool = False
-    last: str = "down_proj"
-
-
-_LLAMA = _Names()
-_PHI = _Names(output="dense", first=("fc1",), last="fc2")
-_PHI3 = _Names(merged=("qkv_proj",), first=("gate_up_proj",), halves=True)
-_STARCODER = _Names(first=("c_fc",), last="c_proj")
-_NEOX = _Names(
-    attention="attention",
-    merged=("query_key_value",),
-    order="heads",
-    output="dense",
-    first=("dense_h_to_4h",),
-    last="dense_4h_to_h",
-)
-_LFM2 = _Names(output="out_proj", mlps=("feed_forward",), first=("w1", "w3"), last="w2")
-_JAMBA = _Names(mlps=("feed_forward",))
-_GRANITE_HYBRID = _Names(
-    mlps=("block_sparse_moe", "shared_mlp"), first=("input_linear",), halves=True, last="output_linear"
-)
-_NEMOTRON_H = _Names(attention="mixer", mlps=("mixer",), first=("up_proj",))
-
-#: `model_type` of the architectures that can be split.
-SPLIT_MODEL_TYPES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
-    **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax"), _LLAMA),
-    **dict.fromkeys(("gemma4_text", "gemma3n_text", "mimo_v2_flash", "laguna"), _LLAMA),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), _LLAMA),
-    **dict.fromkeys(("minicpm3", "youtu", "axk1"), _LLAMA),
-    **dict.fromkeys(("bamba", "falcon_h1", "jamba"), _JAMBA),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
-    "granitemoehybrid": _GRANITE_HYBRID,
-    "nemotron_h": _NEMOTRON_H,
-    "gpt_oss": _LLAMA,
-    "phi": _PHI,
-    "phi3": _PHI3,
-    "starcoder2": _STARCODER,
-    "gpt_neox": _NEOX,
-}
 
 _DRY_RUN_TOKENS = 7
 #: Columns of a state layer's product that are worth a message from each rank.
@@ -166,19 +113,10 @@ def check_split(loaded: LoadedModel, size: int) -> None:
     Raises:
         ConfigError: names the requested and the possible numbers.
     """
-    kind = loaded.hf_config.model_type
-    if kind not in SPLIT_MODEL_TYPES:
-        raise ConfigError(
-            f"{loaded.name} has the architecture {kind}, which --tensor-parallel can't split; these it can: "
-            f"{', '.join(sorted(SPLIT_MODEL_TYPES))}. Leave the flag out for this model"
-        )
-    fewest = min(_heads_to_split(group) for group in loaded.attention.groups)
-    if size > fewest:
-        kind = "query heads" if loaded.attention.groups[0].value_in_key else "KV heads"
-        raise ConfigError(
-            f"--tensor-parallel {size} is more than the {fewest} {kind} of {loaded.name}: a "
-            f"rank needs one at least in every layer; use at most {fewest}"
-        )
+    check_family(loaded.name, loaded.hf_config.model_type)
+    groups = loaded.attention.groups
+    kind = "query heads" if groups[0].value_in_key else "KV heads"
+    check_num_ranks(loaded.name, size, min(_heads_to_split(group) for group in groups), kind)
     experts = [each.num_experts for each in loaded.model.modules() if isinstance(each, WholeExperts)]
     if experts and size > min(experts):
         raise ConfigError(
@@ -204,7 +142,7 @@ def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.
 
 
 def _split_attention(
-    attention: Any, names: _Names, whole: KVGroup, share: Share, communicator: Communicator
+    attention: Any, names: ProductNames, whole: KVGroup, share: Share, communicator: Communicator
 ) -> None:
     count = whole.num_kv_heads
     heads, group = share.heads(count), whole.num_query_heads // count
@@ -255,7 +193,7 @@ def _split_latents(attention: Any, share: Share, communicator: Communicator) -> 
     _split_output(attention, "o_proj", spans, share, communicator)
 
 
-def _split_mlp(mlp: Any, names: _Names, share: Share, communicator: Communicator) -> None:
+def _split_mlp(mlp: Any, names: ProductNames, share: Share, communicator: Communicator) -> None:
     experts = getattr(mlp, "experts", None)
     if experts is not None:
         if isinstance(experts, WholeExperts):

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Architectures that ranks can share, and names of their products; read before torch is imported, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ProductNames:
+    """A family's names of the products of its layers.
+
+    Attributes:
+        merged: queries, keys and values: one product each, or one for all.
+        order: of that one's outputs: all queries, then keys, then values ("blocks"), or by heads ("heads").
+        mlps: what a layer has besides attention, each if it has it.
+        halves: the MLP's first product is gate and up, one after the other.
+    """
+
+    attention: str = "self_attn"
+    merged: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    order: str = "blocks"
+    output: str = "o_proj"
+    mlps: tuple[str, ...] = ("mlp",)
+    first: tuple[str, ...] = ("gate_proj", "up_proj")
+    halves: bool = False
+    last: str = "down_proj"
+
+
+_LLAMA = ProductNames()
+_PHI = ProductNames(output="dense", first=("fc1",), last="fc2")
+_PHI3 = ProductNames(merged=("qkv_proj",), first=("gate_up_proj",), halves=True)
+_STARCODER = ProductNames(first=("c_fc",), last="c_proj")
+_NEOX = ProductNames(
+    attention="attention",
+    merged=("query_key_value",),
+    order="heads",
+    output="dense",
+    first=("dense_h_to_4h",),
+    last="dense_4h_to_h",
+)
+_LFM2 = ProductNames(output="out_proj", mlps=("feed_forward",), first=("w1", "w3"), last="w2")
+_JAMBA = ProductNames(mlps=("feed_forward",))
+_GRANITE_HYBRID = ProductNames(
+    mlps=("block_sparse_moe", "shared_mlp"), first=("input_linear",), halves=True, last="output_linear"
+)
+_NEMOTRON_H = ProductNames(attention="mixer", mlps=("mixer",), first=("up_proj",))
+
+#: `model_type` of the architectures that can be split.
+SPLIT_MODEL_TYPES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
+    **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax"), _LLAMA),
+    **dict.fromkeys(("gemma4_text", "gemma3n_text", "mimo_v2_flash", "laguna"), _LLAMA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), _LLAMA),
+    **dict.fromkeys(("minicpm3", "youtu", "axk1"), _LLAMA),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba"), _JAMBA),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
+    "gpt_oss": _LLAMA,
+    "phi": _PHI,
+    "phi3": _PHI3,
+    "starcoder2": _STARCODER,
+    "gpt_neox": _NEOX,
+}
+
+
+def check_family(name: str, kind: str) -> None:
+    """Refuse a model whose `model_type` can't be split.
+
+    Raises:
+        ConfigError: names those that can.
+    """
+    if kind not in SPLIT_MODEL_TYPES:
+        raise ConfigError(
+            f"{name} has the architecture {kind}, which --tensor-parallel can't split; these it can: "
+            f"{', '.join(sorted(SPLIT_MODEL_TYPES))}. Leave the flag out for this model"
+        )
+
+
+def check_num_ranks(name: str, size: int, heads: int, kind: str = "KV heads") -> None:
+    """Refuse more ranks than a layer has heads to split.
+
+    Args:
+        heads, kind: the fewest of a layer, and what they are.
+
+    Raises:
+        ConfigError: gives the largest number.
+    """
+    if size > heads:
+        raise ConfigError(
+            f"--tensor-parallel {size} is more than the {heads} {kind} of {name}: a rank needs one at least "
+            f"in every layer; use at most {heads}"
+        )
