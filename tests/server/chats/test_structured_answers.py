@@ -13,6 +13,8 @@ import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
+from radixkv.text.chat_formats.formats import FORMATS
+
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -393,3 +395,30 @@ def test_a_format_with_nulls_asks_for_nothing_more(http: httpx.Client) -> None:
     for kind in ("text", "json_object"):
         assert ask(http, RESPONSES, text={"format": {"type": kind, "schema": None}}).status_code == 200
         assert ask(http, CHAT, response_format={"type": kind, "json_schema": None}).status_code == 200
+
+
+def test_arguments_as_text_are_held_to_strict_schemas_or_refused_by_name_in_all_apis() -> None:
+    """In a format that writes them as text; the engine would say `none`, of which `n` fits `null`."""
+    held = {"properties": {"a": {"type": ["string", "null"], "pattern": "^b{2}$"}}, "required": ["a"]}
+    vague = {"properties": {"a": {"type": "string", "not": {"const": "b"}}}}
+    said = FORMATS["glm"].write_calls([("look", '{"a": "none"}')])
+    messages = [{"role": "user", "content": f"say:{said}"}]
+
+    def asked(path: str, schema: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        fields: dict[str, Any] = {"name": "look", "strict": True, "parameters": schema}
+        if path == CHAT:
+            return path, {"messages": messages, "tools": [{"type": "function", "function": fields}]}
+        if path == RESPONSES:
+            return path, {"input": messages, "tools": [{"type": "function", **fields}]}
+        fields["input_schema"] = {"type": "object", **fields.pop("parameters")}
+        return path, {"messages": messages, "tools": [fields], "max_tokens": 300}
+
+    with live_server(ScriptedEngine(), chat_format="glm") as running, running.http() as client:
+        for path in (CHAT, RESPONSES, "/v1/messages"):
+            url, body = asked(path, held)
+            written = client.post(url, json=body).raise_for_status().text
+            assert any(part in written for part in ('{\\"a\\": null}', '"input":{"a":null}')), written
+            url, body = asked(path, vague)
+            answer = client.post(url, json=body)
+            assert answer.status_code == 400
+            assert "the tool 'look', argument 'a': not can't be enforced" in answer.json()["error"]["message"]
