@@ -111,7 +111,13 @@ class ServedModelCoding:
     ) -> list[int]:
         """Return the computed tokens of an answer to a chat, as the template writes it in a later turn."""
         ids, said = list(map(int, prompt.ids)), [*prompt.messages, _assistant(answer)]
-        whole = replace(chat, convert=lambda: said, add_generation_prompt=False, tools=prompt.tools)
+        whole = replace(
+            chat,
+            convert=lambda: said,
+            add_generation_prompt=False,
+            tools=prompt.tools,
+            orders_results=False,
+        )
         try:
             with_answer = list(map(int, (await chat_prompt(self.context, whole)).ids))
         except (InvalidRequestError, ApiError):

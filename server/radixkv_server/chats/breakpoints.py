@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.scheduling.request import PrefixPin
+from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.json_text import JsonText
 from radixkv_server.chats.chat import Chat, Message, chat_prompt
 from radixkv_server.context import ServerContext
@@ -111,17 +112,36 @@ def _changed_after(breakpoint: Breakpoint, chat: Chat) -> Chat:
     """Return the chat up to a breakpoint, followed by another text, in messages of the same roles."""
 
     def convert() -> list[Message]:
-        messages = chat.convert()
+        messages, place = _in_order(chat.convert(), breakpoint, chat.param)
         if breakpoint.tool is not None:
             return messages  # some templates show the tools before the last one
-        at = breakpoint.message
-        return [*messages[:at], _change(messages[at], breakpoint), *map(_stub, messages[at + 1 :])]
+        at = place.message
+        return [*messages[:at], _change(messages[at], place), *map(_stub, messages[at + 1 :])]
 
     tools = chat.tools
     if breakpoint.tool is not None:
         last = breakpoint.tool + 1 == len(tools)
         tools = [*tools, _OTHER_TOOL] if last else tools[: breakpoint.tool + 1]
-    return replace(chat, convert=convert, tools=tools)
+    return replace(chat, convert=convert, tools=tools, orders_results=False)
+
+
+def _in_order(
+    messages: Sequence[Message], breakpoint: Breakpoint, param: str
+) -> tuple[list[Message], Breakpoint]:
+    """Return messages as they are rendered, and the last place up to which a breakpoint covers all."""
+    order = order_of_results(messages, param)
+    ordered = [messages[at] for at in order]
+    if breakpoint.tool is not None:
+        return ordered, breakpoint
+    covered = next((k for k, at in enumerate(order) if at > breakpoint.message), len(order))
+    last = covered - 1
+    if order[last] == breakpoint.message:
+        return ordered, replace(breakpoint, message=last)
+    calls = len(ordered[last].get("tool_calls") or ())
+    end = replace(
+        breakpoint, message=last, chars=len(ordered[last]["content"]), call=calls - 1 if calls else None
+    )
+    return ordered, end
 
 
 def _change(message: Message, breakpoint: Breakpoint) -> Message:

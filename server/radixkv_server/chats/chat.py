@@ -33,6 +33,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallEnd,
 )
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
+from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint, normalized
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
@@ -89,6 +90,7 @@ class Chat:
         options: further arguments of the chat template.
         thinking: settings of thinking, which become arguments of the template.
         reasoning_place: place of the reasoning in the answer.
+        orders_results: put results of tool calls in the order of the calls; False: they are.
     """
 
     source: Sequence[Any]
@@ -104,6 +106,7 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
     thinking: Thinking = field(default_factory=Thinking)
     reasoning_place: ReasoningPlace = "apart"
+    orders_results: bool = True
 
     @property
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
@@ -246,6 +249,8 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     def convert() -> list[Message]:
         nonlocal messages, reasoning_sent, rule
         messages = chat.convert()
+        if chat.orders_results:
+            messages = [messages[at] for at in order_of_results(messages, chat.param)]
         if settings.normalize_clients == "on":
             messages, rule = normalized(messages)
         reasoning_sent = any(reasoning_of(message) for message in messages)
@@ -368,7 +373,9 @@ async def _steady_ends(
         {"role": "user", "content": "0"},
     ]
     try:
-        other = await chat_prompt(context, replace(chat, convert=lambda: list(next_turn)))
+        other = await chat_prompt(
+            context, replace(chat, convert=lambda: list(next_turn), orders_results=False)
+        )
     except InvalidRequestError:  # a template with rules of its own
         return ()
     end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES

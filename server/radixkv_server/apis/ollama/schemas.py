@@ -157,9 +157,17 @@ class OllamaChatRequest(_GenerateFields):
                 plain["tool_calls"] = calls
                 waiting += [(call["id"], call["function"]["name"]) for call in calls]
             if message.role == "tool":
-                known = next((one for one in waiting if message.tool_name in (None, one[1])), ("", ""))
+                wanted, of_name = message.tool_call_id, message.tool_name
+                known = next(
+                    (
+                        one
+                        for one in waiting
+                        if one[0] == wanted or (not wanted and of_name in (None, one[1]))
+                    ),
+                    ("", ""),
+                )
                 waiting = [one for one in waiting if one is not known]
-                plain["tool_call_id"] = message.tool_call_id or known[0] or "call"
+                plain["tool_call_id"] = wanted or known[0] or None
                 plain["name"] = message.tool_name or known[1] or None
             messages.append({name: value for name, value in plain.items() if value is not None})
         return self.completion(messages, tools=self.tools or None)

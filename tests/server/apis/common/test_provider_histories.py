@@ -123,6 +123,9 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
         yield client
 
 
+NAMES = ("id", "approval_request_id")
+
+
 @pytest.mark.parametrize("kind", ITEMS)
 def test_items_become_calls_and_results(server: LiveServer, http: httpx.Client, kind: str) -> None:
     items, shown = ITEMS[kind]
@@ -130,9 +133,12 @@ def test_items_become_calls_and_results(server: LiveServer, http: httpx.Client, 
     prompts = []
     for ids in ("a", "b"):
         sent = [
-            {"type": kind, **item, **({"id": item["id"] + ids} if "id" in item else {})} for item in items[:1]
+            {"type": kind, **item, **{name: item[name] + ids for name in NAMES if name in item}}
+            if at == 0 or "approval_request_id" in item
+            else item
+            for at, item in enumerate(items)
         ]
-        back = [said, *sent, *items[1:]]
+        back = [said, *sent]
         answer = http.post("/v1/responses", json={"model": "scripted", "input": back})
         assert answer.status_code == 200, answer.text
         prompts.append(server.engine.requests[-1].text)
