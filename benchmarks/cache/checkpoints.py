@@ -41,7 +41,6 @@ from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.block_copy import BlockCopy
-from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.disk.disk_tier import DiskTier
@@ -87,7 +86,25 @@ def load(path: Path, block: int, most: int | None) -> list[TraceRequest]:
     return requests
 
 
-class NullRunner(WithoutStates):
+class NullSlots:
+    """Slots that hold the id of the last token of a state."""
+
+    bytes_per_slot = _BYTES
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots, self.num_bytes = num_slots, num_slots * _BYTES
+        self.tokens = np.zeros(num_slots, np.int32)
+
+    def save(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy the contents of slots."""
+        return _copied(self.tokens, slots)
+
+    def load(self, slots: Sequence[int], data: Sequence[Any]) -> None:
+        """Fill slots."""
+        self.tokens[slots] = [np.frombuffer(row, np.int32)[0] for row in data]
+
+
+class NullRunner:
     """Computes nothing: every token follows as likely as any other.
 
     A block and a state hold the id of their last token, which names the whole prefix in a trace.
@@ -99,16 +116,9 @@ class NullRunner(WithoutStates):
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.num_blocks, self.block_size = num_blocks, GRID
         self._blocks = np.zeros(num_blocks, np.int32)
-        self._slots = np.zeros(num_slots, np.int32)
+        self.states = NullSlots(num_slots) if num_slots else None
+        self.windows = None
         self.num_computed = 0
-
-    @property
-    def num_state_slots(self) -> int:
-        return len(self._slots)
-
-    @property
-    def bytes_per_state(self) -> int:
-        return _BYTES if len(self._slots) else 0
 
     def on_failure(self, call: object) -> None:
         """Never called."""
@@ -128,14 +138,6 @@ class NullRunner(WithoutStates):
         """Fill blocks."""
         self._blocks[blocks] = [np.frombuffer(row, np.int32)[0] for row in data]
 
-    def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        """Copy the contents of slots."""
-        return _copied(self._slots, slots)
-
-    def load_states(self, slots: Sequence[int], data: Sequence[Any]) -> None:
-        """Fill slots."""
-        self._slots[slots] = [np.frombuffer(row, np.int32)[0] for row in data]
-
     def execute(self, batch: Batch) -> torch.Tensor:
         """Count the tokens of the only request.
 
@@ -150,13 +152,14 @@ class NullRunner(WithoutStates):
         kept = self._blocks[batch.block_tables[0][:count]]
         assert np.array_equal(kept, tokens[GRID - 1 : count * GRID : GRID]), "K/V of other tokens"
         if states is not None:
+            assert self.states is not None
             base, slot = states.base_positions[0], states.base_slots[0]
-            assert not base or self._slots[slot] == tokens[base - 1], "a state of other tokens"
+            assert not base or self.states.tokens[slot] == tokens[base - 1], "a state of other tokens"
             written = [(states.target_positions[0], states.target_slots[0])]
             written += [(position, slot) for _, position, slot in states.saves]
             for position, slot in written:
                 if slot >= 0:
-                    self._slots[slot] = tokens[position - 1]
+                    self.states.tokens[slot] = tokens[position - 1]
         self.num_computed += batch.num_tokens
         return torch.zeros((len(batch.logit_rows), _VOCABULARY))
 

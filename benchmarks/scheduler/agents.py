@@ -127,7 +127,7 @@ class Loop:
             seconds = self._machine.step_s + self._machine.token_s * tokens
             self._now += seconds
             self._scheduler.complete(batch)
-            self._scheduler.took(tokens, seconds)
+            self._scheduler.step_computed(tokens, seconds)
             for entry in batch.entries:
                 if entry.samples:
                     self._sampled(entry.request)

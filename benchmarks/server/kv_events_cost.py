@@ -45,6 +45,7 @@ ADDRESS = "tcp://127.0.0.1:0"
 
 def bare_engine(address: str | None) -> Engine:
     """An engine whose model takes no time."""
+    events = open_events(address)
     return Engine(
         EngineConfig(block_size=BLOCK, max_num_seqs=RUNNING, speculation="off", seed=0),
         runner=RandomRunner(RUNNING * 4),
@@ -53,7 +54,7 @@ def bare_engine(address: str | None) -> Engine:
         max_model_len=1024,
         max_num_batched_tokens=512,
         vocab_size=VOCABULARY,
-        events=open_events(address),
+        hooks=[] if events is None else [events],
     )
 
 

@@ -212,17 +212,8 @@ class Counters:
         self._last_model_end = ended
         return ended - started
 
-    def snapshot(
-        self,
-        scheduler: Scheduler,
-        num_generated: int,
-        cache: CacheStats,
-        speculation: SpeculationCounts,
-        transfers: TransferCounts | None = None,
-        tiers: tuple[TierCounts, ...] = (),
-        events: EventCounts | None = None,
-    ) -> EngineStats:
-        """These counts with those from the parts of the engine."""
+    def snapshot(self, scheduler: Scheduler, num_generated: int, cache: CacheStats) -> EngineStats:
+        """Return these counts with those of scheduler and cache; hooks add their own."""
         scheduled = scheduler.stats
         return EngineStats(
             num_waiting=scheduler.num_waiting,
@@ -244,10 +235,6 @@ class Counters:
             cache=cache,
             prompts_waiting_for_turn=scheduler.num_waiting_for_turn,
             reserved_tokens=scheduler.reserved_tokens,
-            speculation=speculation,
-            transfers=transfers,
-            tiers=tiers,
-            events=events,
         )
 
     def pause(self) -> None:

@@ -13,8 +13,8 @@ The life of a request:
  6. A finished request releases its lease. Its computed prefix stays cached, evictable.
 
 What steps bring to requests, and how these end, is in `radixkv.engine.live_requests`. What to do about faults
-is decided in `radixkv.engine.live_requests` and done here, in `_rollback` and `_rebuild`. None of them leaks
-a block or disturbs another request.
+is decided in `radixkv.engine.live_requests` and done here, in `_recovery`. None of them leaks a block or
+disturbs another request. Extensions are called before, in and after each step: `radixkv.engine.hooks`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.engine.adapters import Adapters
+from radixkv.engine.adapters import AdapterRegistry
 from radixkv.engine.counts import Counters, EngineStats
-from radixkv.engine.extensions import BlockTiers, Drafts, EventFeed, Grammars
+from radixkv.engine.hooks import StepHook
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
 from radixkv.engine.output_processor import Sample, StepResult, sample_of
 from radixkv.engine.runner import Runner
-from radixkv.engine.step_pipeline import StepPipeline, decodes_that_go_on
+from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, decodes_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,
     ContextLengthExceededError,
     EngineOverloadedError,
     InvalidRequestError,
 )
+from radixkv.sampling.sampler import SampledToken
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -81,8 +83,8 @@ class Engine:
         model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         clock: seconds, monotonic.
-        drafts, grammars, tiers, events: see `radixkv.engine.extensions`; they end with the engine.
-        adapters: see `radixkv.engine.adapters`.
+        hooks: extensions, which end with the engine; see `radixkv.engine.hooks`.
+        adapters: LoRA adapters by name; None: the engine takes none.
         lengths: see `PromptLimits`.
     """
 
@@ -102,11 +104,8 @@ class Engine:
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        drafts: Drafts | None = None,
-        grammars: Grammars | None = None,
-        tiers: BlockTiers | None = None,
-        events: EventFeed | None = None,
-        adapters: Adapters | None = None,
+        hooks: Sequence[StepHook] = (),
+        adapters: AdapterRegistry | None = None,
         lengths: LengthClasses | None = None,
     ) -> None:
         self.config = config
@@ -126,12 +125,12 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
-        self.adapters = adapters or Adapters()
-        self.input_processor = self._make_input_processor(Grammars() if grammars is None else grammars)
-        self._check_batch = _batch_check() if os.environ.get(CHECK_STEPS) == "1" else None
-        self._drafts = drafts or Drafts()
-        self._tiers = tiers or BlockTiers()
-        self._events = events or EventFeed()
+        self.hooks = tuple(hooks)
+        self.adapters = adapters or AdapterRegistry()
+        self.input_processor = self._make_input_processor()
+        self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
+        self._drafter = next((hook.drafter for hook in hooks if hook.drafter is not None), None)
+        self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
         self._scheduler_over = partial(
             Scheduler,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -141,22 +140,21 @@ class Engine:
             max_overtake=config.max_overtake,
             long_prompt_tokens=config.long_prompt_tokens,
             max_long_overtake=config.max_long_overtake,
-            drafter=self._drafts.proposer,
+            drafter=self._drafter,
             clock=clock,
         )
         self._faults = FaultRecovery()
         self._counters = Counters()
         self._requests = LiveRequests(
-            tokenizer, clock, self._tiers, self._faults, self._drafts, self._counters, lengths
+            tokenizer, clock, self.hooks, self._faults, self._drafter, self._counters, lengths
         )
         self.scheduler = self._make_scheduler()
         looks_ahead = config.async_scheduling
         if looks_ahead is None:
             looks_ahead = runner.device_name.startswith("cuda")
         self._steps = StepPipeline(runner, clock, self.input_processor.forks, looks_ahead=looks_ahead)
-        self._events.attach(cache)
 
-    def _make_input_processor(self, grammars: Grammars) -> InputProcessor:
+    def _make_input_processor(self) -> InputProcessor:
         itself, num_blocks = weakref.ref(self), self.cache.num_blocks
 
         def max_blocks(prompt: TokenIds, namespace: NamespaceName) -> int:
@@ -171,14 +169,15 @@ class Engine:
             end_token_ids=self.end_token_ids,
             max_blocks=max_blocks,
             clock=self.clock,
-            grammars=grammars,
+            grammars=next((hook.grammars for hook in self.hooks if hook.grammars is not None), None),
             adapters=self.adapters,
         )
 
     def _make_scheduler(self, stats: SchedulerStats | None = None) -> Scheduler:
-        self._drafts.attach(self.cache)
-        waits = self._tiers.attach(self.cache)
-        scheduler = self._scheduler_over(self.cache, tier_waits=waits, stats=stats)
+        for hook in self.hooks:
+            hook.attach(self.cache)
+        tier_loads = next((hook.tier_loads for hook in self.hooks if hook.tier_loads is not None), None)
+        scheduler = self._scheduler_over(self.cache, tier_loads=tier_loads, stats=stats)
         self._requests.attach(self.cache, scheduler)
         return scheduler
 
@@ -211,12 +210,14 @@ class Engine:
                 "try again later"
             )
         self._requests.add(request)
+        self._is_blocked = False
         return request.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; its blocks are released at once. Unknown ids are ignored."""
+        self._is_blocked = False
         for request in self._requests.unfinished(request_id):
-            with self._repairing():  # each by itself: if one breaks something, the others still end
+            with self._recovery():  # each by itself: if one breaks something, the others still end
                 self._requests.abort(request)
 
     def explain_by_tiers(
@@ -226,7 +227,11 @@ class Engine:
 
         Changes nothing. O(tokens).
         """
-        return self._tiers.explain(report, token_ids, namespace)
+        explained: MissReport | None = report
+        for hook in self.hooks:
+            if explained is not None:
+                explained = hook.explain(explained, token_ids, namespace)
+        return explained
 
     @property
     def has_room(self) -> bool:
@@ -236,7 +241,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return True if a step would do something, or a transfer is awaited."""
-        return self.scheduler.has_work or self._tiers.is_due or self.runner.failure is not None
+        return self.scheduler.has_work or self.runner.failure is not None or self._hooks_idle_s == 0.0
 
     @property
     def idle_s(self) -> float | None:
@@ -244,34 +249,40 @@ class Engine:
 
         0.0: there is something to do now. None: there is no limit.
         """
-        if self.runner.failure is not None or (self.scheduler.has_work and not self._tiers.is_blocked):
+        if self.runner.failure is not None or (self.scheduler.has_work and not self._is_blocked):
             return 0.0
-        return self._tiers.idle_s()
+        return self._hooks_idle_s
+
+    @property
+    def _hooks_idle_s(self) -> float | None:
+        limits = [idle_s for hook in self.hooks if (idle_s := hook.idle_s()) is not None]
+        return min(limits, default=None)
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on any thread, when a transfer has ended or the runner failed: something is to do."""
-        self._tiers.wake_with(wake)
+        for hook in self.hooks:
+            hook.wake_with(wake)
         self.runner.on_failure(wake)
 
     def wait(self) -> None:
         """Sleep until a step would do something; for callers with nothing else to do."""
         idle_s = self.idle_s
         if idle_s != 0.0:
-            self._tiers.wait(idle_s)
+            for hook in self.hooks:
+                hook.wait(idle_s)
 
     def close(self, *, save: bool = True) -> None:
-        """Give up all transfers between tier and cache; the engine is not used any more.
+        """End the hooks and the runner; the engine is not used any more. May be called again.
 
-        A tier that was opened for it, from `config.kv_tier`, ends with it. May be called again.
+        A tier that was opened for it, from `config.kv_tier`, ends with it.
 
         Args:
             save: first save the cached blocks in the tier, as far as that takes ten seconds.
         """
-        try:
-            self._tiers.close(save=save)
-        finally:
-            self.runner.close()
-        self._events.close()
+        with ExitStack() as stack:  # each ends, even if another one fails to
+            stack.callback(self.runner.close)
+            for hook in reversed(self.hooks):
+                stack.callback(hook.close, save=save)
 
     @property
     def requests(self) -> list[Request]:
@@ -287,32 +298,21 @@ class Engine:
             KeyboardInterrupt, SystemExit: the step was rolled back; the next one goes on.
             EngineStoppedError: the runner has failed for good; the engine can only be closed.
         """
-        error: BaseException | None = self.runner.failure
-        if error is not None:
-            raise error
-        with self._repairing():
-            self._tiers.begin_step()
-            if self.config.request_timeout_s is not None:
-                self._requests.expire(self.config.request_timeout_s)
-            step = self._steps.next(self._schedule, self._schedule_ahead)
+        if self.runner.failure is not None:
+            raise self.runner.failure
+        with self._recovery():
+            for hook in self.hooks:
+                hook.before_step()
+            self._requests.expire(self.config.request_timeout_s)
+            step = self._steps.launched_ahead() or self._steps.launch(self._schedule())
             if step is not None:
-                error = step.outcome.error
-                if error is None:
-                    seconds = self._counters.model_called(step.started, self.clock())
-                    self._tiers.computed(step.batch, seconds)
-                    self.scheduler.took(step.batch.num_tokens, seconds)
-                    self._requests.take_step(step.batch, step.outcome)
-                    if self._steps.looks_ahead:
-                        self.scheduler.update_rows(entry.request for entry in step.batch.entries)
-                else:
-                    self._rollback(step.batch, error)
-            self._tiers.end_step()
-            self._events.keep_up(self.cache)
-        if self._tiers.is_blocked or not self.has_work:
+                self._steps.launch_ahead(step, self._schedule_ahead)
+                self._process(step, self._steps.wait(step))
+            for hook in self.hooks:
+                hook.after_step(self.cache)
+        if self._is_blocked or not self.has_work:
             self._counters.pause()
-        error = self._steps.interruption or error
-        if isinstance(error, ENDS_ENGINE):
-            raise error
+        self._steps.raise_interruption()
         return self.take_result()
 
     def take_result(self) -> StepResult:
@@ -320,33 +320,44 @@ class Engine:
         return self._requests.output.take_result()
 
     def _schedule(self) -> Batch | None:
+        """Plan a step whose tokens are all known; None: there is nothing to do."""
         alone = self._faults.next_alone
-        result = self.scheduler.schedule(only=alone)
-        if self._check_batch is not None and result.batch is not None:
-            self._check_batch(result.batch, self.cache.block_size)
-        for request in result.stuck:
+        plan = self.scheduler.schedule(only=alone)
+        for request in plan.stuck:
             self._end_stuck(sample_of(request))
-        self._tiers.scheduled(anything=alone is not None or result.batch is not None or bool(result.stuck))
-        if alone is not None and result.batch is None:
+        is_idle = alone is None and plan.batch is None and not plan.stuck
+        self._is_blocked = is_idle and self.scheduler.waits_for_transfers
+        if alone is not None and plan.batch is None:
             self._faults.clear(alone)
-        return self._marked(result.batch)
+        return self._checked(plan.batch)
 
     def _schedule_ahead(self, batch: Batch) -> Batch | None:
-        """The step after that of a batch whose tokens are not known; None where they must be known first."""
+        """Plan the step after one that runs; None: its tokens must be known first."""
         if self._faults.next_alone is not None:
             return None
         going_on = decodes_that_go_on(batch.entries)
-        if not going_on or self._drafts.would_guess(going_on):
+        if not going_on or (self._drafter is not None and self._drafter.would_guess(going_on)):
             return None
-        ahead = self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on))
-        if self._check_batch is not None and ahead is not None:
-            self._check_batch(ahead, self.cache.block_size)
-        return self._marked(ahead)
+        return self._checked(self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on)))
 
-    def _marked(self, batch: Batch | None) -> Batch | None:
-        if batch is not None and self.limits.lengths is not None:
-            self.limits.lengths.mark(batch, self.cache)
+    def _checked(self, batch: Batch | None) -> Batch | None:
+        """Return a planned batch with the length classes of its requests."""
+        if batch is not None:
+            if self._checks_steps:
+                check_batch(batch, self.cache.block_size)
+            if self.limits.lengths is not None:
+                self.limits.lengths.mark(batch, self.cache)
         return batch
+
+    def _process(self, step: LaunchedStep, runs: Sequence[Sequence[SampledToken]]) -> None:
+        """Give a step's tokens out."""
+        seconds = self._counters.model_called(step.started, self.clock())
+        self.scheduler.step_computed(step.batch.num_tokens, seconds)
+        for hook in self.hooks:
+            hook.computed(step.batch, seconds)
+        self._requests.process(step, runs)
+        if self._steps.looks_ahead:
+            self.scheduler.update_rows(entry.request for entry in step.batch.entries)
 
     def _end_stuck(self, sample: Sample) -> None:
         """End a request for which no block can be had: an answer that has begun is as long as it can be."""
@@ -381,14 +392,24 @@ class Engine:
             self._requests.fail(request, failure)
 
     @contextmanager
-    def _repairing(self) -> Iterator[None]:
-        """Treat exceptions in this block as internal errors: no runner or sampler caused them."""
+    def _recovery(self) -> Iterator[None]:
+        """Recover from what fails in this block: roll a failed step back, or else rebuild the cache.
+
+        Raises:
+            BaseException: what ends the process or the engine, once all is in order again.
+        """
         try:
             yield
-        except BaseException as error:
-            self._rebuild(error)
-            if isinstance(error, ENDS_ENGINE):
-                raise
+            return
+        except StepFailedError as failed:
+            error = failed.error
+            with self._recovery():
+                self._rollback(failed.batch, error)
+        except BaseException as broken:
+            error = broken
+            self._rebuild(broken)
+        if isinstance(error, ENDS_ENGINE):
+            raise error
 
     def _rebuild(self, error: BaseException) -> None:
         """A broken invariant: give up the cache's contents, keep every request. O(waiting and running)."""
@@ -400,9 +421,7 @@ class Engine:
             request.forget_unborn_samples()
             unfinished.extend(request.unfinished())
         unfinished.sort(key=lambda sample: sample.arrival_order)
-        self._tiers.drop_transfers()
         self.cache = self.cache.rebuilt()
-        self._events.attach(self.cache)
         self._steps.discard()
         self.scheduler = self._make_scheduler(self.scheduler.stats)
         for sample in unfinished:
@@ -419,25 +438,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters; cheap."""
-        transfers, tiers = self._tiers.counts()
-        return self._counters.snapshot(
-            self.scheduler,
-            self._requests.output.num_generated,
-            self.cache.stats,
-            self._drafts.snapshot(),
-            transfers,
-            tiers,
-            self._events.counts,
-        )
+        output = self._requests.output
+        stats = self._counters.snapshot(self.scheduler, output.num_generated, self.cache.stats)
+        for hook in self.hooks:
+            hook.add_counts(stats)
+        return stats
 
     def check(self) -> None:
         """Assert every invariant of cache and scheduler."""
         self.cache.check()
         self.scheduler.check()
-
-
-def _batch_check() -> Callable[[Batch, int], None]:
-    """Return what proves that the plan of a step is sound."""
-    from radixkv.scheduling.batch_check import check_batch
-
-    return check_batch

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.keys import (
     EncodedTokens,
@@ -21,18 +22,17 @@ from radixkv.cache.keys import (
     encode_tokens,
     frame_namespace,
 )
-from radixkv.engine.adapters import Adapters, adapter_part
-from radixkv.engine.extensions import Grammars
+from radixkv.engine.adapters import AdapterRegistry, adapter_part, begin_adapter
+from radixkv.engine.hooks import Grammars
 from radixkv.engine.output_processor import Sample
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
+from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import PrefixPin, PromptLike, Request, plain_prompt
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
 
@@ -197,7 +197,7 @@ class InputProcessor:
         max_blocks: how many blocks of the pool a request of these tokens may have, in this namespace; see
             `PrefixCache.max_blocks`.
         clock: seconds, monotonic.
-        grammars: compiles the grammars of structured outputs.
+        grammars: compiles the grammars of structured outputs; None: they are refused.
         adapters: the engine's, by name; None: it has none.
     """
 
@@ -210,16 +210,16 @@ class InputProcessor:
         end_token_ids: frozenset[int],
         max_blocks: Callable[[TokenIds, NamespaceName], int],
         clock: Callable[[], float],
-        grammars: Grammars,
-        adapters: Adapters | None = None,
+        grammars: Grammars | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.end_token_ids = end_token_ids
         self._max_blocks = max_blocks
         self._clock = clock
-        self.grammars = grammars
-        self.adapters = adapters or Adapters()
+        self._grammars = grammars
+        self.adapters = adapters or AdapterRegistry()
         self._ids = itertools.count()
         self._seeds = itertools.count(seed if seed is not None else secrets.randbits(62))
 
@@ -259,8 +259,6 @@ class InputProcessor:
             request.text = request.prompt
         request.prompt = self.encode(request.prompt)
         if request.adapter is not None:
-            from radixkv.engine.activated_adapters import begin_adapter
-
             begin_adapter(request, request.prompt)
         self.limits.check_length(len(request.prompt))
         request.params = self.encode_words(request.params)
@@ -385,8 +383,14 @@ class InputProcessor:
         """
         if params.grammar is None:
             return None
-        compiled: GrammarState = self.grammars.submit(params.grammar, namespace).result()
+        compiled: GrammarState = self.submit_grammar(params.grammar, namespace).result()
         return compiled
+
+    def submit_grammar(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Future[Any]:
+        """Compile a grammar soon; see `radixkv.engine.hooks.Grammars`. Any thread."""
+        if self._grammars is None:
+            raise InvalidRequestError("this engine compiles no grammars", param="structured")
+        return self._grammars.submit(spec, namespace)
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         return frozenset() if params.ignores_eos else self.end_token_ids

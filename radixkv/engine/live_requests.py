@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import Counters
-from radixkv.engine.extensions import BlockTiers, Drafts
+from radixkv.engine.hooks import Drafts, StepHook
 from radixkv.engine.output_processor import OutputProcessor, Sample, TextSource, sample_of
-from radixkv.engine.step_pipeline import StepOutcome
+from radixkv.engine.step_pipeline import LaunchedStep
 from radixkv.errors import ENDS_ENGINE, InvalidRequestError
+from radixkv.sampling.sampler import SampledToken
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Failure, FinishReason, Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -105,8 +106,8 @@ class LiveRequests:
     Args:
         tokenizer: names tokens in logprobs; None: by their ids.
         clock: seconds, monotonic.
-        tiers: are offered the blocks of ended requests.
-        drafts: told of checked drafts and ended requests.
+        hooks: called when a sample ends.
+        drafter: called when a draft has been checked; None: there are no drafts.
         faults: is told who came through a step, and who ended.
         counters: count how samples ended.
         lengths: see `radixkv.engine.input_processor.PromptLimits`.
@@ -119,17 +120,17 @@ class LiveRequests:
         self,
         tokenizer: TextSource | None,
         clock: Callable[[], float],
-        tiers: BlockTiers,
+        hooks: Sequence[StepHook],
         faults: FaultRecovery,
-        drafts: Drafts,
+        drafter: Drafts | None,
         counters: Counters,
         lengths: LengthClasses | None,
     ) -> None:
         self.output = OutputProcessor(tokenizer)
         self._clock = clock
-        self._tiers = tiers
+        self._hooks = hooks
         self._faults = faults
-        self._drafts = drafts
+        self._drafter = drafter
         self._counters = counters
         self._lengths = lengths
         self._by_id: dict[str, Request] = {}  # in the order of their arrival
@@ -151,7 +152,6 @@ class LiveRequests:
         if request.request_id in self._by_id:
             raise InvalidRequestError(f"a request with the id {request.request_id!r} is running already")
         self._by_id[request.request_id] = request
-        self._tiers.requests_changed()
         self._scheduler.add(request.samples[0])
 
     def unfinished(self, request_id: str) -> list[Sample]:
@@ -161,32 +161,34 @@ class LiveRequests:
 
     # ------------------------------------------------------------------ results of a step
 
-    def take_step(self, batch: Batch, outcome: StepOutcome) -> None:
-        """Give every request its part of the step; end the completed ones."""
-        assert outcome.logits is not None
+    def process(self, step: LaunchedStep, runs: Sequence[Sequence[SampledToken]]) -> None:
+        """Give every request its part of the step; end the completed ones.
+
+        Args:
+            runs: for each of the step's requests the accepted tokens of its draft, and one more.
+        """
+        batch = step.batch
         self._scheduler.complete(batch)
         self._faults.step_passed(sample_of(entry.request) for entry in batch.entries)
         now = self._clock()
-        self._process_prompts(batch, outcome.logits, now)
+        self._process_prompts(batch, step.logits, now)
         # Forks take their lease before their parent's next token is appended anywhere.
-        for sample in outcome.requests:
+        for sample in step.requests:
             if not sample.was_added and not sample.request.is_finished:
                 sample.request.samples.append(sample)
                 self._scheduler.add_fork(sample, sample.request.samples[0])
-        for sample, run in zip(outcome.requests, outcome.runs, strict=True):
+        for sample, run in zip(step.requests, runs, strict=True):
             sample.num_forks = 0
             if sample.is_finished or not sample.was_added:
                 continue
-            if sample in outcome.drafts:
-                self._count_draft(sample, len(outcome.drafts[sample].draft), len(run) - 1)
+            if sample in step.drafts:
+                self._count_draft(sample, len(step.drafts[sample].draft), len(run) - 1)
             self._pin(sample)
             num_tokens = sample.num_tokens
             failure = self.output.add_tokens(sample, run, now)
-            if sample in outcome.drafts:
+            if sample in step.drafts:
                 # Of a run that ends early, by a stop string, say, the rest is no part of the request.
-                self._scheduler.accept(
-                    outcome.drafts[sample], min(sample.num_tokens - num_tokens, len(run) - 1)
-                )
+                self._scheduler.accept(step.drafts[sample], min(sample.num_tokens - num_tokens, len(run) - 1))
             if failure is not None:
                 self.fail(sample, failure)
             elif sample.is_finished:
@@ -209,7 +211,8 @@ class LiveRequests:
         request.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
     def _count_draft(self, sample: Sample, num_tokens: int, num_accepted: int) -> None:
-        self._drafts.checked(sample, num_tokens, num_accepted)
+        assert self._drafter is not None
+        self._drafter.checked(sample, num_tokens, num_accepted)
         sample.accepted_draft_tokens += num_accepted
         sample.rejected_draft_tokens += num_tokens - num_accepted
 
@@ -243,7 +246,6 @@ class LiveRequests:
 
     def abort(self, sample: Sample) -> None:
         """End a sample because its user wants no more of it."""
-        self._tiers.requests_changed()
         self._counters.aborted += 1
         self.end(sample, "abort")
 
@@ -271,10 +273,9 @@ class LiveRequests:
 
     def _finish(self, sample: Sample, *, discard: bool = False) -> None:
         self._scheduler.finish(sample, discard=discard)
-        if not discard:
-            self._tiers.offer(sample.encoded, sample.namespace)
+        for hook in self._hooks:
+            hook.ended(sample, discarded=discard)
         self._counters.finished += sample.finish_reason in ("stop", "length")
-        self._drafts.ended(sample)
         self._faults.clear(sample)
         if sample.request.is_finished:
             self.close(sample.request)
@@ -284,8 +285,10 @@ class LiveRequests:
         if self._by_id.pop(request.request_id, None) is not None:
             self.output.close(request)
 
-    def expire(self, limit_s: float) -> None:
-        """End the requests that are older than `timeout_s` seconds. O(their number)."""
+    def expire(self, limit_s: float | None) -> None:
+        """End the requests that are older than `limit_s` seconds; None: no limit. O(their number)."""
+        if limit_s is None:
+            return
         oldest = self._clock() - limit_s
         expired = []
         for request in self._by_id.values():  # in the order of their arrival

@@ -21,16 +21,63 @@ if TYPE_CHECKING:
     from radixkv_kernels import Bytes
 
 
+class StateSlots(Protocol):
+    """Memory of a model's states (recurrent or convolutional layers), in slots.
+
+    Attributes:
+        num_slots: states that it holds.
+        bytes_per_slot: all state layers together.
+        num_bytes: of all slots, and of the latest inputs of running requests.
+    """
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def bytes_per_slot(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def save(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy the contents of slots out, like `Runner.save` for blocks: `bytes_per_slot` bytes each.
+
+        Slots are write-once: the caller must not reuse them before the copy is done.
+        """
+
+    def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill slots with saved data, as `Runner.load` does blocks.
+
+        Raises:
+            ValueError: they are not as many or not as long as they should be; nothing was written.
+        """
+
+
+class WindowBlocks(Protocol):
+    """Memory of layers with a sliding window, apart from the other layers' blocks.
+
+    Attributes:
+        spec: its sizes.
+    """
+
+    @property
+    def spec(self) -> WindowSpec: ...
+
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        """Copy the contents of blocks out, like `Runner.save`: `spec.block_bytes` bytes each."""
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill blocks with saved data, as `Runner.load` does others, with its errors."""
+
+
 class Runner(Protocol):
     """Computes batches over K/V memory of its own. Not thread-safe.
 
     Attributes:
         num_blocks, block_size: its K/V memory: number of blocks, and tokens of each.
         bytes_per_block: of all layers together.
-        num_state_slots: states that it can keep for layers with states; 0: the model has none.
-        windows: sizes of the memory for layers with a sliding window; None: it is not apart.
-        bytes_per_state: of one slot, all state layers together.
-        state_bytes: of all slots, and of the latest inputs of running requests.
+        states: memory of layers with states; None: the model has none.
+        windows: memory of layers with a sliding window; None: it is not apart.
         backend_name, dtype_name, device_name: for people to read.
         failure: why it can compute nothing any more; None: it can.
     """
@@ -45,16 +92,10 @@ class Runner(Protocol):
     def bytes_per_block(self) -> int: ...
 
     @property
-    def num_state_slots(self) -> int: ...
+    def states(self) -> StateSlots | None: ...
 
     @property
-    def windows(self) -> WindowSpec | None: ...
-
-    @property
-    def bytes_per_state(self) -> int: ...
-
-    @property
-    def state_bytes(self) -> int: ...
+    def windows(self) -> WindowBlocks | None: ...
 
     @property
     def backend_name(self) -> str: ...
@@ -114,25 +155,6 @@ class Runner(Protocol):
         Raises:
             ValueError: their number or length is wrong; nothing was written.
         """
-
-    def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        """Copy the contents of state slots out, like `save` for blocks: `bytes_per_state` bytes each.
-
-        Slots are write-once: the caller must not reuse them before the copy is done.
-        """
-
-    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill state slots with saved data, as `load` does blocks.
-
-        Raises:
-            ValueError: they are not as many or not as long as they should be; nothing was written.
-        """
-
-    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
-        """Copy the contents of blocks of windows out, like `save`: `windows.block_bytes` bytes each."""
-
-    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill blocks of windows with saved data, as `load` does others, with its errors."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step: the batch's copies, group after group; then write its K/V and attend, layer by layer.

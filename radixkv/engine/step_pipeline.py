@@ -31,25 +31,74 @@ if TYPE_CHECKING:
 MakeForks = Callable[[Sample], Sequence[Sample]]
 
 
-@dataclass(slots=True)
-class StepOutcome:
-    """Results of runner and sampler: logits, and tokens for each of `requests`; or the `error` alone.
+class StepFailedError(Exception):
+    """Runner or sampler failed in a step.
 
     Attributes:
-        requests: every sample that gets tokens, new forks after their parent.
-        runs: as many as `requests`: the accepted tokens of its draft, and one more.
-        drafts: the entries of requests with a draft.
+        batch: of the step, to be rolled back.
+        error: what happened.
     """
 
-    logits: torch.Tensor | None = None
+    def __init__(self, batch: Batch, error: BaseException) -> None:
+        super().__init__(f"{batch!r} failed: {error}")
+        self.batch, self.error = batch, error
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that runs on the device. Nothing of a request has changed for it yet.
+
+    Attributes:
+        batch: its entries are those that count: see `drop_surplus`.
+        started: a clock reading, in seconds.
+        logits: [S, V], of the batch's `logit_rows`.
+        requests: every sample that gets tokens, new forks after their parent.
+        drafts: the entries of requests with a draft.
+        sampling: the choice of the tokens; None: no request gets one.
+        kept: which of the rows of `sampling` count; None: all.
+        fed_from: for a step launched ahead, the sampling that chose its tokens, and the row of each entry
+            there; None: the host knew the tokens.
+        error: why it could not be launched ahead; None: it runs.
+    """
+
+    batch: Batch
+    started: float
+    logits: torch.Tensor
     requests: list[Sample] = field(default_factory=list)
-    runs: list[list[SampledToken]] = field(default_factory=list)
     drafts: dict[Sample, Entry] = field(default_factory=dict)
+    sampling: Sampling | None = None
+    kept: Sequence[int] | None = None
+    fed_from: tuple[Sampling, list[int]] | None = None
     error: BaseException | None = None
 
+    def drop_surplus(self) -> None:
+        """Leave out requests whose token has turned out to be another than was fed, or the last. O(entries).
 
-class LaunchedStep:
-    """A step that runs, or has failed already. Nothing of a request changes in here.
+        The step before it has been waited for, and its tokens have been given out.
+        """
+        if self.fed_from is None or self.error is not None:
+            return
+        sampling, rows = self.fed_from
+        fed = [sampling.first_chosen[row] if sampling.first_chosen else -1 for row in rows]
+        entries = self.batch.entries
+        self.kept = kept = [i for i, entry in enumerate(entries) if _goes_on(entry, fed[i])]
+        if len(kept) < len(entries):
+            self.batch = replace(
+                self.batch, entries=[entries[i] for i in kept], token_ids=self.batch.token_ids[kept]
+            )
+            self.requests = [self.requests[i] for i in kept]
+
+
+def launch(
+    runner: Runner,
+    batch: Batch,
+    make_forks: MakeForks,
+    started: float,
+    *,
+    after: LaunchedStep | None = None,
+    keeps_logits: bool = False,
+) -> LaunchedStep:
+    """Start a step, and the choice of its tokens.
 
     Args:
         make_forks: the other samples of a request whose prompt is complete; they share their parent's row.
@@ -57,100 +106,43 @@ class LaunchedStep:
         after: the step whose tokens this one computes, a row for each request; None: the host knows them.
         keeps_logits: the next step may be launched before this one is waited for.
 
-    Attributes:
-        batch: its entries are the surviving ones: see `drop_surplus`.
-        outcome: complete once `wait` has returned.
+    Raises:
+        BaseException: what runner and sampler raise.
     """
+    fed_from = None if after is None else _feed(batch, after)
+    step = LaunchedStep(batch, started, runner.execute(batch), fed_from=fed_from)
+    rows: list[int] = []  # of the logits, the first of each request
+    for entry, _, end in batch.logit_spans():
+        if not entry.samples:
+            continue
+        request = sample_of(entry.request)
+        step.requests.append(request)
+        rows.append(end - 1 - len(entry.draft))
+        if entry.draft:
+            step.drafts[request] = entry
+        if request.num_forks:
+            forks = make_forks(request)
+            step.requests.extend(forks)
+            rows.extend([end - 1] * len(forks))
+    if keeps_logits and step.logits.itemsize == 4:  # the sampler makes a copy of any others
+        step.logits = step.logits.clone()  # the next step may write its own to the same place
+    if rows:
+        guesses = [step.drafts[request].draft if request in step.drafts else () for request in step.requests]
+        ahead = int(fed_from is not None)
+        step.sampling = Sampling(step.logits, rows, step.requests, guesses, ahead=ahead)
+    return step
 
-    def __init__(
-        self,
-        runner: Runner,
-        batch: Batch,
-        make_forks: MakeForks,
-        started: float,
-        *,
-        after: LaunchedStep | None = None,
-        keeps_logits: bool = False,
-    ) -> None:
-        self.batch, self.started = batch, started
-        self._runner = runner
-        self.outcome = StepOutcome()
-        self._sampling: Sampling | None = None
-        self._kept: Sequence[int] | None = None  # which of its requests count; None: all
-        self._fed_from: tuple[Sampling, list[int]] | None = None  # and the rows there
-        try:
-            if after is not None:
-                self._feed(after)
-            self._launch(runner, make_forks, keeps_logits=keeps_logits)
-        except BaseException as error:
-            self.outcome = StepOutcome(error=error)
 
-    def _feed(self, after: LaunchedStep) -> None:
-        sampling = after._sampling
-        assert sampling is not None
-        places = {request.arrival_order: row for row, request in enumerate(after.outcome.requests)}
-        kept = range(len(places)) if after._kept is None else after._kept
-        rows = [kept[places[entry.request.arrival_order]] for entry in self.batch.entries]
-        self._fed_from = sampling, rows
-        tokens = sampling.tokens
-        self.batch.fed_tokens = tokens.index_select(0, to_device(rows, tokens.device))
-
-    def _launch(self, runner: Runner, make_forks: MakeForks, *, keeps_logits: bool) -> None:
-        outcome = self.outcome
-        rows: list[int] = []  # of the logits, the first of each request
-        logits = outcome.logits = runner.execute(self.batch)
-        for entry, _, end in self.batch.logit_spans():
-            if not entry.samples:
-                continue
-            request = sample_of(entry.request)
-            outcome.requests.append(request)
-            rows.append(end - 1 - len(entry.draft))
-            if entry.draft:
-                outcome.drafts[request] = entry
-            if request.num_forks:
-                forks = make_forks(request)
-                outcome.requests.extend(forks)
-                rows.extend([end - 1] * len(forks))
-        if keeps_logits and logits.itemsize == 4:  # the sampler makes a copy of any others
-            logits = logits.clone()  # the next step may write its own to the same place
-        requests, drafts = outcome.requests, outcome.drafts
-        guesses = [drafts[request].draft if request in drafts else () for request in requests]
-        if rows:
-            self._sampling = Sampling(logits, rows, requests, guesses, ahead=int(self.is_ahead))
-
-    @property
-    def is_ahead(self) -> bool:
-        """True if it computes tokens that the host did not know at its launch."""
-        return self._fed_from is not None
-
-    def drop_surplus(self) -> None:
-        """Leave out whose token has turned out to be another than was fed, or the last. O(entries).
-
-        The step before it has been waited for, and its tokens have been given out.
-        """
-        if self._fed_from is None or self.outcome.error is not None:
-            return
-        sampling, rows = self._fed_from
-        fed = [sampling.first_chosen[row] if sampling.first_chosen else -1 for row in rows]
-        entries = self.batch.entries
-        self._kept = kept = [i for i, entry in enumerate(entries) if _goes_on(entry, fed[i])]
-        if len(kept) < len(entries):
-            self.batch = replace(
-                self.batch, entries=[entries[i] for i in kept], token_ids=self.batch.token_ids[kept]
-            )
-            self.outcome.requests = [self.outcome.requests[i] for i in kept]
-
-    def wait(self) -> None:
-        """Wait for the step's tokens."""
-        if self._sampling is None:
-            return
-        try:
-            runs = self._sampling.runs()
-            if self._runner.failure is not None:  # on a GPU, what it computed may be anything
-                raise self._runner.failure
-            self.outcome.runs = runs if self._kept is None else [runs[i] for i in self._kept]
-        except BaseException as error:
-            self.outcome = StepOutcome(error=error)
+def _feed(batch: Batch, after: LaunchedStep) -> tuple[Sampling, list[int]]:
+    """Give a batch the tokens that a step chooses; return its sampling, and the row of each entry there."""
+    sampling = after.sampling
+    assert sampling is not None
+    places = {request.arrival_order: row for row, request in enumerate(after.requests)}
+    kept = range(len(places)) if after.kept is None else after.kept
+    rows = [kept[places[entry.request.arrival_order]] for entry in batch.entries]
+    tokens = sampling.tokens
+    batch.fed_tokens = tokens.index_select(0, to_device(rows, tokens.device))
+    return sampling, rows
 
 
 def _goes_on(entry: Entry, fed: int) -> bool:
@@ -169,64 +161,83 @@ class StepPipeline:
 
     Args:
         clock: seconds.
+        make_forks: see `launch`.
         looks_ahead: whether the next step may be launched before one is waited for.
-
-    Attributes:
-        runner: what runs them.
     """
 
     def __init__(
         self, runner: Runner, clock: Callable[[], float], make_forks: MakeForks, *, looks_ahead: bool
     ) -> None:
         self.looks_ahead = looks_ahead
-        self.runner, self._clock, self._make_forks = runner, clock, make_forks
+        self._runner, self._clock, self._make_forks = runner, clock, make_forks
         self._ahead: LaunchedStep | None = None
+        self._interruption: BaseException | None = None
 
-    def next(
-        self, schedule: Callable[[], Batch | None], schedule_ahead: Callable[[Batch], Batch | None]
-    ) -> LaunchedStep | None:
-        """Run a step to its end; the one after it may run already then.
-
-        Args:
-            schedule: plans a step, all tokens being known; None: there is nothing to do.
-            schedule_ahead: plans the step after that of a batch; None: its tokens must be known first.
-        """
+    def launched_ahead(self) -> LaunchedStep | None:
+        """Return the step that runs already; None: there is none, or none of its requests goes on."""
         step, self._ahead = self._ahead, None
         if step is not None:
             step.drop_surplus()
-        if step is None or not step.batch.entries:
-            batch = schedule()
-            if batch is None:
-                return None
-            step = self._launch(batch)
-        if self.looks_ahead and step.outcome.error is None:
-            batch = schedule_ahead(step.batch)
-            if batch is not None:
-                self._ahead = self._launch(batch, after=step)
-        step.wait()
-        return step
+        return step if step is not None and step.batch.entries else None
 
-    def _launch(self, batch: Batch, after: LaunchedStep | None = None) -> LaunchedStep:
-        return LaunchedStep(
-            self.runner,
-            batch,
-            self._make_forks,
-            self._clock(),
-            after=after,
-            keeps_logits=self.looks_ahead,
-        )
+    def launch(self, batch: Batch | None) -> LaunchedStep | None:
+        """Start a step; None where the batch is None.
 
-    @property
-    def interruption(self) -> BaseException | None:
-        """The interrupt or exit that came while a step was launched ahead; that step is given up."""
-        error = None if self._ahead is None else self._ahead.outcome.error
-        if not isinstance(error, ENDS_PROCESS):
+        Raises:
+            StepFailedError: runner or sampler failed.
+        """
+        if batch is None:
             return None
-        self._ahead = None
-        return error
+        try:
+            return launch(self._runner, batch, self._make_forks, self._clock(), keeps_logits=self.looks_ahead)
+        except BaseException as error:
+            raise StepFailedError(batch, error) from error
+
+    def launch_ahead(self, step: LaunchedStep, schedule: Callable[[Batch], Batch | None]) -> None:
+        """Start the step after one that still runs, if it may be; its errors are raised in its turn.
+
+        Args:
+            schedule: plans the step after that of a batch; None: its tokens must be known first.
+        """
+        batch = schedule(step.batch) if self.looks_ahead and step.error is None else None
+        if batch is None:
+            return
+        started = self._clock()
+        try:
+            self._ahead = launch(
+                self._runner, batch, self._make_forks, started, after=step, keeps_logits=True
+            )
+        except ENDS_PROCESS as error:  # this step is given up: nothing of it has been told to anybody
+            self._interruption = error
+        except BaseException as error:
+            self._ahead = LaunchedStep(batch, started, step.logits, error=error)
+
+    def wait(self, step: LaunchedStep) -> list[list[SampledToken]]:
+        """Wait for a step's tokens: for each of its requests the accepted ones of its draft, and one more.
+
+        Raises:
+            StepFailedError: runner or sampler failed.
+        """
+        try:
+            if step.error is not None:
+                raise step.error
+            if step.sampling is None:
+                return []
+            runs = step.sampling.runs()
+            if self._runner.failure is not None:  # on a GPU, what it computed may be anything
+                raise self._runner.failure
+        except BaseException as error:
+            raise StepFailedError(step.batch, error) from error
+        return runs if step.kept is None else [runs[i] for i in step.kept]
+
+    def raise_interruption(self) -> None:
+        """Raise the interrupt or exit that came while a step was launched ahead."""
+        error, self._interruption = self._interruption, None
+        if error is not None:
+            raise error
 
     def discard(self) -> None:
-        """Give up what runs ahead: nothing of it has been told to anybody."""
+        """Give up the step that runs ahead: nothing of it has been told to anybody."""
         self._ahead = None
 
 

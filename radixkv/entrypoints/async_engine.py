@@ -40,7 +40,7 @@ from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.reporting.explain import MissReport
-    from radixkv.engine.adapters import Adapters
+    from radixkv.engine.adapters import AdapterRegistry
     from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.model.loading.loader import LoadedModel
@@ -218,7 +218,7 @@ class AsyncEngine(RendersChats):
         return self._thread.info.default_sampling
 
     @property
-    def adapters(self) -> Adapters:
+    def adapters(self) -> AdapterRegistry:
         return self._thread.info.input_processor.adapters
 
     @property
@@ -390,8 +390,8 @@ class AsyncEngine(RendersChats):
         await self._prepare(request)
         if request.params.grammar is not None:
             # Shielded: others may wait for the same grammar.
-            grammars = self._thread.info.input_processor.grammars
-            compiling = grammars.submit(request.params.grammar, request.namespace)
+            checks = self._thread.info.input_processor
+            compiling = checks.submit_grammar(request.params.grammar, request.namespace)
             request.grammar = await asyncio.shield(asyncio.wrap_future(compiling))
         # Unique among engines: one client may stand for several.
         request.request_id = request.request_id or f"req-{uuid.uuid4().hex}"

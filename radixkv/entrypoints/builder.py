@@ -19,14 +19,13 @@ import torch
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cluster.events.open_events import open_events
-from radixkv.engine.adapters import Adapters
+from radixkv.engine.adapters import AdapterRegistry, open_adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
-from radixkv.engine.extensions import EventFeed
+from radixkv.engine.hooks import StepHook
 from radixkv.engine.no_collections import no_collections
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
-from radixkv.entrypoints.adapter_registry import open_adapters
 from radixkv.entrypoints.check_start import check_start
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
@@ -124,7 +123,7 @@ def engine_for_model(
     step_costs: StepCosts | None = None,
     *,
     tier: Tier | TierStack | None = None,
-    events: EventFeed | None = None,
+    events: StepHook | None = None,
     ranks: WorkerGroup | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded already.
@@ -138,7 +137,7 @@ def engine_for_model(
         EngineStoppedError: a rank has failed.
     """
     runner: ModelRunner | TensorParallelRunner
-    adapters: Adapters | None = None
+    adapters: AdapterRegistry | None = None
     if ranks is None:
         runner, max_model_len = make_runner(config, loaded)
         adapters = open_adapters(config, runner.adapters, loaded.name)
@@ -210,7 +209,7 @@ def engine_on_runner(
     step_costs: StepCosts | None = None,
     tier: Tier | TierStack | None = None,
     load_deadline_s: float = 0.2,
-    events: EventFeed | None = None,
+    events: StepHook | None = None,
     **options: Any,
 ) -> Engine:
     """Build an engine on any runner, with a prefix cache over its blocks and all extensions.
@@ -234,16 +233,18 @@ def engine_on_runner(
         pin_budget=config.pin_budget,
         model=model_fingerprint,
         observer=Advisor(runner.block_size),
-        num_state_slots=runner.num_state_slots,
-        windows=runner.windows,
+        num_state_slots=0 if runner.states is None else runner.states.num_slots,
+        windows=None if runner.windows is None else runner.windows.spec,
     )
-    drafts = None
+    hooks: list[StepHook] = [GrammarCompiler(lambda: _vocabulary(tokenizer, end_token_ids))]
     if config.speculation != "off":
         costs = step_costs or StepCosts.of_backend(runner.backend_name)
-        drafts = Speculation(config.max_draft_tokens, costs)
-    tiers = None
+        hooks.append(Speculation(config.max_draft_tokens, costs))
     if tier is not None and cache.enabled:
-        tiers = TierUse(tier, runner, clock, load_deadline_s)
+        hooks.append(TierUse(tier, runner, clock, load_deadline_s))
+    events = events or open_events(config.kv_events)
+    if events is not None:
+        hooks.append(events)
     return Engine(
         config,
         runner=runner,
@@ -252,10 +253,7 @@ def engine_on_runner(
         end_token_ids=end_token_ids,
         model_fingerprint=model_fingerprint,
         clock=clock,
-        drafts=drafts,
-        grammars=GrammarCompiler(lambda: _vocabulary(tokenizer, end_token_ids)),
-        tiers=tiers,
-        events=events or open_events(config.kv_events),
+        hooks=hooks,
         **options,
     )
 
@@ -269,7 +267,8 @@ def _vocabulary(tokenizer: Tokenizer | None, end_token_ids: Sequence[int]) -> Vo
 
 def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
     """The figures of the banner."""
-    runner, windows = engine.runner, engine.runner.windows
+    runner, states = engine.runner, engine.runner.states
+    windows = None if runner.windows is None else runner.windows.spec
     return EngineSummary(
         model=engine.model_name,
         backend=runner.backend_name,
@@ -283,8 +282,8 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         phases=phases,
         sampling={"temperature": SamplingParams().temperature, **engine.default_sampling},
         sampling_source=sampling_source(engine.default_sampling, engine.config.generation_config),
-        num_states=runner.num_state_slots,
-        state_bytes=runner.state_bytes,
+        num_states=0 if states is None else states.num_slots,
+        state_bytes=0 if states is None else states.num_bytes,
         num_window_blocks=0 if windows is None else windows.num_blocks,
         window_bytes=0 if windows is None else windows.num_blocks * windows.block_bytes,
     )

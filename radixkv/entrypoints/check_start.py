@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radixkv.engine.adapters import parse_lora
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.policy_names import check_policies
-from radixkv.entrypoints.adapter_registry import parse_lora
 from radixkv.errors import AdapterLoadError, ConfigError
 from radixkv.model.adapters.lora_weights import WEIGHTS_NAME
 from radixkv.model.adapters.peft_config import PeftConfig

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixkv.cache.keys import NamespaceName
-from radixkv.engine.adapters import Adapters, adapted
+from radixkv.engine.adapters import AdapterRegistry, adapted
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
@@ -138,7 +138,7 @@ class LLM:
         return self.engine.tokenizer
 
     @property
-    def adapters(self) -> Adapters:
+    def adapters(self) -> AdapterRegistry:
         """The LoRA adapters by name; `load` and `unload` change them while requests run."""
         return self.engine.adapters
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from radixkv.cache.keys import NamespaceName, frame_namespace
-from radixkv.engine.extensions import Grammars
+from radixkv.engine.hooks import StepHook
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.limits import TooComplex, check_spec
 from radixkv.grammar.masks import Grammar
@@ -39,7 +39,7 @@ _MAX_WORKERS = 4
 _FREE_COMPILE_S = 0.1
 
 
-class GrammarCompiler(Grammars):
+class GrammarCompiler(StepHook):
     """The grammars of one engine. Methods may be called from any thread.
 
     Args:
@@ -48,6 +48,7 @@ class GrammarCompiler(Grammars):
     """
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], *, tenants: Tenants | None = None) -> None:
+        self.grammars = self
         self._make_vocabulary = make_vocabulary
         self._lock = threading.Lock()
         self._tenants = tenants if tenants is not None else Tenants()

@@ -102,7 +102,7 @@ def make_runner(
         states=states,
     )
     if runner.windows is not None:
-        logger.info("%s", describe_windows(spec, runner.windows, max_model_len))
+        logger.info("%s", describe_windows(spec, runner.windows.spec, max_model_len))
     if communicator is not None:
         # Tensors that are added up have one shape; what holds for a multiple holds for a larger one.
         runner.row_multiple = communicator.largest(runner.row_multiple)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.make_memory import make_adapter_memory
 from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
@@ -30,11 +29,10 @@ from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
 from radixkv.model.whole_vectors import AlignedActivations
-from radixkv.model.without_states import WithoutStates
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv_kernels import AttentionPlan, Bytes, KVLayout, KVSpec, make_backend, make_kv
+from radixkv_kernels import AttentionPlan, Bytes, GroupedKV, KVLayout, KVSpec, make_backend, make_kv
 from radixkv_kernels.states import StateSpec
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 _TOUCHED_KV_BYTES = 256 * 2**20
 
 
-class ModelRunner(WithoutStates):
+class ModelRunner:
     """Weights and paged K/V tensors; not thread-safe.
 
     Args:
@@ -66,6 +64,7 @@ class ModelRunner(WithoutStates):
 
     Attributes:
         adapters: reads and finds adapters; None: rows have none.
+        states, windows: see `radixkv.engine.runner.Runner`.
     """
 
     def __init__(
@@ -127,10 +126,11 @@ class ModelRunner(WithoutStates):
         self._expansion = None
         if self.device.type == "cpu" and not deterministic:
             self._expansion = make_expansion(loaded.model, backend, max_num_tokens)
-        self._states = None if states is None else RunnerStates(states, backend, self.device)
-        self._windows: RunnerWindows | None = None
+        self.states = None if states is None else RunnerStates(states, backend, self.device)
+        self.windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
-            self._windows = RunnerWindows(spec, max_num_tokens)
+            assert isinstance(self.kv, GroupedKV)
+            self.windows = RunnerWindows(spec, max_num_tokens, self.kv)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
@@ -170,22 +170,6 @@ class ModelRunner(WithoutStates):
             for group, each in zip(spec.groups, spec.specs, strict=True)
         )
         return f"{dtype}{scaled} {' + '.join(shapes)}"
-
-    @property
-    def windows(self) -> WindowSpec | None:
-        return None if self._windows is None else self._windows.spec
-
-    @property
-    def num_state_slots(self) -> int:
-        return 0 if self._states is None else self._states.spec.num_slots
-
-    @property
-    def bytes_per_state(self) -> int:
-        return 0 if self._states is None else self._states.spec.bytes_per_slot
-
-    @property
-    def state_bytes(self) -> int:
-        return 0 if self._states is None else self._states.spec.num_bytes
 
     @property
     def dtype_name(self) -> str:
@@ -248,28 +232,6 @@ class ModelRunner(WithoutStates):
         """See `radixkv.engine.runner.Runner`."""
         self.kv.load_blocks(blocks, data)
 
-    def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        """See `radixkv.engine.runner.Runner`."""
-        return super().save_states(slots) if self._states is None else self._states.save(slots)
-
-    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
-        """See `radixkv.engine.runner.Runner`."""
-        if self._states is None:
-            super().load_states(slots, data)
-        else:
-            self._states.load(slots, data)
-
-    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
-        """See `radixkv.engine.runner.Runner`."""
-        return super().save_windows(blocks) if self._windows is None else self._windows.save(self.kv, blocks)
-
-    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """See `radixkv.engine.runner.Runner`."""
-        if self._windows is None:
-            super().load_windows(blocks, data)
-        else:
-            self.kv.windows.load_blocks(blocks, data)
-
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step.
@@ -290,13 +252,13 @@ class ModelRunner(WithoutStates):
                 return arranged.in_order(replayed)
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
         step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
-        if self._windows is not None:
-            step = self._windows.step(step, batch)
+        if self.windows is not None:
+            step = self.windows.step(step, batch)
         if arranged.adapters is not None:
             assert self.adapters is not None
             step.adapters = self.adapters.stage(arranged.adapters)
-        if self._states is not None:
-            step.states = self._states.step(batch)
+        if self.states is not None:
+            step.states = self.states.step(batch)
         if self._expansion is not None:
             step.long_chunks = self._expansion.divide(batch, self.backend)
         token_ids, positions, logit_rows = (
@@ -310,8 +272,8 @@ class ModelRunner(WithoutStates):
         return arranged.in_order(logits[: len(batch.logit_rows)])
 
     def _plan(self, batch: Batch) -> AttentionPlan:
-        if self._windows is not None:
-            return self._windows.plan(self.backend, batch)
+        if self.windows is not None:
+            return self.windows.plan(self.backend, batch)
         return self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

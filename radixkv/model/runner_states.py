@@ -58,13 +58,25 @@ class RunnerStates:
         )
         return PagedStep(self._backend, self._memory, plan)
 
+    @property
+    def num_slots(self) -> int:
+        return self.spec.num_slots
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return self.spec.bytes_per_slot
+
+    @property
+    def num_bytes(self) -> int:
+        return self.spec.num_bytes
+
     def save(self, slots: Sequence[int]) -> BlockCopy:
-        """Copy slots out; see `radixkv.engine.runner.Runner.save_states`."""
+        """Copy slots out; see `radixkv.engine.runner.StateSlots`."""
         rows = np.empty((len(slots), self.spec.bytes_per_slot), np.uint8)
         copy = BlockCopy(rows, lambda row: self._memory.read(slots[row], rows[row]))
         copy.run()
         return copy
 
     def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
-        """Fill slots; see `radixkv.engine.runner.Runner.load_states`."""
+        """Fill slots; see `radixkv.engine.runner.StateSlots`."""
         self._memory.load(slots, data)

@@ -15,7 +15,7 @@ from radixkv.model.block_copy import BlockCopy
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_states import BatchWindows
-from radixkv_kernels import AttentionBackend, KVLayout
+from radixkv_kernels import AttentionBackend, Bytes, KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
 from radixkv_kernels.kv_groups import GroupedKV
 
@@ -39,14 +39,16 @@ class RunnerWindows:
     Args:
         layout: with groups that have a window.
         step_tokens: most tokens of a step.
+        kv: the memory.
     """
 
-    def __init__(self, layout: KVLayout, step_tokens: int) -> None:
+    def __init__(self, layout: KVLayout, step_tokens: int, kv: GroupedKV) -> None:
         assert layout.window is not None
         self.spec = WindowSpec(
             layout.window, layout.num_window_blocks, step_tokens, layout.bytes_per_window_block
         )
         self._layers = layout.window_layers
+        self._kv = kv.windows
 
     def plan(self, backend: AttentionBackend, batch: Batch) -> GroupedPlan:
         """Plan the attention of a batch. One without requests gets any tables, and writes nothing."""
@@ -71,12 +73,16 @@ class RunnerWindows:
             window_slots=slots,
         )
 
-    def save(self, kv: GroupedKV, blocks: Sequence[int]) -> BlockCopy:
-        """Copy blocks out; see `radixkv.engine.runner.Runner.save_windows`."""
-        rows, read = np.empty((len(blocks), self.spec.block_bytes), np.uint8), kv.windows.block_reader()
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        """Copy blocks out; see `radixkv.engine.runner.WindowBlocks`."""
+        rows, read = np.empty((len(blocks), self.spec.block_bytes), np.uint8), self._kv.block_reader()
         copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
         copy.run()
         return copy
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill blocks; see `radixkv.engine.runner.WindowBlocks`."""
+        self._kv.load_blocks(blocks, data)
 
     def _idle(self, batch: Batch) -> BatchWindows:
         """Tables for a batch as run before the first request."""

@@ -28,9 +28,9 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.seams import TierLoads
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
-from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 # With this many prompts in progress, the reserve of a step is for short prompts only.
@@ -55,6 +55,7 @@ class AdmissionControl:
 
     Args:
         max_num_seqs: most running requests.
+        tier_loads: the loads for which requests wait; None: there are no tiers.
         long_prompts: decides which long prompts begin; None: all that fit.
     """
 
@@ -68,10 +69,10 @@ class AdmissionControl:
         stats: SchedulerStats,
         *,
         max_num_seqs: int,
-        tier_waits: TierWaits,
+        tier_loads: TierLoads | None,
         long_prompts: LongPrompts | None = None,
     ) -> None:
-        self._tier_waits = tier_waits
+        self._tier_loads = tier_loads
         self._long_prompts = long_prompts
         self._cache = cache
         self._waiting = waiting
@@ -144,7 +145,7 @@ class AdmissionControl:
     @property
     def waits_for_transfers(self) -> bool:
         """True if a tier's answer, or the end of a load or save, may let a waiting request run."""
-        return self._tier_waits.somebody_waits
+        return self._tier_loads is not None and self._tier_loads.somebody_waits
 
     # ------------------------------------------------------------------ cached prefixes
 
@@ -329,7 +330,7 @@ class AdmissionControl:
             if other is not None:
                 self.make_entry(plan, other)
                 match = self._match(plan, request)
-        if self._tier_waits.holds_up(request, match):
+        if self._tier_loads is not None and self._tier_loads.holds_up(request, match):
             plan.leases_changed()
             return AdmissionResult.IN_FLIGHT
         known = match.num_tokens
@@ -343,7 +344,7 @@ class AdmissionControl:
                 most_shared=request.request.adapter_from or None,
             )
         except OutOfBlocks as error:
-            if self._stop_copy(request, error):
+            if self.stop_copy(request, error):
                 return self.admit(plan, request, others=others)
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
@@ -375,7 +376,8 @@ class AdmissionControl:
                 max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
             )
             request.cache_report = lease.report
-            self._tier_waits.admitted(request)
+            if self._tier_loads is not None:
+                self._tier_loads.admitted(request)
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
             self._stats.cached_prompt_tokens += lease.resume_at
@@ -389,9 +391,21 @@ class AdmissionControl:
             return True
         return self._cache.shares_quota(namespace, request.namespace)
 
-    def _stop_copy(self, request: SequenceState, error: OutOfBlocks) -> bool:
-        """End a copy for the blocks that it holds; False: there is none."""
-        return self._tier_waits.stop_copy(lambda other: self.may_serve(other, request, error))
+    def stop_copy(self, request: SequenceState, error: OutOfBlocks, *, at_once: bool = False) -> bool:
+        """End a copy to a tier for the blocks that it holds; False: there is none.
+
+        Args:
+            at_once: the request runs, and does not wait at all.
+        """
+        return self._tier_loads is not None and self._tier_loads.stop_copy(
+            lambda other: self.may_serve(other, request, error), at_once=at_once
+        )
+
+    def give_up_load(self, request: SequenceState, error: OutOfBlocks) -> bool:
+        """Give up a load from a tier for the blocks that it holds; False: there is none."""
+        return self._tier_loads is not None and self._tier_loads.give_up_load(
+            lambda other: self.may_serve(other, request, error)
+        )
 
     def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
         """Make a row an entry of its own in this step: its lease knows its tokens."""

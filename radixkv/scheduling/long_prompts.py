@@ -33,9 +33,9 @@ from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.seams import TierLoads
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
-from radixkv.scheduling.tier_waits import TierWaits
 
 if TYPE_CHECKING:
     from radixkv.scheduling.reuse_guard import ReuseGuard
@@ -54,6 +54,7 @@ class LongPrompts:
         threshold: most tokens that a prompt may miss without being long; None: the tokens of two steps.
         max_chunk: most tokens of one prompt in a step; None: there is no cap.
         max_overtake: most later long prompts of its line that begin before a long one.
+        tier_loads: the loads that count as prompts in progress; None: there are no tiers.
         guard: tells which prompts would displace prefixes in use; None: that is not asked.
     """
 
@@ -67,7 +68,7 @@ class LongPrompts:
         threshold: int | None = None,
         max_chunk: int | None = None,
         max_overtake: int = 128,
-        tier_waits: TierWaits,
+        tier_loads: TierLoads | None,
         guard: ReuseGuard | None = None,
     ) -> None:
         self._running = running
@@ -77,7 +78,7 @@ class LongPrompts:
         self._threshold = SHORT_STEPS * budget if threshold is None else threshold
         self._max_chunk = budget if max_chunk is None else max_chunk
         self._max_overtake = max_overtake
-        self._tier_waits = tier_waits
+        self._tier_loads = tier_loads
         self._guard = guard
         self._waiting: set[int] = set()  # by arrival order: those whose turn had not come when last tried
         # Of the step being built: begun prompts by line; delayed ones; lines in which no other one begins.
@@ -111,13 +112,13 @@ class LongPrompts:
         self.forget(request)
         if not self._is_long(missing):
             return True
-        waits = self._tier_waits
-        if waits.has_begun(request):
+        tier_loads = self._tier_loads
+        if tier_loads is not None and tier_loads.has_begun(request):
             return True
         if self._in_flight.is_coming(request, match):  # it computes what comes after its producer's tokens
             missing = request.num_tokens - request.produced_until
-        elif not request.needs_prompt_logits:
-            missing = waits.weigh(request, match)
+        elif tier_loads is not None and not request.needs_prompt_logits:
+            missing = tier_loads.weigh(request, match)
         if not self._is_long(missing) or self._begins(request, missing):
             return True
         self._waiting.add(request.arrival_order)
@@ -135,7 +136,9 @@ class LongPrompts:
             for other in self._running.others
             if self._is_long(other.num_to_compute) and rank(other) <= own
         ]
-        loads = [tokens for tokens in self._tier_waits.loads_as_tokens() if self._is_long(tokens)]
+        loads: list[int] = []
+        if self._tier_loads is not None:
+            loads = [tokens for tokens in self._tier_loads.loads_as_tokens() if self._is_long(tokens)]
         leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget
         lefts = (*loads, *(other.num_to_compute for other in rivals))
         has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)

@@ -24,7 +24,6 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
@@ -35,36 +34,14 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
+from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
+from radixkv.scheduling.seams import DraftProposer, TierLoads
 from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.state_steps import StateSteps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
-from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from radixkv.scheduling.reuse_guard import ReuseGuard
-    from radixkv.scheduling.state_steps import StateSteps
-
-
-class DraftProposer(Protocol):
-    """Guesses tokens, which a step computes after a request's last one.
-
-    known | draft ........ |        rows of one entry: each draft token's logits say what follows it
-      t   | g1   g2   g3   |        chosen after t: g1, after g1: g2, after g2: x
-                                    -> the request gets g1 g2 x; the K/V of g3 is overwritten later
-    """
-
-    def begin(self, num_rows: int, num_samples: int) -> None:
-        """Prepare for the drafts of a step of `num_rows` rows with `num_samples` sampled ones."""
-        ...
-
-    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
-        """At most `most` tokens that the request may get after those it has; none where no guess pays."""
-        ...
-
-    def granted(self, num_tokens: int) -> None:
-        """Record that `num_tokens` tokens of the latest draft are rows of the step now."""
-        ...
+from radixkv.scheduling.window_steps import make_state_steps
 
 
 class Scheduler:
@@ -80,7 +57,7 @@ class Scheduler:
         long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`).
         max_long_overtake: most later long prompts that begin before an earlier one.
         drafter: guesses tokens for the requests that get one in a step; None: no guesses.
-        tier_waits: lets requests wait for blocks that a tier has; None: there are no tiers.
+        tier_loads: lets requests wait for blocks that a tier has; None: there are no tiers.
         clock: seconds, for the ages of prefixes in use (`reuse_guard`); None: there is no such guard.
         stats: counters that are gone on with.
     """
@@ -97,7 +74,7 @@ class Scheduler:
         long_prompt_tokens: int | None = None,
         max_long_overtake: int = 128,
         drafter: DraftProposer | None = None,
-        tier_waits: TierWaits | None = None,
+        tier_loads: TierLoads | None = None,
         clock: Callable[[], float] | None = None,
         stats: SchedulerStats | None = None,
     ) -> None:
@@ -112,20 +89,16 @@ class Scheduler:
         self.stats = stats = stats or SchedulerStats()
         self._next_arrival = 0
         self._drafter = drafter
-        self._tier_waits = tier_waits = tier_waits or TierWaits()
+        self._tier_loads = tier_loads
         self._waiting = WaitingQueue(policy, max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
         self._states: StateSteps | None = None
         if cache.states is not None:
-            from radixkv.scheduling.window_steps import make_state_steps
-
             self._states = make_state_steps(cache.states, self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._guard: ReuseGuard | None = None
         if clock is not None:
-            from radixkv.scheduling.reuse_guard import ReuseGuard
-
             self._guard = ReuseGuard(cache, budget=max_num_batched_tokens, clock=clock)
         self._long_prompts = LongPrompts(
             self._running,
@@ -135,7 +108,7 @@ class Scheduler:
             threshold=long_prompt_tokens,
             max_chunk=max_tokens_per_request,
             max_overtake=max_long_overtake,
-            tier_waits=tier_waits,
+            tier_loads=tier_loads,
             guard=self._guard,
         )
         self._admission = AdmissionControl(
@@ -146,7 +119,7 @@ class Scheduler:
             policy,
             stats,
             max_num_seqs=max_num_seqs,
-            tier_waits=tier_waits,
+            tier_loads=tier_loads,
             long_prompts=self._long_prompts if cache.enabled else None,
         )
 
@@ -183,6 +156,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(len(self._running) or len(self._waiting))
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """True if a tier's answer, or the end of a transfer, may let a waiting request run."""
+        return self._admission.waits_for_transfers
 
     def add(self, request: SequenceState) -> None:
         """Put a new request at the end of the queue; O(1)."""
@@ -240,7 +218,8 @@ class Scheduler:
         Returns:
             The plan: its `batch` is the step's work, `stuck` lists requests for the caller to end.
         """
-        self._tier_waits.begin_step()
+        if self._tier_loads is not None:
+            self._tier_loads.begin_step()
         running = self._running
         running.refresh_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
@@ -415,12 +394,8 @@ class Scheduler:
 
     def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
         """Stop a copy, or give up a load without a running request, for its blocks; False: there is none."""
-
-        def is_rival(other: NamespaceName) -> bool:
-            return self._admission.may_serve(other, request, error)
-
-        waits = self._tier_waits
-        return waits.stop_copy(is_rival, at_once=True) or waits.give_up_load(is_rival)
+        admission = self._admission
+        return admission.stop_copy(request, error, at_once=True) or admission.give_up_load(request, error)
 
     def _build_batch(self, plan: StepPlan) -> Batch:
         entries, decodes = list(plan.entries.values()), self._running.decode_batch()
@@ -453,8 +428,8 @@ class Scheduler:
         if self._states is not None:
             self._states.completed(batch.entries)
 
-    def took(self, num_tokens: int, seconds: float) -> None:
-        """Take in the time of a step by its number of tokens."""
+    def step_computed(self, num_tokens: int, seconds: float) -> None:
+        """Record how long a step of so many tokens lasted."""
         if self._guard is not None:
             self._guard.computed(num_tokens, seconds)
 

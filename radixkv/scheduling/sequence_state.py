@@ -89,7 +89,7 @@ class SequenceState:
     match: Match | None = None
     producer: Producer | None = None  # who makes its next tokens, while it waits for them
     produced_until: int = 0  # up to which token
-    tier_wait: Any = None  # notes of `TierWaits` since it last ran
+    tier_wait: Any = None  # notes of `TierLoads` since it last ran
     tier_weight: tuple[int, int, float] | None = None  # by its match's length: what it misses, until when
     tier_hits: tuple[TierHit, ...] | None = None  # what tiers brought of its prompt; None: there are none
     num_scheduled: int = 0  # tokens computed once the step being built has run

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.engine.counts import SpeculationCounts
-from radixkv.engine.extensions import Drafts
-from radixkv.engine.output_processor import Sample, sample_of
+from radixkv.engine.counts import EngineStats, SpeculationCounts
+from radixkv.engine.hooks import StepHook
+from radixkv.engine.output_processor import sample_of
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.speculation.drafter import Drafter
 from radixkv.speculation.step_costs import StepCosts
 
 
-class Speculation(Drafts):
+class Speculation(StepHook):
     """Forced tokens, then guesses.
 
     Args:
@@ -29,12 +29,12 @@ class Speculation(Drafts):
     """
 
     def __init__(self, max_tokens: int, costs: StepCosts) -> None:
-        self.proposer = self
-        self._drafter = Drafter(costs, max_tokens, self._continuation)
+        self.drafter = self
+        self.counts = SpeculationCounts()
+        self._guesses = Drafter(costs, max_tokens, self._continuation)
         self._max_tokens = max_tokens
         self._cache: PrefixCache
         self._resets_seen = 0  # a reset forgets what was written before, too
-        self.counts = SpeculationCounts()
 
     def attach(self, cache: PrefixCache) -> None:
         self._cache = cache
@@ -47,12 +47,12 @@ class Speculation(Drafts):
         resets = self._cache.num_resets
         if resets != self._resets_seen:
             self._resets_seen = resets
-            self._drafter.forget_outputs()
-        self._drafter.begin(num_rows, num_samples)
+            self._guesses.forget_outputs()
+        self._guesses.begin(num_rows, num_samples)
 
     def granted(self, num_tokens: int) -> None:
         """See `Drafter.granted`."""
-        self._drafter.granted(num_tokens)
+        self._guesses.granted(num_tokens)
 
     def draft(self, request: SequenceState, most: int) -> Sequence[int]:
         """Return tokens that the request's grammar forces, else guesses that the grammar allows.
@@ -66,7 +66,7 @@ class Speculation(Drafts):
             return ()
         tokens: Sequence[int] = state.forced_tokens()[:most]
         if not tokens:
-            tokens = self._drafter.draft(request, most)
+            tokens = self._guesses.draft(request, most)
             if tokens:
                 tokens = tokens[: state.num_allowed(tokens)]
         if tokens:
@@ -78,12 +78,12 @@ class Speculation(Drafts):
         self.begin(len(entries), len(entries))
         return any(len(self.draft(entry.request, self._max_tokens)) > 1 for entry in entries)
 
-    def checked(self, request: Sample, num_draft_tokens: int, num_accepted: int) -> None:
+    def checked(self, request: SequenceState, num_draft_tokens: int, num_accepted: int) -> None:
         self.counts.observe(num_draft_tokens, num_accepted)
-        self._drafter.observe(request, num_draft_tokens, num_accepted)
+        self._guesses.observe(request, num_draft_tokens, num_accepted)
 
-    def ended(self, request: SequenceState) -> None:
-        self._drafter.ended(request)
+    def ended(self, sequence: SequenceState, *, discarded: bool) -> None:
+        self._guesses.ended(sequence)
 
-    def snapshot(self) -> SpeculationCounts:
-        return self.counts.snapshot()
+    def add_counts(self, stats: EngineStats) -> None:
+        stats.speculation = self.counts.snapshot()

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.window_checkpoints import WindowCheckpoints
 from radixkv.cache.states.window_pool import WindowSpec
-from radixkv.engine.runner import Runner
-from radixkv.model.block_copy import BlockMemory
+from radixkv.engine.runner import Runner, StateSlots, WindowBlocks
 from radixkv.tiers.tier import Bytes
 
 
@@ -39,11 +38,11 @@ class CheckpointMemory(ABC):
 class StateMemory(CheckpointMemory):
     """Checkpoints of states."""
 
-    def __init__(self, keeper: Checkpoints, memory: BlockMemory) -> None:
+    def __init__(self, keeper: Checkpoints, memory: StateSlots) -> None:
         self._keeper, self._memory = keeper, memory
 
     def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        copy = self._memory.save_states([slot])
+        copy = self._memory.save([slot])
         copy.run()
         return copy.result()
 
@@ -51,7 +50,7 @@ class StateMemory(CheckpointMemory):
         slot = self._keeper.take_slot()
         if slot is not None:
             try:
-                self._memory.load_states([slot], [data])
+                self._memory.load([slot], [data])
             except BaseException:
                 self._keeper.pool.drop(slot)
                 raise
@@ -61,12 +60,12 @@ class StateMemory(CheckpointMemory):
 class WindowMemory(CheckpointMemory):
     """Checkpoints of models that free their windows."""
 
-    def __init__(self, keeper: WindowCheckpoints, memory: BlockMemory) -> None:
+    def __init__(self, keeper: WindowCheckpoints, memory: WindowBlocks) -> None:
         self._keeper, self._memory = keeper, memory
         self._num_bytes = bytes_per_window(keeper.spec, keeper.block_size)
 
     def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        copy = self._memory.save_windows(self._keeper.pool.kept(slot))
+        copy = self._memory.save(self._keeper.pool.kept(slot))
         copy.run()
         contents, record = copy.result().reshape(-1), np.zeros((1, self._num_bytes), np.uint8)
         record[0, : len(contents)] = contents
@@ -81,24 +80,27 @@ class WindowMemory(CheckpointMemory):
             blocks = self._keeper.pool.kept(slot)
             try:
                 rows = record[: len(blocks) * size].reshape(len(blocks), size)
-                self._memory.load_windows(blocks, list(rows))
+                self._memory.load(blocks, list(rows))
             except BaseException:
                 self._keeper.pool.drop(slot)
                 raise
         return slot
 
 
-def open_checkpoint_memory(keeper: Checkpoints, memory: BlockMemory) -> CheckpointMemory:
+def open_checkpoint_memory(keeper: Checkpoints, runner: Runner) -> CheckpointMemory:
     """Make the memory of a cache's checkpoints."""
-    return (
-        WindowMemory(keeper, memory) if isinstance(keeper, WindowCheckpoints) else StateMemory(keeper, memory)
-    )
+    if isinstance(keeper, WindowCheckpoints):
+        assert runner.windows is not None
+        return WindowMemory(keeper, runner.windows)
+    assert runner.states is not None
+    return StateMemory(keeper, runner.states)
 
 
 def bytes_per_checkpoint(runner: Runner) -> int:
     """Return the size of a record; 0: requests of this model need no checkpoints."""
-    windows = runner.windows
-    return runner.bytes_per_state if windows is None else bytes_per_window(windows, runner.block_size)
+    if runner.windows is not None:
+        return bytes_per_window(runner.windows.spec, runner.block_size)
+    return 0 if runner.states is None else runner.states.bytes_per_slot
 
 
 def bytes_per_window(spec: WindowSpec, block_size: int) -> int:

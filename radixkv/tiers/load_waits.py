@@ -23,7 +23,6 @@ from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.scheduling.tier_waits import TierWaits
 from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import NotLoaded, TierWait
 from radixkv.tiers.measured_tier import TOO_SLOW, Found
@@ -36,8 +35,8 @@ RETRY_S = 0.005
 WEIGHT_S = 1.0
 
 
-class LoadWaits(TierWaits):
-    """Decision which requests wait for loads.
+class LoadWaits:
+    """Decides which requests wait for loads; see `radixkv.scheduling.seams.TierLoads`.
 
     Args:
         clock: seconds.

@@ -13,11 +13,12 @@ from dataclasses import replace
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.engine.counts import TierCounts, TransferCounts
-from radixkv.engine.extensions import BlockTiers
+from radixkv.engine.counts import EngineStats
+from radixkv.engine.hooks import StepHook
 from radixkv.engine.runner import Runner
 from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.sequence_state import SequenceState
 from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
@@ -39,7 +40,7 @@ def _nobody_sleeps() -> None:
     """A callback at the end of unawaited transfers."""
 
 
-class TierUse(BlockTiers):
+class TierUse(StepHook):
     """An engine's use of a tier, or of several. Not thread-safe.
 
     Args:
@@ -65,7 +66,7 @@ class TierUse(BlockTiers):
                     f"the tier {one.name} keeps no windows, and this model needs them, since they are freed; "
                     "use --kv-tier, or --window-memory 0"
                 )
-            if runner.num_state_slots and not one.keeps_states:
+            if runner.states is not None and not one.keeps_states:
                 raise ConfigError(
                     f"the tier {one.name} keeps no states, and a hit of this model (it has recurrent or "
                     "convolutional layers) needs them; use --kv-tier host:SIZE, disk:PATH or redis:URL"
@@ -79,58 +80,50 @@ class TierUse(BlockTiers):
         self._load_deadline_s = load_deadline_s
         self._wake: Callable[[], None] = _nobody_sleeps
         self._transfers: Transfers | None = None
-        self._waits: LoadWaits | None = None
+        self.tier_loads: LoadWaits | None = None
         self._is_closed = False
 
-    def attach(self, cache: PrefixCache) -> LoadWaits:
+    def attach(self, cache: PrefixCache) -> None:
+        if self._transfers is not None:
+            self._transfers.close()
         self._transfers = Transfers(self._tiers, cache, self._runner, self._speeds, self._clock, self._wake)
-        self._waits = LoadWaits(cache, self._transfers, self._clock, self._load_deadline_s)
-        return self._waits
+        self.tier_loads = LoadWaits(cache, self._transfers, self._clock, self._load_deadline_s)
 
     # ------------------------------------------------------------------ around a step
 
-    def begin_step(self) -> None:
+    def before_step(self) -> None:
         if self._transfers is not None:
             self._transfers.collect()
 
-    def scheduled(self, *, anything: bool) -> None:
-        self.is_blocked = not anything and self._waits is not None and self._waits.somebody_waits
-
     def computed(self, batch: Batch, seconds: float) -> None:
         """Record a step's duration; the cost of a token is measured in steps that compute prompts."""
-        if self._waits is None or self._transfers is None:
+        if self.tier_loads is None or self._transfers is None:
             return
-        self._waits.model_s += seconds
+        self.tier_loads.model_s += seconds
         self._transfers.saves.patience.earn(seconds)
         if batch.num_tokens >= MIN_TOKENS_PER_ROW * len(batch.entries):
             self._speeds.compute.measured(batch.num_tokens, seconds)
 
-    def end_step(self) -> None:
+    def after_step(self, cache: PrefixCache) -> None:
         if self._transfers is not None:
             self._transfers.saves.start()
 
-    def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
-        if self._transfers is not None:
-            self._transfers.saves.offer(token_ids, namespace)
+    def ended(self, sequence: SequenceState, *, discarded: bool) -> None:
+        """Offer the cached blocks of a sequence to the tiers."""
+        if self._transfers is not None and not discarded:
+            self._transfers.saves.offer(sequence.encoded, sequence.namespace)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
-        return report if self._waits is None else self._waits.explain(report, token_ids, namespace)
-
-    def requests_changed(self) -> None:
-        self.is_blocked = False
+        return report if self.tier_loads is None else self.tier_loads.explain(report, token_ids, namespace)
 
     # ------------------------------------------------------------------ between steps
 
-    @property
-    def is_due(self) -> bool:
-        return self._transfers is not None and self._transfers.is_due
-
     def idle_s(self) -> float | None:
-        if self._transfers is None or self._waits is None:
+        if self._transfers is None or self.tier_loads is None:
             return None
         if self._transfers.is_due:
             return 0.0
-        times = [when for when in (self._transfers.loads.next_deadline, self._waits.next_lookup) if when]
+        times = [when for when in (self._transfers.loads.next_deadline, self.tier_loads.next_lookup) if when]
         return max(0.0, min(times) - self._clock()) if times else None
 
     def wake_with(self, wake: Callable[[], None]) -> None:
@@ -141,10 +134,6 @@ class TierUse(BlockTiers):
     def wait(self, timeout: float | None) -> None:
         if self._transfers is not None:
             self._transfers.ends.wait(timeout)
-
-    def drop_transfers(self) -> None:
-        if self._transfers is not None:
-            self._transfers.close()
 
     def close(self, *, save: bool) -> None:
         transfers, tier = self._transfers, self._tier
@@ -186,6 +175,6 @@ class TierUse(BlockTiers):
                 return
             tier.flush(left)  # there is room for the next one
 
-    def counts(self) -> tuple[TransferCounts | None, tuple[TierCounts, ...]]:
-        transfers = None if self._transfers is None else replace(self._transfers.log.counts)
-        return transfers, tuple([tier.snapshot() for tier in self._tiers])
+    def add_counts(self, stats: EngineStats) -> None:
+        stats.transfers = None if self._transfers is None else replace(self._transfers.log.counts)
+        stats.tiers = tuple([tier.snapshot() for tier in self._tiers])

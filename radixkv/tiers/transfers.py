@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.model.block_copy import BlockMemory
+from radixkv.engine.runner import Runner
 from radixkv.tiers.checkpoint_memory import open_checkpoint_memory
 from radixkv.tiers.loads import Loads
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
@@ -25,7 +25,7 @@ class Transfers:
 
     Args:
         tiers: asked in this order.
-        memory: the blocks' contents.
+        runner: has the blocks' contents.
         clock: seconds.
         wake: called, on any thread, when `collect` has something to do.
 
@@ -39,7 +39,7 @@ class Transfers:
         self,
         tiers: Sequence[MeasuredTier],
         cache: PrefixCache,
-        memory: BlockMemory,
+        runner: Runner,
         speeds: EngineSpeeds,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -49,10 +49,10 @@ class Transfers:
         keeper = cache.states
         self.states = states = None
         if keeper is not None:
-            kept = open_checkpoint_memory(keeper, memory)
+            kept = open_checkpoint_memory(keeper, runner)
             self.states = states = TierStates(tiers, cache, keeper, kept, log)
-        self.saves = Saves(tiers, cache, memory, clock, ends, log, states)
-        self.loads = Loads(tiers, cache, memory, self.saves, speeds, clock, ends, log, states)
+        self.saves = Saves(tiers, cache, runner, clock, ends, log, states)
+        self.loads = Loads(tiers, cache, runner, self.saves, speeds, clock, ends, log, states)
         self._clock = clock
 
     def __repr__(self) -> str:

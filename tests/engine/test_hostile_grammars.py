@@ -135,7 +135,7 @@ def test_nobody_else_is_harmed() -> None:
     engine = model.engine
     plain = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in model.generate(VICTIMS, plain)]
-    grammars = engine.input_processor.grammars
+    grammars = next(hook.grammars for hook in engine.hooks if hook.grammars is not None)
     engine.input_processor.compile(SamplingParams(structured={"regex": "a"}))
     process, draws = psutil.Process(), random.Random(SEED)
     size, ends = process.memory_info().rss, Counter[str]()

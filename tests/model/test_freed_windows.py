@@ -93,7 +93,7 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
     assert runner.windows is not None
-    assert runner.windows.tokens == WINDOW
+    assert runner.windows.spec.tokens == WINDOW
     turn = first + wanted(first) + some_tokens(40, 3)
     branch = first[:140] + other[:20]
     assert ask(llm, first) == ([wanted(first)], 0)

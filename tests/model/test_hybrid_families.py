@@ -55,8 +55,8 @@ def test_logits_are_those_of_transformers_in_pieces_and_from_a_kept_state(
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-3)
     assert torch.equal(whole.argmax(-1), expected.argmax(-1))
     pieces = HandMade(runner, tokens).run([50, 51, GRID - 1, GRID, GRID + 1, LENGTH])
-    state = runner.save_states([6]).result()
-    runner.load_states([7], list(state))
+    state = runner.states.save([6]).result()
+    runner.states.load([7], list(state))
     resumed = HandMade(runner, tokens, base=2 * GRID, slot=7).run([LENGTH - 5, LENGTH])
     if model_type in SAME_BITS:
         assert torch.equal(pieces, whole)

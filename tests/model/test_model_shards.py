@@ -147,10 +147,10 @@ def test_states_are_the_same_on_every_rank(model_type: str, tmp_path: Path) -> N
         hybrid_answer(together, 0, expected)
         hybrid_answer(together, 128, expected)
         runner, slots = together.runner, [checkpoint.slot for checkpoint in together.cache.states or ()]
-        saved = runner.save_states(slots).result()
-        runner.load_states(slots, list(np.zeros_like(saved)))
+        saved = runner.states.save(slots).result()
+        runner.states.load(slots, list(np.zeros_like(saved)))
         assert hybrid_answer(together, 128) != expected
-        runner.load_states(slots, list(saved))
+        runner.states.load(slots, list(saved))
         hybrid_answer(together, 128, expected)
     finally:
         together.close()
@@ -261,16 +261,16 @@ def test_windows_are_freed_on_every_rank(tmp_path: Path) -> None:
     }
     alone, together = (engine_on_ranks(model, num_ranks, **options) for num_ranks in (1, 2))
     try:
-        own, runner = alone.runner.windows, together.runner
-        assert runner.windows == own
+        own, runner = alone.runner.windows.spec, together.runner
+        assert runner.windows.spec == own
         expected = hybrid_answer(alone, 0)
         hybrid_answer(together, 0, expected)
         hybrid_answer(together, 128, expected)
         blocks = range(own.num_blocks)
-        saved = runner.save_windows(blocks).result()
-        runner.load_windows(blocks, list(np.zeros_like(saved)))
+        saved = runner.windows.save(blocks).result()
+        runner.windows.load(blocks, list(np.zeros_like(saved)))
         assert hybrid_answer(together, 128) != expected
-        runner.load_windows(blocks, list(saved))
+        runner.windows.load(blocks, list(saved))
         hybrid_answer(together, 128, expected)
         together.check()
     finally:

@@ -42,7 +42,7 @@ class Bench:
         seconds = max(0.2, TOKEN_S * tokens)
         self.now += seconds
         self.scheduler.complete(batch)
-        self.scheduler.took(tokens, seconds)
+        self.scheduler.step_computed(tokens, seconds)
         for entry in batch.entries:
             if entry.samples:
                 entry.request.append(7)

@@ -22,7 +22,6 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.block_copy import BlockCopy
-from radixkv.model.without_states import WithoutStates
 from radixkv.scheduling.batch import Batch, Copy
 from radixkv.speculation.step_costs import StepCosts
 
@@ -142,7 +141,7 @@ class LetterDecoder:
         return ""
 
 
-class PagedHashModel(WithoutStates):
+class PagedHashModel:
     """Stands where the model runner stands.
 
     Args:
@@ -151,6 +150,8 @@ class PagedHashModel(WithoutStates):
     """
 
     backend_name, dtype_name, device_name = "hash", "int64", "cpu"
+    states: Any = None
+    windows: Any = None
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from told_deltas import collect_outputs
 
 from radixkv import PrefixCache
 from radixkv.cache.keys import TokenIds
-from radixkv.engine.adapters import Adapters
+from radixkv.engine.adapters import AdapterRegistry
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats, TierCounts
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
@@ -231,7 +231,7 @@ class ScriptedEngine:
         self._caches = caches
         self._script = script or what_to_say
         self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
-        self.adapters = Adapters()
+        self.adapters = AdapterRegistry()
         self.config = EngineConfig()
         self.is_healthy = True
         self.is_full = False

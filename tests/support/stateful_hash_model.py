@@ -26,6 +26,31 @@ _GARBAGE = np.array([-7], dtype=np.int64)
 BYTES_PER_STATE = 1 << 12
 
 
+class SlotsOfTokens:
+    """Slots that hold the tokens which their states sum up; see `radixkv.engine.runner.StateSlots`."""
+
+    bytes_per_slot = BYTES_PER_STATE
+
+    def __init__(self, slots: list[np.ndarray[Any, Any]]) -> None:
+        self._slots = slots
+        self.num_slots = len(slots)
+        self.num_bytes = len(slots) * BYTES_PER_STATE
+
+    def save(self, slots: Sequence[int]) -> BlockCopy:
+        rows = np.zeros((len(slots), BYTES_PER_STATE), np.uint8)
+        for row, slot in zip(rows, slots, strict=True):
+            tokens = self._slots[slot]
+            row.view(np.int64)[: 1 + len(tokens)] = [len(tokens), *tokens]
+        return BlockCopy(rows)
+
+    def load(self, slots: Sequence[int], data: Sequence[Any]) -> None:
+        if [len(row) for row in data] != [BYTES_PER_STATE] * len(slots):
+            raise ValueError("states of another model")
+        for slot, row in zip(slots, data, strict=True):
+            words = np.frombuffer(row, np.int64)
+            self._slots[slot] = words[1 : 1 + int(words[0])].copy()
+
+
 class StatefulHashModel(PagedHashModel):
     """See above.
 
@@ -37,17 +62,10 @@ class StatefulHashModel(PagedHashModel):
     def __init__(self, num_blocks: int, block_size: int, num_slots: int, **options: Any) -> None:
         super().__init__(num_blocks, block_size, **options)
         self.slots: list[np.ndarray[Any, Any]] = [_GARBAGE] * num_slots
+        self.states = SlotsOfTokens(self.slots)
         self.rings: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
         self._contexts: list[np.ndarray[Any, Any]] = []
         self.num_saves = 0
-
-    @property
-    def num_state_slots(self) -> int:
-        return len(self.slots)
-
-    @property
-    def bytes_per_state(self) -> int:
-        return BYTES_PER_STATE
 
     def check_checkpoints(self, engine: Engine) -> None:
         """Assert that the slot of each checkpoint holds the tokens of its path."""
@@ -57,20 +75,6 @@ class StatefulHashModel(PagedHashModel):
             path = b"".join(node.key for node in cache.parts.tree.path(checkpoint.node))
             kept = self.slots[checkpoint.slot].astype("<i4").tobytes()
             assert kept == path[: 4 * checkpoint.end], f"{checkpoint!r} is another state"
-
-    def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        rows = np.zeros((len(slots), BYTES_PER_STATE), np.uint8)
-        for row, slot in zip(rows, slots, strict=True):
-            tokens = self.slots[slot]
-            row.view(np.int64)[: 1 + len(tokens)] = [len(tokens), *tokens]
-        return BlockCopy(rows)
-
-    def load_states(self, slots: Sequence[int], data: Sequence[Any]) -> None:
-        if [len(row) for row in data] != [BYTES_PER_STATE] * len(slots):
-            raise ValueError("states of another model")
-        for slot, row in zip(slots, data, strict=True):
-            words = np.frombuffer(row, np.int64)
-            self.slots[slot] = words[1 : 1 + int(words[0])].copy()
 
     def execute(self, batch: Batch) -> torch.Tensor:
         assert batch.states is not None

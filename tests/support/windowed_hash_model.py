@@ -20,6 +20,22 @@ from radixkv.model.block_copy import BlockCopy
 from radixkv.scheduling.batch import Batch
 
 
+class BlocksOfHashes:
+    """Blocks that hold a hash for each position; see `radixkv.engine.runner.WindowBlocks`."""
+
+    def __init__(self, spec: WindowSpec, blocks: np.ndarray[Any, Any]) -> None:
+        self.spec, self._blocks = spec, blocks
+
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        return BlockCopy(self._blocks[list(blocks)].view(np.uint8))
+
+    def load(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
+        if [len(row) for row in data] != [self.spec.block_bytes] * len(blocks):
+            raise ValueError("the K/V of other windows")
+        for block, row in zip(blocks, data, strict=True):
+            self._blocks[block] = np.frombuffer(row, np.uint64)
+
+
 class WindowedHashModel(PagedHashModel):
     """See above.
 
@@ -32,22 +48,7 @@ class WindowedHashModel(PagedHashModel):
         super().__init__(num_blocks, block_size, **options)
         self.spec = spec
         self.seen = np.zeros(spec.num_blocks * block_size, np.uint64)
-
-    @property
-    def windows(self) -> WindowSpec:
-        return self.spec
-
-    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
-        return BlockCopy(self._blocks()[list(blocks)].view(np.uint8))
-
-    def load_windows(self, blocks: Sequence[int], data: Sequence[Any]) -> None:
-        if [len(row) for row in data] != [self.spec.block_bytes] * len(blocks):
-            raise ValueError("the K/V of other windows")
-        for block, row in zip(blocks, data, strict=True):
-            self._blocks()[block] = np.frombuffer(row, np.uint64)
-
-    def _blocks(self) -> np.ndarray[Any, Any]:
-        return self.seen.reshape(-1, self.block_size)
+        self.windows = BlocksOfHashes(spec, self.seen.reshape(-1, block_size))
 
     def execute(self, batch: Batch) -> torch.Tensor:
         assert batch.windows is not None

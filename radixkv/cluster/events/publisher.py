@@ -33,8 +33,8 @@ from radixkv.cluster.events.published_blocks import PublishedBlocks
 from radixkv.cluster.events.replay_log import ReplayLog
 from radixkv.cluster.events.spec import EventsSpec
 from radixkv.cluster.events.wire import END, AllBlocksCleared, Event, encode_batch, topic_of
-from radixkv.engine.counts import EventCounts
-from radixkv.engine.extensions import EventFeed
+from radixkv.engine.counts import EngineStats, EventCounts
+from radixkv.engine.hooks import StepHook
 from radixkv.errors import ConfigError
 
 logger = logging.getLogger("radixkv")
@@ -50,7 +50,7 @@ _LINGER_MS = 200
 _FORGET = BlockChanges(0, cleared=True)
 
 
-class EventPublisher(EventFeed):
+class EventPublisher(StepHook):
     """A replica's stream. Its sockets are open when it is made; `attach` gives it the cache.
 
     Args:
@@ -117,7 +117,7 @@ class EventPublisher(EventFeed):
             self._thread = threading.Thread(target=self._run, name="radixkv-events", daemon=True)
             self._thread.start()
 
-    def keep_up(self, cache: PrefixCache) -> None:
+    def after_step(self, cache: PrefixCache) -> None:
         """Publish everything again if changes were dropped and there is room, between steps. O(1) if not."""
         if self._is_behind and not self._waiting:
             self.attach(cache)
@@ -151,7 +151,10 @@ class EventPublisher(EventFeed):
             self._num_replays,
         )
 
-    def close(self) -> None:
+    def add_counts(self, stats: EngineStats) -> None:
+        stats.events = self.counts
+
+    def close(self, *, save: bool = True) -> None:
         """Publish what waits and that nothing is left, then end. May be called again."""
         if self._unsubscribe is not None:
             self._unsubscribe()

@@ -38,13 +38,8 @@ class RemoteAdapters(Adapters):
     def name_of(self, identity: str) -> str | None:
         return next((card.name for card in self.cards() if card.identity == identity), None)
 
-    def acquire(self, name: str) -> AdapterCard:
-        """Return the facts about an adapter; its matrices are at the other end."""
-        return self.card(name) or cast(AdapterCard, super().acquire(name))
-
     def load(self, name: str, folder: str) -> AdapterCard:
-        if not self.is_enabled:
-            return super().load(name, folder)
+        self.check_enabled()
         return cast(AdapterCard, asyncio.run(self._link.call("adapters.load", (name, folder), {})))
 
     def unload(self, name: str) -> bool:

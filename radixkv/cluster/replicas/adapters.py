@@ -39,8 +39,7 @@ class ReplicatedAdapters(Adapters):
 
     def load(self, name: str, folder: str) -> AdapterCard:
         """See `Adapters.load`; also AdapterLoadError where the folder is not the same for all engines."""
-        if not self.is_enabled:
-            return super().load(name, folder)
+        self.check_enabled()
         with self._lock:
             done: list[tuple[Adapters, AdapterCard | None, AdapterCard]] = []
             try:

@@ -4,26 +4,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
-from radixkv.model.block_copy import BlockCopy
+from radixkv.model.block_copy import BlockCopy, BlockMemory
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, encode_batch, message
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.joined_saves import JoinedSaves, Spans
+from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
+from radixkv.model.runner_states import RunnerStates
+from radixkv.model.runner_windows import RunnerWindows
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import Bytes
 
@@ -53,7 +55,7 @@ def block_sizes(runner: ModelRunner, communicator: Communicator) -> tuple[list[i
     windows = runner.windows
     return (
         communicator.gather(runner.bytes_per_block),
-        communicator.gather(0 if windows is None else windows.block_bytes),
+        communicator.gather(0 if windows is None else windows.spec.block_bytes),
     )
 
 
@@ -76,9 +78,14 @@ class TensorParallelRunner:
         self._own = own
         self._group = group
         self._communicator = communicator
-        self._spans, self._window_spans = _spans(sizes), _spans(window_sizes)
-        self._num_saves = 0
-        self._saves = JoinedSaves(group)
+        shared = group, JoinedSaves(group), count(1)
+        self._blocks = _SplitBlocks(*shared, own, sizes, Command.SAVE, Command.LOAD)
+        self.states = None if own.states is None else _SharedStates(own.states, group)
+        self.windows: _SplitWindows | None = None
+        if own.windows is not None:
+            self.windows = _SplitWindows(
+                own.windows, *shared, own.windows, window_sizes, Command.SAVE_WINDOWS, Command.LOAD_WINDOWS
+            )
         self._end = weakref.finalize(self, group.close)
 
     # ------------------------------------------------------------------ facts
@@ -94,33 +101,13 @@ class TensorParallelRunner:
     @property
     def bytes_per_block(self) -> int:
         """Of all ranks together."""
-        return self._spans[-1][1]
-
-    @property
-    def num_state_slots(self) -> int:
-        return self._own.num_state_slots
-
-    @property
-    def bytes_per_state(self) -> int:
-        """Of one rank: all of them keep the same."""
-        return self._own.bytes_per_state
-
-    @property
-    def state_bytes(self) -> int:
-        """Of all ranks together."""
-        return self._group.size * self._own.state_bytes
+        return self._blocks.num_bytes
 
     @property
     def kv_format(self) -> str:
         """Type, shape and order of a saved block: one rank's bytes after the other's."""
-        shares = ", ".join(str(end - start) for start, end in self._spans)
+        shares = ", ".join(str(end - start) for start, end in self._blocks.spans)
         return f"{self._own.kv_format} on {self._group.size} ranks of {shares} bytes"
-
-    @property
-    def windows(self) -> WindowSpec | None:
-        """Blocks of windows, with the bytes of all ranks together."""
-        own = self._own.windows
-        return None if own is None else replace(own, block_bytes=self._window_spans[-1][1])
 
     @property
     def backend_name(self) -> str:
@@ -149,19 +136,19 @@ class TensorParallelRunner:
     # ------------------------------------------------------------------ what every rank does
 
     def warm_up(self, *, thorough: bool = True) -> None:
-        self._tell(message(Command.WARM_UP, [thorough]))
+        _tell(self._group, message(Command.WARM_UP, [thorough]))
         with self._group.together():
             self._own.warm_up(thorough=thorough)
             self._communicator.gather(0)  # all have come to the end
         self._group.serves()
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        self._tell(message(Command.COPY, np.asarray(copies, np.int64).reshape(-1)))
+        _tell(self._group, message(Command.COPY, np.asarray(copies, np.int64).reshape(-1)))
         with self._group.together():
             self._own.copy_blocks(copies)
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        self._tell(encode_batch(batch))
+        _tell(self._group, encode_batch(batch))
         with self._group.together(), torch.inference_mode():
             if batch.fed_tokens is not None:
                 self._communicator.take_first(batch.fed_tokens)
@@ -169,79 +156,105 @@ class TensorParallelRunner:
             self._communicator.note_launched()
             return logits
 
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        return self._blocks.save(blocks)
+
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        self._load(Command.LOAD, self._own.load, blocks, data, self._spans)
+        self._blocks.load(blocks, data)
 
-    def load_windows(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
-        """See `radixkv.engine.runner.Runner`."""
-        self._load(Command.LOAD_WINDOWS, self._own.load_windows, blocks, data, self._window_spans)
 
-    def _load(
+class _SplitBlocks:
+    """Blocks of which each rank keeps a part; all ranks save and load theirs.
+
+    Args:
+        saves: all saves of the group, of whatever blocks.
+        numbers: of its saves, each given once.
+        own: rank 0's part.
+        sizes: bytes of a block on each rank.
+        save, load: the commands for other ranks.
+    """
+
+    def __init__(
         self,
-        command: Command,
-        load_own: Callable[[Sequence[int], Sequence[Bytes]], None],
-        blocks: Sequence[int],
-        data: Sequence[Bytes],
-        spans: Spans,
+        group: WorkerGroup,
+        saves: JoinedSaves,
+        numbers: Iterator[int],
+        own: BlockMemory,
+        sizes: Sequence[int],
+        save: Command,
+        load: Command,
     ) -> None:
-        """Give each rank its bytes of some blocks, by a command."""
-        size = spans[-1][1]
+        self._group, self._saves, self._numbers = group, saves, numbers
+        self._own = own
+        self.spans = _spans(sizes)
+        self._save, self._load = save, load
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a block, on all ranks together."""
+        return self.spans[-1][1]
+
+    def save(self, blocks: Sequence[int]) -> BlockCopy:
+        number = next(self._numbers)
+        _tell(self._group, message(self._save, [number], blocks))
+        with self._group.together():
+            own = self._own.save(blocks)
+        return self._saves.start(number, own, len(blocks), self.spans)
+
+    def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         rows = [np.frombuffer(each, np.uint8) for each in data]
-        if len(blocks) != len(rows) or any(len(row) != size for row in rows):
-            raise ValueError(f"{len(blocks)} blocks need {size} bytes each")
-        words = message(command, blocks)
-        own, *others = spans
+        if len(blocks) != len(rows) or any(len(row) != self.num_bytes for row in rows):
+            raise ValueError(f"{len(blocks)} blocks need {self.num_bytes} bytes each")
+        words = message(self._load, blocks)
+        own, *others = self.spans
         for worker, (start, end) in zip(self._group.workers, others, strict=True):
             payload = np.concatenate([row[start:end] for row in rows]) if rows else np.empty(0, np.uint8)
             with self._group.waiting():
                 worker.commands.send_bytes(words.data)
                 worker.commands.send_bytes(payload.data)
         with self._group.together():
-            load_own(blocks, [row[own[0] : own[1]] for row in rows])
+            self._own.load(blocks, [row[own[0] : own[1]] for row in rows])
 
-    def save(self, blocks: Sequence[int]) -> BlockCopy:
-        return self._save(Command.SAVE, self._own.save, blocks, self._spans)
 
-    def save_windows(self, blocks: Sequence[int]) -> BlockCopy:
-        """See `radixkv.engine.runner.Runner`."""
-        return self._save(Command.SAVE_WINDOWS, self._own.save_windows, blocks, self._window_spans)
+class _SplitWindows(_SplitBlocks):
+    """Blocks of windows; see `radixkv.engine.runner.WindowBlocks`."""
 
-    def _save(
-        self,
-        command: Command,
-        save_own: Callable[[Sequence[int]], BlockCopy],
-        blocks: Sequence[int],
-        spans: Spans,
-    ) -> BlockCopy:
-        """Have each rank copy its bytes of some blocks, by a command."""
-        self._num_saves += 1
-        self._tell(message(command, [self._num_saves], blocks))
+    def __init__(self, own: RunnerWindows, *args: Any) -> None:
+        super().__init__(*args)
+        self.spec = replace(own.spec, block_bytes=self.num_bytes)
+
+
+class _SharedStates:
+    """States of which all ranks keep the same; see `radixkv.engine.runner.StateSlots`."""
+
+    def __init__(self, own: RunnerStates, group: WorkerGroup) -> None:
+        self._own, self._group = own, group
+        self.num_slots = own.num_slots
+        self.bytes_per_slot = own.bytes_per_slot
+        self.num_bytes = group.size * own.num_bytes
+
+    def save(self, slots: Sequence[int]) -> BlockCopy:
+        """Copy slots out; rank 0's are everybody's."""
         with self._group.together():
-            own = save_own(blocks)
-        return self._saves.start(self._num_saves, own, len(blocks), spans)
+            return self._own.save(slots)
 
-    def save_states(self, slots: Sequence[int]) -> BlockCopy:
-        """See `radixkv.engine.runner.Runner`: rank 0's are everybody's."""
-        with self._group.together():
-            return self._own.save_states(slots)
-
-    def load_states(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
-        """See `radixkv.engine.runner.Runner`."""
+    def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
         rows = [np.frombuffer(each, np.uint8) for each in data]
-        if len(slots) != len(rows) or any(len(row) != self.bytes_per_state for row in rows):
-            raise ValueError(f"{len(slots)} states need {self.bytes_per_state} bytes each")
+        if len(slots) != len(rows) or any(len(row) != self.bytes_per_slot for row in rows):
+            raise ValueError(f"{len(slots)} states need {self.bytes_per_slot} bytes each")
         words, payload = message(Command.STATES, slots), np.concatenate(rows)
         for worker in self._group.workers:
             with self._group.waiting():
                 worker.commands.send_bytes(words.data)
                 worker.commands.send_bytes(payload.data)
         with self._group.together():
-            self._own.load_states(slots, rows)
+            self._own.load(slots, rows)
 
-    def _tell(self, words: Words) -> None:
-        for worker in self._group.workers:
-            with self._group.waiting():
-                worker.commands.send_bytes(words.data)
+
+def _tell(group: WorkerGroup, words: Words) -> None:
+    for worker in group.workers:
+        with group.waiting():
+            worker.commands.send_bytes(words.data)
 
 
 def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -73,12 +73,14 @@ class Rank:
             case Command.LOAD:
                 runner.load(words.tolist(), _parts(payload, runner.bytes_per_block))
             case Command.STATES:
-                runner.load_states(words.tolist(), _parts(payload, runner.bytes_per_state))
+                assert runner.states is not None
+                runner.states.load(words.tolist(), _parts(payload, runner.states.bytes_per_slot))
             case Command.SAVE_WINDOWS:
-                self._send(int(words[0]), runner.save_windows(words[1:].tolist()), len(words) - 1)
+                assert runner.windows is not None
+                self._send(int(words[0]), runner.windows.save(words[1:].tolist()), len(words) - 1)
             case Command.LOAD_WINDOWS:
                 assert runner.windows is not None
-                runner.load_windows(words.tolist(), _parts(payload, runner.windows.block_bytes))
+                runner.windows.load(words.tolist(), _parts(payload, runner.windows.spec.block_bytes))
             case Command.WARM_UP:
                 runner.warm_up(thorough=bool(words[0]))
                 self._communicator.gather(0)

@@ -124,7 +124,7 @@ def test_what_is_dropped_is_told_anew() -> None:
         assert publisher.counts.dropped_blocks > 0
         for _ in range(3):
             taken_in(publisher)
-            publisher.keep_up(traffic.cache)
+            publisher.after_step(traffic.cache)
         until(lambda: follower.is_exact and follower.hashes == keys_of(traffic.truth, BlockKeys(SECRET), 4))
 
 

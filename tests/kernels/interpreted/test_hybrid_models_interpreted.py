@@ -53,7 +53,7 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
         tensor.view(torch.uint8).zero_()
     pieces = HandMade(runner, tokens).run([GRID - 2, LENGTH - 1, LENGTH], saves={GRID: 2})
     torch.testing.assert_close(pieces, expected, rtol=0, atol=1e-3)
-    runner.load_states([3], list(runner.save_states([2]).result()))
+    runner.states.load([3], list(runner.states.save([2]).result()))
     resumed = HandMade(runner, tokens, base=GRID, slot=3).run([LENGTH])
     torch.testing.assert_close(resumed, pieces[GRID:], rtol=0, atol=2e-4)
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions that a scheduler asks of an engine's extensions, where the engine has these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from radixkv.cache.keys import NamespaceName
+from radixkv.cache.prefix_cache import Match
+from radixkv.scheduling.sequence_state import SequenceState
+
+
+class DraftProposer(Protocol):
+    """Guesses of tokens, which a step computes after a request's last one.
+
+    known | draft ........ |        rows of one entry: each draft token's logits say what follows it
+      t   | g1   g2   g3   |        chosen after t: g1, after g1: g2, after g2: x
+                                    -> the request gets g1 g2 x; the K/V of g3 is overwritten later
+    """
+
+    def begin(self, num_rows: int, num_samples: int) -> None:
+        """Prepare for the drafts of a step of `num_rows` rows with `num_samples` sampled ones."""
+
+    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
+        """Return at most `most` tokens that the request may get next; none where no guess pays."""
+
+    def granted(self, num_tokens: int) -> None:
+        """Record that `num_tokens` tokens of the latest draft are rows of the step now."""
+
+
+class TierLoads(Protocol):
+    """Loads of blocks from tiers, for which requests wait instead of computing the tokens."""
+
+    @property
+    def somebody_waits(self) -> bool:
+        """True if a request of this step waits for a tier, or may be able to run when a transfer ends."""
+
+    def begin_step(self) -> None:
+        """Prepare for a step: requests are about to be tried."""
+
+    def holds_up(self, request: SequenceState, match: Match) -> bool:
+        """Return True if a request that could be admitted is to wait. O(tokens after the match)."""
+
+    def admitted(self, request: SequenceState) -> None:
+        """Record the first admission of a request, and in its report what tiers did for its prompt."""
+
+    def has_begun(self, request: SequenceState) -> bool:
+        """Return True if blocks were, or are being, loaded for a request since it last ran. O(1)."""
+
+    def weigh(self, request: SequenceState, match: Match) -> int:
+        """Return the tokens that a request misses, with those in a tier counted by the time of their load."""
+
+    def loads_as_tokens(self) -> list[int]:
+        """Return, for each load under way, the tokens that are computed in the time it takes. O(loads)."""
+
+    def stop_copy(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
+        """End a copy out of the pool, for its blocks; False: there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+            at_once: the request runs, and does not wait at all.
+        """
+
+    def give_up_load(self, is_rival: Callable[[NamespaceName], bool]) -> bool:
+        """Give up a load that has not arrived, for a running request that needs blocks; False: there is none.
+
+        Args:
+            is_rival: whether blocks of a namespace would help.
+        """
