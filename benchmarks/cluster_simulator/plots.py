@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_simulator.figures import ClusterFigures
-from radixkv.cli.replay.plots import require_matplotlib
+from radixkv.cli.replay.plots import line_styles, require_matplotlib
 
 _PANELS = (
     ("requests_per_s", "requests/s", 1.0),
@@ -36,6 +36,7 @@ def cluster_figure(rows: Sequence[ClusterFigures]) -> Any:
     figure_class = require_matplotlib()
     traces = list(dict.fromkeys(row.trace for row in rows)) or [""]
     figure = figure_class(figsize=(13, 3.8 * len(traces)), layout="constrained")
+    styles = line_styles(row.router for row in rows)
     for line, trace in enumerate(traces):
         mine = [row for row in rows if row.trace == trace]
         for column, (name, label, factor) in enumerate(_PANELS):
@@ -44,7 +45,7 @@ def cluster_figure(rows: Sequence[ClusterFigures]) -> Any:
                 points = sorted(
                     (row.num_replicas, factor * getattr(row, name)) for row in mine if row.router == router
                 )
-                axes.plot(*zip(*points, strict=True), marker="o", label=router)
+                axes.plot(*zip(*points, strict=True), label=router, **styles[router])
             axes.set_xscale("log", base=2)
             if name != "hit_rate":
                 axes.set_yscale("log")

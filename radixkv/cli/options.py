@@ -105,6 +105,21 @@ def _names_in_registry(found: re.Match[str]) -> str:
     return f"{names}."
 
 
+def _in_users_words(text: str, flags: Mapping[str, str]) -> str:
+    """The sentence of a setting for the command line: defaults and flags in the place of Python's words.
+
+    >>> _in_users_words("KV blocks, see `kv_memory`; None: sized from memory.", {"kv_memory": "--kv-memory"})
+    'KV blocks, see `--kv-memory`; default: sized from memory.'
+    """
+    text = re.sub(r"(; |^)None\b:", lambda found: f"{found[1]}{'default' if found[1] else 'Default'}:", text)
+    text = re.sub(r"\bNone:", "Default:", text)
+    return re.sub(
+        r"`(\w+)`",
+        lambda found: f"`{flags[found[1]].partition('/')[0]}`" if found[1] in flags else found[0],
+        text,
+    )
+
+
 _SIZES = ("kv_cache_memory", "state_memory", "window_memory")
 #: Settings that are written in another form than they have.
 _WRITTEN_AS = {**dict.fromkeys(_SIZES, str | None), "namespace_weights": list[str] | None}
@@ -131,13 +146,17 @@ def settings_parameters(
         renamed: field -> name of the option, where it is not the field's name.
         left_out: fields without an option.
     """
-    helps = setting_helps(settings)
+    flags = {
+        item.name: renamed.get(item.name, "--" + item.name.replace("_", "-")) for item in fields(settings)
+    }
+    helps = {name: _in_users_words(text, flags) for name, text in setting_helps(settings).items()}
     parameters = []
     for item in fields(settings):
         if item.name in left_out:
             continue
-        flag = renamed.get(item.name, "--" + item.name.replace("_", "-"))
-        option = typer.Option(flag, help=helps[item.name], rich_help_panel=PANEL_OF.get(item.name, panel))
+        option = typer.Option(
+            flags[item.name], help=helps[item.name], rich_help_panel=PANEL_OF.get(item.name, panel)
+        )
         kind = _type_of(item.name, str(item.type))
         parameters.append(
             inspect.Parameter(

@@ -46,7 +46,7 @@ class EngineConfig:
         device: `auto`, `cpu` or `cuda`.
         attention_backend: `auto`, `cpu` or `triton`; `torch` is an alias of `cpu`.
         kv_cache_dtype: `auto` (the model's dtype), `int8`, `fp8_e4m3` or `fp8_e5m2`.
-        quantization: None, or `int8` weights (CPU).
+        quantization: `int8` weights (CPU); None: weights as they are stored.
         gguf: weights of a GGUF file: `packed` keeps its blocks (CPU), `float32` dequantises them; `auto`
             keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
         block_size: tokens per KV block, a power of two from 8 to 256.
@@ -63,7 +63,7 @@ class EngineConfig:
         max_tokens_per_request: most prompt tokens of one request in a step while others also have prompt
             tokens to compute; None: half the budget.
         max_queue: most waiting requests before new ones are refused.
-        enable_prefix_caching: False computes every prompt in full.
+        enable_prefix_caching: find prompts in the cache; without, every prompt is computed in full.
         kv_tier: memories below the KV cache, which keep the blocks it has no room for, the quickest first:
             `host:SIZE`, `disk:PATH,max=SIZE`; see the guide to tiers.
         kv_events: where to publish which blocks are cached, as tcp://127.0.0.1:5557; None: nowhere.
@@ -104,11 +104,11 @@ class EngineConfig:
         lora_dir: folder below which adapters may be loaded while the server runs; None: none may.
         max_loras: most adapters kept in memory while no request uses them; others are read when asked for.
         max_lora_rank: largest rank of an adapter.
-        allow_download: False: never reach for the hub.
+        allow_download: fetch models from the hub; without, those on this machine are all there are.
         restart_engine: replace an engine that has failed, at most five times in ten minutes; until
             it is there, requests are told to come again. None: with `tensor_parallel`.
         trust_remote_code: run Python code that comes with a model, where transformers has none of its own for
-            it; False: such a model is refused.
+            it; without, such a model is refused.
 
     Raises:
         ConfigError: an unknown setting, with the one that was meant; a value out of range, with the setting,

@@ -95,7 +95,9 @@ def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
 def _parse(text: str) -> TierSpec:
     kind, colon, where = text.partition(":")
     known = ", or ".join(form for form, _ in _KINDS.values())
-    if not colon or kind not in _KINDS:
+    if not colon and kind in _KINDS:
+        raise ConfigError(f"--kv-tier {kind}: it says nothing after {kind}; write {_KINDS[kind][0]}")
+    if kind not in _KINDS:
         raise ConfigError(f"--kv-tier {text[:80]!r}: {kind[:80]!r} is no kind of tier; write {known}")
     form, names = _KINDS[kind]
     options: dict[str, str] = {}

@@ -35,7 +35,8 @@ class ServerSettings:
         api_keys: `KEY` or `NAME=KEY` each, of users. Keys with the same name share one namespace of the
             prefix cache, so a key can be rotated without losing cached prefixes. Without any key, neither of
             users nor of admins, none is required, and everybody is an admin.
-        admin_keys: as `api_keys`, of admins, who may see and change settings and entries of all tenants.
+        admin_keys: keys of admins, in the form of `api_keys`; admins may see and change settings and entries
+            of all tenants.
         keys_file: TOML that names tenants with their keys (hashed), limits and quotas; read again at SIGHUP.
         served_model_names: names that clients may use; empty: the model's own name.
         allowed_hosts: names accepted in the Host header besides the listening address; `*` accepts all.

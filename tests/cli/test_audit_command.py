@@ -77,6 +77,35 @@ def test_tools_first_tells_what_the_same_tools_behind_two_system_prompts_cost(tm
         audit(log, "--tools-first", "--tokenizer", "bytes")
 
 
+def test_a_file_that_can_not_be_read_is_no_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good, bad = log_of(tmp_path), tmp_path / "bad.jsonl"
+    bad.write_text("not JSON\n")
+    for unread in (bad, tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(ConfigError, match=f"no request could be read.*{re.escape(str(unread))}: "):
+            audit(unread)
+        done = CliRunner().invoke(command_tree(), ["audit", str(good), str(unread)])
+        assert done.exit_code == 1
+        assert f"nothing could be read of {unread}: " in done.stderr
+        assert "hit rate" in done.stdout, "the other file's report is there"
+
+
+def test_small_amounts_of_money_are_shown(tmp_path: Path) -> None:
+    output = audit("--example", "--prices", "example", "--rules", "anthropic")
+    amounts = re.findall(r"([\d.,]+) USD", output)
+    assert amounts
+    assert all(float(amount.replace(",", "")) > 0 for amount in amounts), output
+
+
+def test_without_a_price_no_amount_is_shown(tmp_path: Path) -> None:
+    prices, target = tmp_path / "prices.json", tmp_path / "report.json"
+    prices.write_text(json.dumps({"date": "2026-11-01", "models": {"other": {"input": 1.0}}}))
+    output = audit("--example", "--prices", prices, "--json", target)
+    assert "USD" not in output
+    assert "No price is known of smollm2-135m-instruct." in output
+    money = json.loads(target.read_text())["money"]
+    assert [money[name] for name in ("reported", "rules", "best", "lost")] == [None] * 4
+
+
 def log_of(tmp_path: Path, num_requests: int = 3, **more: Any) -> Path:
     path = tmp_path / "log.jsonl"
     lines = []

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from radixkv.cache.eviction.registry import POLICIES
 from radixkv.cli.options import parse_names
+from radixkv.cli.replay.plots import line_styles
 from radixkv.cli.replay.replay_command import parse_capacities
 from radixkv.errors import ConfigError, RadixKVError
 
@@ -131,3 +132,11 @@ def test_memory_that_is_none_is_refused(app: typer.Typer, bad: str) -> None:
     result = CliRunner().invoke(app, ["simulate", "--memory", bad])
     assert isinstance(result.exception, ConfigError)
     assert "size" in str(result.exception) or "more memory" in str(result.exception)
+
+
+def test_a_line_looks_the_same_in_all_panels_and_like_no_other() -> None:
+    names = [f"policy {number}" for number in range(25)]
+    styles = line_styles([*names, *names[::-1]])
+    looks = [(style["color"], str(style["linestyle"]), style["marker"]) for style in styles.values()]
+    assert list(styles) == names
+    assert len(set(looks)) == len(names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,23 @@ def test_a_key_without_a_name(tmp_path: Path) -> None:
         path.write_text("\n".join(lines))
         (key,) = read_keys_file(path).keys
         assert (key.tenant.name, key.tenant.role) == (name, role)
+
+
+def _options(command: Any, path: str = "radixkv") -> Iterator[tuple[str, str]]:
+    for param in command.params:
+        yield f"{path} {param.name}", getattr(param, "help", None) or ""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _options(inner, f"{path} {name}")
+
+
+def test_help_has_no_words_of_python() -> None:
+    """Flags are named as they are written, and a default is no `None`."""
+    names = {item.name for settings in (ServerSettings, EngineConfig) for item in fields(settings)}
+    fields_of_requests = {"chat_template"}
+    for option, text in _options(TREE):
+        assert not re.search(r"\b(None|True|False)\b", text), (option, text)
+        named = set(re.findall(r"`(\w+_\w+)`", text)) & names
+        assert named <= fields_of_requests, (option, text)
 
 
 def test_json_logs_are_an_object_a_line() -> None:

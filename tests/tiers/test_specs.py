@@ -15,7 +15,7 @@ from radixkv.tiers.spec import parse_tiers
     ("text", "says"),
     [
         ("floppy:a", "'floppy' is no kind of tier; write host:SIZE"),
-        ("host", "is no kind of tier|says nothing"),
+        ("host", "^--kv-tier host: it says nothing after host; write host:SIZE"),
         ("host:", "says nothing after host; write host:SIZE"),
         ("host:4GiB,max=3", "option 'max' is not known; it takes long"),
         ("host:1g,long=-1", "long must be an integer of at least 0, not '-1'"),

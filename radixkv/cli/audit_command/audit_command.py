@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from dataclasses import replace
 from importlib import resources
@@ -111,7 +112,10 @@ def audit_command(
     html_file: HtmlFileOption = None,
     example: ExampleOption = False,
 ) -> None:
-    """Find out why prompts miss the cache, from recorded requests to any provider or engine."""
+    """Find out why prompts miss the cache, from recorded requests to any provider or engine.
+
+    Exits with 1 if nothing could be read of a file beside others, and with 2 if there is no report.
+    """
     paths = list(files or ())
     if example:
         paths.append(Path(str(resources.files("radixkv.observe.audit").joinpath(EXAMPLE))))
@@ -141,8 +145,9 @@ def audit_command(
         result["summary"]["skipped_lines"] = recording.problems.count
         result["tokens_are"] = _counted(tokenizer, observer)
         result["seconds"] = round(time.perf_counter() - began, 3)
-        if recording.problems.count and not recording.num_bytes:
-            raise ConfigError(f"audit: no file could be read. {'; '.join(recording.problems.named[:3])}")
+        if not report.num_requests and recording.unread:
+            found = "; ".join(recording.unread[:3])
+            raise ConfigError(f"audit: no request could be read. {found}. Expected are requests {_FORMS}")
         if not report.num_requests and not recording.problems.count:
             names = ", ".join(path.name for path in paths)
             raise ConfigError(f"audit: no request in {names}; expected one or more, {_FORMS}")
@@ -153,6 +158,9 @@ def audit_command(
 
         write_page(html_file, result, _tree_of(observer), observer.coding.unit_bytes)
     print_report(Console(), result)
+    if recording.unread:
+        print(f"radixkv: audit: nothing could be read of {'; '.join(recording.unread)}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _observe(recording: Recording, observer: Rules, report: AuditReport, rows: RequestRows | None) -> None:

@@ -97,7 +97,16 @@ def _rates(console: Console, report: Json) -> None:
         )
 
 
-def _money(amount: float, money: Json) -> str:
+def _money(amount: float | None, money: Json) -> str:
+    """Return an amount to the cent, or a small one to two digits; None: no price is known.
+
+    >>> [_money(amount, {"currency": "USD"}) for amount in (1234.5, 0.00312, None)]
+    ['1,234.50 USD', '0.0031 USD', 'not known']
+    """
+    if amount is None:
+        return "not known"
+    if amount and abs(amount) < 0.1:
+        return f"{float(f'{amount:.1e}'):.10f}".rstrip("0") + f" {money['currency']}"
     return f"{amount:,.2f} {money['currency']}"
 
 

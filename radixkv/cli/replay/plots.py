@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,19 @@ def require_matplotlib(path: Path | None = None) -> Any:
     return Figure
 
 
+def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return a look for each name, unlike all others and the same in every panel of a figure."""
+    lines, markers = ("-", "-.", (0, (1, 1)), (0, (5, 1))), "osD^v<>PX*"
+    return {
+        name: {
+            "color": f"C{number % 10}",
+            "linestyle": lines[number // 10 % 4],
+            "marker": markers[number // 10 % 10],
+        }
+        for number, name in enumerate(dict.fromkeys(names))
+    }
+
+
 def plot_hit_rates(results: Sequence[ReplayResult], path: Path) -> None:
     """Write one panel per trace: block hit rate over capacity, a line per policy, the bounds dashed.
 
@@ -50,6 +63,9 @@ def plot_hit_rates(results: Sequence[ReplayResult], path: Path) -> None:
     columns = min(len(traces), 2)
     rows = -(-len(traces) // columns)
     figure = figure_class(figsize=(6.4 * columns, 4.4 * rows), layout="constrained")
+    bounds = (OPTIMUM, INFINITE)
+    styles = line_styles(result.policy for result in results if result.policy not in bounds)
+    styles[OPTIMUM] = {"linestyle": "--", "color": "black"}
     for position, trace in enumerate(traces, start=1):
         axes = figure.add_subplot(rows, columns, position)
         mine = [result for result in results if result.trace == trace]
@@ -60,8 +76,7 @@ def plot_hit_rates(results: Sequence[ReplayResult], path: Path) -> None:
                 if result.policy == policy and result.capacity_blocks is not None
             )
             if points:
-                style = {"linestyle": "--", "color": "black"} if policy == OPTIMUM else {"marker": "o"}
-                axes.plot(*zip(*points, strict=True), label=policy, **style)
+                axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
         for result in mine:
             if result.policy == INFINITE:
                 axes.axhline(100 * result.block_hit_rate, linestyle=":", color="grey", label=INFINITE)
@@ -99,6 +114,8 @@ def plot_waste(results: Sequence[SchemeResult], path: Path) -> None:
     left.set_xlabel("share of the KV memory (%), averaged over time")
     left.legend(fontsize="small", ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     left.invert_yaxis()
-    right.barh(names, [result.mean_sequences for result in results], color="tab:green")
+    right.barh(
+        names, [result.mean_sequences for result in results], color="grey"
+    )  # a colour of no part on the left
     right.set_xlabel("sequences at once, averaged over time")
     figure.savefig(path, dpi=130)

@@ -80,11 +80,14 @@ class Sums:
 
 @dataclass(slots=True)
 class BreakTally:
-    """All requests that miss for one reason at one place, and the one of them that lost most."""
+    """All requests that miss for one reason at one place, and the one of them that lost most.
+
+    `money` is None until there is a request with a known price.
+    """
 
     count: int = 0
     lost: int = 0
-    money: float = 0.0
+    money: float | None = None
     worst: int = -1
     example: Json = field(default_factory=dict)
 
@@ -112,6 +115,7 @@ class AuditReport:
         self._growth = _Growth()
         self._latest: list[Json] = []
         self._money = {"reported": 0.0, "rules": 0.0, "best": 0.0}
+        self._any_priced = False
         self._unpriced: set[str] = set()
         self._exact = [0, 0]  # requests whose reported tokens are what these rules find, and others
         self.failed = 0
@@ -169,6 +173,7 @@ class AuditReport:
         was = seen.cached_tokens if seen.reported_tokens is None else seen.reported_tokens
         paid = total if seen.reported_tokens is None else seen.reported_prompt or total
         reported = record.usage.written
+        self._any_priced = True
         self._money["reported"] += prices.prompt(paid, was, written if reported is None else reported)
         self._money["rules"] += prices.prompt(total, seen.cached_tokens, written) + more
         self._money["best"] += prices.prompt(total, seen.best_tokens, written) + more
@@ -185,7 +190,7 @@ class AuditReport:
         group.lost += seen.lost_tokens
         if prices is not None:
             paid = prices.cache_write if seen.written else prices.input
-            group.money += seen.lost_tokens * (paid - prices.cache_read)
+            group.money = (group.money or 0.0) + seen.lost_tokens * (paid - prices.cache_read)
         if seen.lost_tokens > group.worst:
             group.worst = seen.lost_tokens
             group.example = _example(record, seen)
@@ -245,8 +250,8 @@ class AuditReport:
         return {
             "currency": self._prices.currency,
             "date": self._prices.date,
-            **self._money,
-            "lost": sum(found["lost_money"] for found in breaks),
+            **{name: amount if self._any_priced else None for name, amount in self._money.items()},
+            "lost": sum(found["lost_money"] or 0.0 for found in breaks) if self._any_priced else None,
             "models_without_price": sorted(self._unpriced),
         }
 

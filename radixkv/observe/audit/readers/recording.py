@@ -52,11 +52,13 @@ class Recording:
     Attributes:
         problems: unreadable records so far.
         skipped: number of requests in HAR files that were not to a model.
+        unread: files so far of which nothing could be read, each with a reason.
     """
 
     def __init__(self, paths: Sequence[Path], memory_bytes: int = 128 * 1024 * 1024) -> None:
         self.problems = Problems()
         self.skipped = 0
+        self.unread: list[str] = []
         self.num_bytes = 0  # read so far
         self._paths = paths
         self._memory = memory_bytes
@@ -93,7 +95,7 @@ class Recording:
             yield at, first
 
     def _of_file(self, path: Path, file_number: int) -> Iterator[Record]:
-        name = path.name
+        name, why, any_read = path.name, "", False
         try:
             for number, text in self._pieces(path):
                 self.num_bytes += len(text)
@@ -102,16 +104,23 @@ class Recording:
                     if len(text) > self._max_object:
                         raise NoRequest(f"longer than {self._max_object >> 20} MiB; give it more --memory")
                     record = record_in(self._limits.parsed(text), place, len(text), self._limits)
+                    any_read = True
                     yield replace(record, order=(file_number, number))
                 except NotAModel:
+                    any_read = True
                     self.skipped += 1
                 except NoRequest as error:
+                    why = why or str(error)
                     self.problems.add(place, str(error))
                 except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                    why = why or "its fields are not of the kinds that logs have"
                     self.problems.add(place, "its fields are not of the kinds that logs have")
         except DamagedFile as error:
             place = f"{name}:{error.line}" if error.line else name
+            why = why or error.why
             self.problems.add(place, error.why)
+        if why and not any_read:
+            self.unread.append(f"{path}: {why}")
 
     def _pieces(self, path: Path) -> Iterator[tuple[int, bytes]]:
         """Yield the objects of a file as text, with their numbers: lines, or entries of a document."""

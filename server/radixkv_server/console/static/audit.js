@@ -45,14 +45,21 @@ export function mount(root, { report }) {
   );
 }
 
+/** To the cent, and small amounts to two digits; null: no price is known. */
+function price(amount, { currency }) {
+  if (amount === null) return "no price is known";
+  const shown = Math.abs(amount) >= 0.1 || amount === 0 ? amount.toFixed(2) : Number(amount.toPrecision(2)).toFixed(10).replace(/0+$/, "");
+  return `${shown} ${currency}`;
+}
+
 function money({ money: told }, name) {
-  return told ? el("p", null, `${told[name].toFixed(2)} ${told.currency}, by prices of ${told.date}`) : null;
+  return told ? el("p", null, `${price(told[name], told)}, by prices of ${told.date}`) : null;
 }
 
 function lost(report) {
   return card("Lost to breaks", el("p", { class: "big" }, el("strong", null, compact(report.lost_tokens)), " ", el("span", { class: "muted" }, "tokens")),
     report.lost_seconds === null ? null : el("p", null, `${duration(report.lost_seconds)} of computing at ${number(report.prefill_rate)} tokens a second`),
-    report.money ? el("p", null, `${report.money.lost.toFixed(2)} ${report.money.currency}`) : null);
+    report.money ? el("p", null, price(report.money.lost, report.money)) : null);
 }
 
 function growth(report) {
@@ -86,7 +93,7 @@ function breaks(report) {
   return el("section", { "aria-label": "Worst breaks" }, el("h2", null, "What breaks most"), report.worst.map((found) => {
     const { example } = found;
     const cost = [tokens(found.lost_tokens), found.lost_seconds === null ? null : duration(found.lost_seconds),
-      found.lost_money === null ? null : `${found.lost_money.toFixed(2)} ${report.money.currency}`].filter(Boolean).join(", ");
+      found.lost_money === null ? null : price(found.lost_money, report.money)].filter(Boolean).join(", ");
     const where = found.where && !found.what.includes(found.where) ? ` in ${found.where}` : "";
     return el("section", { class: "panel break" },
       el("h3", null, `${found.what[0].toUpperCase()}${found.what.slice(1)}${where}`),
