@@ -131,6 +131,13 @@ def check_settings(config: EngineConfig, source: ModelSource) -> None:
         ConfigError: names the setting, the limit and what to change.
     """
     facts = facts_of(source)
+    if config.num_blocks is not None and config.max_model_len is not None:
+        needed = -(-config.max_model_len // config.block_size)
+        if needed > config.num_blocks:
+            raise ConfigError(
+                f"--max-model-len {config.max_model_len} needs {needed} blocks of {config.block_size} "
+                f"tokens, but --num-blocks is {config.num_blocks}; lower the one, or raise the other"
+            )
     if config.max_model_len is not None and facts.positions is not None:
         check_context(config.max_model_len, facts.positions)
     if config.tensor_parallel > 1:
@@ -144,9 +151,14 @@ def check_settings(config: EngineConfig, source: ModelSource) -> None:
         size = getattr(config, name)
         if size is not None:
             check_available("--" + name.replace("_", "-"), size, available_cpu_memory())
-    if config.kv_cache_memory is not None and facts.kv_elements is not None:
-        width = 1 if config.kv_cache_dtype != "auto" else 4 if config.dtype in ("auto", "float32") else 2
-        check_holds_a_chat(config, config.kv_cache_memory, facts.kv_elements * width, facts.positions)
+    if facts.kv_elements is None:
+        return
+    width = 1 if config.kv_cache_dtype != "auto" else 4 if config.dtype in ("auto", "float32") else 2
+    token_bytes = facts.kv_elements * width
+    if config.kv_cache_memory is not None:
+        check_holds_a_chat(config, config.kv_cache_memory, token_bytes, facts.positions)
+    if config.num_blocks is not None:
+        check_num_blocks(config.num_blocks, token_bytes * config.block_size, available_cpu_memory())
 
 
 def check_context(wanted: int, limit: int) -> None:
@@ -185,13 +197,28 @@ def check_holds_a_chat(config: EngineConfig, memory: int, token_bytes: int, limi
     Raises:
         ConfigError: gives the tokens that it holds and a size that is enough.
     """
-    needed = min(filter(None, (config.max_model_len, limit, MIN_KV_TOKENS)))
+    needed = config.max_model_len or min(limit or MIN_KV_TOKENS, MIN_KV_TOKENS)
     tokens = memory // (token_bytes * config.block_size) * config.block_size
     if tokens < needed:
-        enough = -(-(config.max_model_len or 2048) * token_bytes // 2**20)
+        enough = -(-(config.max_model_len or 2048) * token_bytes // 2**20) + 1
+        too_few = "too few for any chat" if config.max_model_len is None else "fewer than --max-model-len"
         raise ConfigError(
-            f"--kv-cache-memory of {memory:,} bytes holds {tokens} tokens ({token_bytes:,} bytes each), too "
-            f"few for any chat: give at least {enough}m, or leave the flag out"
+            f"--kv-cache-memory of {memory:,} bytes holds {tokens} tokens ({token_bytes:,} bytes each), "
+            f"{too_few}: give at least {enough}m, or leave the flag out"
+        )
+
+
+def check_num_blocks(num_blocks: int, block_bytes: int, available: int) -> None:
+    """Refuse more blocks than there is memory for.
+
+    Raises:
+        ConfigError: gives both sizes, and the most blocks.
+    """
+    if num_blocks * block_bytes > available:
+        raise ConfigError(
+            f"--num-blocks {num_blocks} needs {num_blocks * block_bytes / _GIB:.2f} GiB for K/V, but only "
+            f"{available / _GIB:.2f} GiB are free; use at most {available // block_bytes} blocks, or let the "
+            "engine choose by leaving the flag out"
         )
 
 

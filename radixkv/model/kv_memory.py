@@ -14,6 +14,7 @@ from radixkv.model.early_checks import (
     available_cpu_memory,
     check_context,
     check_holds_a_chat,
+    check_num_blocks,
 )
 from radixkv.model.state_memory import size_states
 from radixkv.model.window_memory import shape_with_windows, size_windows
@@ -114,7 +115,7 @@ def size_kv_cache(
             "lower --max-model-len, or raise --kv-cache-memory, --num-blocks or --gpu-memory-utilization"
         )
     if config.num_blocks is not None:
-        _check_num_blocks(num_blocks, block_bytes, shape.device)
+        check_num_blocks(num_blocks, block_bytes, free_memory(shape.device))
     elif config.kv_cache_memory is not None:
         check_holds_a_chat(config, memory, block_bytes // config.block_size, shape.max_model_len)
     return (
@@ -127,13 +128,3 @@ def size_kv_cache(
 def free_memory(device: torch.device) -> int:
     """Return bytes that can be had on a device."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_cpu_memory()
-
-
-def _check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
-    available = free_memory(device)
-    if num_blocks * block_bytes > available:
-        raise ConfigError(
-            f"--num-blocks {num_blocks} needs {num_blocks * block_bytes / _GIB:.2f} GiB for K/V, but only "
-            f"{available / _GIB:.2f} GiB are free; use at most {available // block_bytes} blocks, or let the "
-            "engine choose by leaving the flag out"
-        )
