@@ -12,7 +12,7 @@ from collections import Counter
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.states.integrity import check_states
+from radixkv.cache.states.checkpoint import GRID
 
 
 def check(capacity: Capacity) -> None:
@@ -27,7 +27,7 @@ def check(capacity: Capacity) -> None:
     _check_leases(capacity)
     _check_blocks(capacity, nodes)
     _check_groups(capacity, nodes)
-    check_states(capacity, nodes)
+    _check_states(capacity, nodes)
     pinned, pins = sum(len(node.blocks) for node in nodes if node.pins), capacity.pins
     assert pinned == pins.pinned_blocks, f"{pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
     assert pinned <= pins.budget_blocks, f"{pinned} pinned blocks exceed the budget"
@@ -174,3 +174,26 @@ def _check_groups(capacity: Capacity, nodes: list[Node]) -> None:
         assert all(node.entry and node.entry[2] is node for node in candidates), "a stale index entry"
     total = sum(group.used for group in capacity.groups)
     assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
+
+
+def _check_states(capacity: Capacity, nodes: list[Node]) -> None:
+    """Assert that checkpoints lie at whole blocks and grid points, and that all holders are counted."""
+    tree, keeper = capacity.tree, capacity.tree.states
+    found = [checkpoint for node in nodes for checkpoint in (node.states or {}).values()]
+    if keeper is None:
+        assert not found, "a model without states has checkpoints"
+        return
+    assert len(found) == len(keeper), f"{len(keeper)} checkpoints are counted, the tree has {len(found)}"
+    for node in nodes:
+        for offset, checkpoint in (node.states or {}).items():
+            assert checkpoint.node is node, f"{checkpoint!r} does not point back to {node!r}"
+            assert 0 < offset <= len(node.key) // tree.block_bytes, f"{checkpoint!r} ends no whole block"
+            at = node.start + offset * tree.block_size
+            assert checkpoint.end == at, f"{checkpoint!r} lies after {at} tokens"
+            assert not at % GRID, f"{checkpoint!r} lies at no grid point"
+            assert checkpoint.identity == node.identity(offset), f"{checkpoint!r} sums up another prefix"
+            assert 0 <= checkpoint.base < at, f"{checkpoint!r} has its base at {checkpoint.base}"
+    leases = [lease.states for lease in capacity.leases.values() if lease.states is not None]
+    assert not any(states.base.position % GRID for states in leases), "a request goes on from no grid point"
+    held = [slot for states in leases for slot in states.held_slots()]
+    keeper.pool.check([checkpoint.slot for checkpoint in found], held)

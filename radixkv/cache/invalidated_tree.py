@@ -16,23 +16,28 @@ from itertools import islice
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.tree_nodes import TreeNodes
+from radixkv.cache.radix_tree import RadixTree
 
 
 class InvalidatedTree:
     """The nodes of a tree that was reset; nothing holds or changes them any more.
 
     Args:
-        num_blocks: the others.
+        tree: the tree that they were in.
+        roots: its roots until then.
+        held: blocks that are private to leases now, and not free.
+        num_blocks: number of the other blocks.
     """
 
     __slots__ = ("_held", "_places", "_roots", "_taken_nodes", "_to_clear", "_tree", "num_blocks")
 
-    def __init__(self, tree: TreeNodes, held: set[int], num_blocks: int) -> None:
+    def __init__(
+        self, tree: RadixTree, roots: dict[Namespace, Node], held: set[int], num_blocks: int
+    ) -> None:
         self.num_blocks = num_blocks  # blocks that have not been handed out yet
-        self._tree = tree  # has the old roots
-        self._held = held  # blocks that are private to leases now, and not free
-        self._roots = dict(tree.roots)
+        self._tree = tree
+        self._held = held
+        self._roots = roots
         self._places = self._nodes()
         self._taken_nodes = 0
         self._to_clear: list[Node] | None = None

@@ -16,12 +16,11 @@ from array import array
 
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.invalidated_tree import InvalidatedTree
-from radixkv.cache.lease_path import LeasePath
 from radixkv.cache.node import Node
 from radixkv.cache.pending_copies import Moved
 
 
-def invalidate_subtree(capacity: Capacity, top: Node, owner: LeasePath) -> None:
+def invalidate_subtree(capacity: Capacity, top: Node, owner: object) -> None:
     """Take the subtree that begins at `top` out of the tree. O(leases * depth + pins + blocks below).
 
     Args:
@@ -56,13 +55,13 @@ def invalidate_all(capacity: Capacity) -> InvalidatedTree:
     for lease in leases:
         lease.invalidate_below(_Everything(), moved)
         lease.shares = False
-    old = tree.invalidate_all()
+    roots = tree.invalidate_all()
     num_free = capacity.forget_tree(groups[0] for groups in moved.values())
     capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
     for lease in leases:
         lease.node = tree.root(lease.node.owner)
         tree.hold(lease.node)
-    invalidated = InvalidatedTree(old, set(moved), num_free)
+    invalidated = InvalidatedTree(tree, roots, set(moved), num_free)
     capacity.pool.free_later(invalidated)
     return invalidated
 

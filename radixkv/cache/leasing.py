@@ -12,19 +12,16 @@ Decide, then act: nothing changes before it is certain that the blocks can be ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from radixkv.cache.capacity import Capacity
 from radixkv.cache.eviction.policy import overridden
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.lease import Lease
 from radixkv.cache.node import Namespace, Node
+from radixkv.cache.radix_tree import Walk
+from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.explain import DueReport, due_report, new_due
-from radixkv.cache.tree_nodes import Walk
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.divergence import DivergenceObserver
-    from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.lease_windows import begin
 
 
 class Leasing:
@@ -113,8 +110,6 @@ class Leasing:
         These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
         beyond the state: where prompts have parted for the second time. O(path).
         """
-        from radixkv.cache.states.lease_windows import begin
-
         checkpoint = keeper.deepest(lease.node, lease.num_cached_tokens)
         lease.states = states = begin(keeper, checkpoint)
         if checkpoint is not None:

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceName
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace
 from radixkv.cache.public_prefixes import PublicPrefixes
-from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.tree_nodes import Walk
-
-if TYPE_CHECKING:
-    from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.radix_tree import RadixTree, Walk
+from radixkv.cache.states.checkpoints import Checkpoints
 
 MAX_NAMESPACES = 256  # others that an administrator's question looks into
 

@@ -14,17 +14,15 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sortedcontainers import SortedList
 
+from radixkv.cache.accounts import BlockAccount
 from radixkv.cache.block_identity import IDENTITY_BYTES
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, shared_bytes
-
-if TYPE_CHECKING:
-    from radixkv.cache.accounts import BlockAccount
-    from radixkv.cache.public_prefixes import PublicPrefixes
-    from radixkv.cache.states.checkpoint import Checkpoint
+from radixkv.cache.public_prefixes import PublicPrefixes
+from radixkv.cache.states.checkpoint import Checkpoint
 
 _MAX_LOOKED_AT = 16
 _PLAIN_LIST = 512  # above this many children a sorted list in pieces is quicker than one list

@@ -15,8 +15,7 @@ from math import isinf
 from radixkv.cache.accounts import BlockAccount
 from radixkv.cache.keys import TOKEN_BYTES, NamespaceKey, decode_tokens
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.tree_nodes import Walk
+from radixkv.cache.radix_tree import RadixTree, Walk
 
 PinKey = tuple[NamespaceKey, str]  # namespace, id
 _Longer = tuple[bytes, int]

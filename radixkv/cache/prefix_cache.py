@@ -45,7 +45,7 @@ from radixkv.cache.leasing import Leasing
 from radixkv.cache.lookup import Lookup, Match
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.pins import Pin, PinInfo, Pins
-from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.reporting.ages import UseTimes
 from radixkv.cache.reporting.divergence import DivergenceObserver
 from radixkv.cache.reporting.events import ChangeLog, Listener
@@ -56,7 +56,6 @@ from radixkv.cache.reporting.tree_view import TreeView
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.window_checkpoints import make_checkpoints
 from radixkv.cache.states.window_pool import WindowSpec
-from radixkv.cache.tree_nodes import Walk
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]

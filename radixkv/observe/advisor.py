@@ -24,9 +24,9 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.node import Namespace
+from radixkv.cache.radix_tree import Walk
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.tree_view import continuation
-from radixkv.cache.tree_nodes import Walk
 
 #: Shorter runs of equal tokens are chance, or a template's own.
 MIN_RUN = 16

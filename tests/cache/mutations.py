@@ -63,7 +63,7 @@ MUTATIONS = [
     Mutation("drop a decrement", "RadixTree.unprotect", "_.refs -= 1", "pass"),
     Mutation(
         "skip the token check of an edge",
-        "TreeNodes.walk",
+        "RadixTree.walk",
         "data.startswith(_a, _, _b)",
         "len(_a) <= _b - pos",
     ),
@@ -82,9 +82,9 @@ MUTATIONS = [
     ),
     Mutation("do not hold the source of a copy", "Leasing._grant", "_.protect(source)", "None"),
     Mutation("write into a fork's shared block", "Lease._must_copy_tail", "_.holders > 1", "False"),
-    Mutation("keep the duplicate after deduping", "LeasePath._dedupe", "_.free_private(_, _)", "None"),
+    Mutation("keep the duplicate after deduping", "Lease._dedupe", "_.free_private(_, _)", "None"),
     Mutation(
-        "do not remap the block table after deduping", "LeasePath._dedupe", "_.replace_blocks(_, _)", "None"
+        "do not remap the block table after deduping", "Lease._dedupe", "_.replace_blocks(_, _)", "None"
     ),
     Mutation(
         "split one block too late",
@@ -94,7 +94,7 @@ MUTATIONS = [
     ),
     Mutation(
         "commit one token too many",
-        "LeasePath._insert",
+        "Lease._insert",
         "bytearray(_a[_b:_])",
         "bytearray(_a[_b : (end := min(end + 1, self.num_tokens, pos + len(blocks) * size)) * 4])",
     ),
@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation("do not count a fork's hold on private blocks", "Lease.fork", "_.pool.share(_)", "None"),
     Mutation("do not protect a fork's path", "Lease.fork", "_.hold(self.node)", "None"),
     Mutation("let a fork forget the copies it needs", "Lease.fork", "child.pending = _.for_fork()", "pass"),
-    Mutation("leave the other forks where they are", "LeasePath._insert", "_._follow(self, _)", "None"),
+    Mutation("leave the other forks where they are", "Lease._insert", "_._follow(self, _)", "None"),
     Mutation(
         "free a block when the first of its forks ends", "BlockPool.drop_holder", "extra is None", "True"
     ),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from radixkv.cache.keys import NamespaceKey
 from radixkv.cache.node import Namespace
-from radixkv.cache.tree_nodes import Walk
+from radixkv.cache.radix_tree import Walk
 
 
 @dataclass(frozen=True, slots=True)

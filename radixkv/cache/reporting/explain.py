@@ -31,10 +31,10 @@ from typing import Any, NamedTuple, cast
 
 from radixkv.cache.keys import CONTEXT_TOKENS, TOKEN_BYTES, decode_tokens
 from radixkv.cache.node import Namespace
+from radixkv.cache.radix_tree import RadixTree, Walk
 from radixkv.cache.reporting.ghost import GhostIndex, GhostRecord
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.states.checkpoint import GRID
-from radixkv.cache.tree_nodes import TreeNodes, Walk
 
 CACHE_IS_OFF = "prefix caching is off"
 SAID_TOKENS = 8  # of each side, in a sentence
@@ -167,7 +167,7 @@ new_due = cast(Callable[[tuple[Any, ...]], DueReport], partial(tuple.__new__, Du
 
 
 def due_report(
-    ghosts: GhostIndex, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
+    ghosts: GhostIndex, tree: RadixTree, data: bytes, owner: Namespace, walk: Walk | None
 ) -> DueReport:
     """Take the data of the report of a prompt that is looked up just now. O(1) without resets."""
     num_tokens = len(data) // TOKEN_BYTES

@@ -15,7 +15,7 @@ from radixkv.cache.block_identity import each_identity
 from radixkv.cache.invalidated_tree import InvalidatedTree
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.cache.node import Namespace
-from radixkv.cache.tree_nodes import TreeNodes, Walk
+from radixkv.cache.radix_tree import RadixTree, Walk
 
 _PIECE = 32  # nodes of a forgotten tree that are freed at a time
 _PARTIAL = b"~"
@@ -131,7 +131,7 @@ class GhostIndex:
         return self._records.get(identity)
 
     def removal(
-        self, tree: TreeNodes, data: bytes, owner: Namespace, walk: Walk | None
+        self, tree: RadixTree, data: bytes, owner: Namespace, walk: Walk | None
     ) -> GhostRecord | None:
         """Return the record of the removal of the first block missed by a lookup in `owner`; None: not known.
 

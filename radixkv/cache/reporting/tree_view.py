@@ -10,8 +10,7 @@ from radixkv.cache.keys import TOKEN_BYTES, NamespaceName, TokenIds, decode_toke
 from radixkv.cache.lookup import Lookup
 from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace, Node
-from radixkv.cache.radix_tree import RadixTree
-from radixkv.cache.tree_nodes import Walk
+from radixkv.cache.radix_tree import RadixTree, Walk
 
 _SHOWN_TOKENS = 4
 

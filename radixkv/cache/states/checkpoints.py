@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from radixkv.cache.accounts import BlockAccount
 from radixkv.cache.keys import TOKEN_BYTES
+from radixkv.cache.node import Node
+from radixkv.cache.reporting.events import ChangeLog
 from radixkv.cache.states.checkpoint import GRID, Checkpoint
 from radixkv.cache.states.state_pool import StatePool
 from radixkv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from radixkv.cache.accounts import BlockAccount
-    from radixkv.cache.node import Node
-    from radixkv.cache.reporting.events import ChangeLog
 
 SUPERSEDED_WORTH = 0.25
 MAX_SPARE = 2  # slots that are kept free where there are many: what a prompt's step takes

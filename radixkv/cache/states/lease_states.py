@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from radixkv.cache.node import Node
 from radixkv.cache.states.checkpoint import GRID
-
-if TYPE_CHECKING:
-    from radixkv.cache.lease_path import LeasePath
-    from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.checkpoints import Checkpoints
 
 NO_SLOT = -1
 
@@ -32,6 +30,18 @@ class HeldState(NamedTuple):
 
 
 NOTHING = HeldState(0, NO_SLOT)
+
+
+class CommittedPath(Protocol):
+    """The part of a lease that is in the tree: `tree_tokens` tokens up to the end of `node`.
+
+    Attributes:
+        shares: whether others may use what the lease commits.
+    """
+
+    node: Node
+    tree_tokens: int
+    shares: bool
 
 
 class StateStep(NamedTuple):
@@ -112,7 +122,7 @@ class LeaseStates:
             self._targets.remove(step.target)
             self.keeper.pool.drop(step.target.slot)
 
-    def step_done(self, lease: LeasePath, end: int) -> None:
+    def step_done(self, lease: CommittedPath, end: int) -> None:
         """The step up to token `end` has run: its target is the base, its wanted states are checkpoints."""
         kept = []
         for target in [target for target in self._targets if target.position < end]:
@@ -146,7 +156,7 @@ class LeaseStates:
             self.keeper.pool.share(self.base.slot)
         return LeaseStates(self.keeper, self.base)
 
-    def close(self, lease: LeasePath | None) -> None:
+    def close(self, lease: CommittedPath | None) -> None:
         """The request ends: its base goes to the tree, where `lease` has its tokens there; None: nowhere."""
         self.step_failed()
         base, self.base = self.base, NOTHING
@@ -170,7 +180,7 @@ class LeaseStates:
             self.keeper.pool.drop(self.base.slot)
         self.base = state
 
-    def _keep(self, lease: LeasePath, state: HeldState) -> None:
+    def _keep(self, lease: CommittedPath, state: HeldState) -> None:
         """Give a slot, with one holder, to the tree; it is dropped where the tokens are not there."""
         if lease.shares and state.position <= lease.tree_tokens:
             self.keeper.add(lease.node, state.position, state.slot)

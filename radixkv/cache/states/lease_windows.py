@@ -14,17 +14,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from radixkv.cache.states.checkpoint import GRID
-from radixkv.cache.states.lease_states import NO_SLOT, HeldState, LeaseStates
+from radixkv.cache.states.checkpoint import GRID, Checkpoint
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.lease_states import NO_SLOT, CommittedPath, HeldState, LeaseStates
+from radixkv.cache.states.window_checkpoints import WindowCheckpoints
 from radixkv.cache.states.window_pool import MOST_GUESSES
-
-if TYPE_CHECKING:
-    from radixkv.cache.lease_path import LeasePath
-    from radixkv.cache.states.checkpoint import Checkpoint
-    from radixkv.cache.states.checkpoints import Checkpoints
-    from radixkv.cache.states.window_checkpoints import WindowCheckpoints
 
 
 class LeaseWindows:
@@ -81,7 +76,7 @@ class LeaseWindows:
             self.table.append(block)
         return True
 
-    def step_done(self, lease: LeasePath, end: int) -> None:
+    def step_done(self, lease: CommittedPath, end: int) -> None:
         """The step up to token `end` has run: wanted windows are checkpoints, and past blocks are free."""
         if self.wanted:
             due = sorted(position for position in self.wanted if position <= end)
@@ -105,7 +100,7 @@ class LeaseWindows:
         blocks = self.table[first : at // self._block_size]
         return LeaseWindows(self.keeper, at, blocks)
 
-    def close(self, lease: LeasePath | None) -> None:
+    def close(self, lease: CommittedPath | None) -> None:
         """The request ends: the window before its base goes to the tree, unless `lease` is None."""
         if lease is not None and self.base.position:
             self._keep(lease, self.base.position)
@@ -126,7 +121,7 @@ class LeaseWindows:
             self.keeper.pool.blocks.drop(block)
         self.first = max(self.first, index)
 
-    def _keep(self, lease: LeasePath, position: int) -> None:
+    def _keep(self, lease: CommittedPath, position: int) -> None:
         """Leave a checkpoint in the tree, where its tokens are there."""
         if lease.shares and position <= lease.tree_tokens:
             first = self._first_block(position)
