@@ -34,7 +34,7 @@ COMMAND_LINE = "radixkv.cli"
 #: Rooms of radixkv, from the ground up: a room imports from lower floors and from itself, not from its
 #: neighbours. A part of a room that stands on another floor than the rest is named apart.
 FLOORS = (
-    ("errors", "helper_process"),
+    ("errors", "helper_process", "regular_file"),
     ("option_names",),
     ("engine.config", "entrypoints.extras"),
     ("cache", "text", "cluster.loop_thread"),

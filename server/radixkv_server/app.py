@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
 import threading
@@ -56,6 +58,11 @@ from radixkv_server.http.middleware import (
 from radixkv_server.openapi import add_openapi
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.registry import TenantRegistry
+
+logger = logging.getLogger("radixkv.server")
+
+#: Seconds that threads get to end once the engine is closed.
+STUCK_THREADS_S = 10.0
 
 OnReady = Callable[[str, int], None]
 
@@ -286,6 +293,20 @@ async def _serve_and_close(
         await server.serve(sockets=[sock])
     finally:
         await engine.close()
+        if server.is_ending:
+            _end_without_stuck_threads()
+
+
+def _end_without_stuck_threads() -> None:
+    """End the process soon even if a thread waits for good, for a file of a lost network share, say."""
+
+    def end() -> None:
+        logger.warning("threads still wait for the file system: the server ends without them")
+        os._exit(1)
+
+    timer = threading.Timer(STUCK_THREADS_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 __all__ = ["check_port_is_free", "create_app", "make_settings", "serve", "serve_engine", "with_tenants"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from safetensors import SafetensorError, deserialize
 from radixkv.errors import AdapterLoadError, ModelLoadError
 from radixkv.model.adapters.peft_config import CONFIG_NAME, PeftConfig
 from radixkv.model.loading.folder_checks import check_links
+from radixkv.regular_file import open_regular
 
 if TYPE_CHECKING:
     from radixkv.model.adapters.base_modules import BaseModules
@@ -225,11 +227,11 @@ def read_adapter(
 
 def _bytes_of(path: Path) -> npt.NDArray[np.uint8]:
     """All bytes of a file; numpy's memory comes in large pages."""
-    with path.open("rb", buffering=0) as file:
-        data = np.empty(path.stat().st_size, np.uint8)
+    with open_regular(path) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         view = data.data
         while view:
-            count = file.readinto(view)
+            count = file.readinto(view)  # type: ignore[attr-defined]
             if not count:
                 raise ValueError(f"{path} ends early")
             view = view[count:]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import regex
 
 from radixkv.errors import AdapterLoadError
+from radixkv.regular_file import open_regular
 
 if TYPE_CHECKING:
     from radixkv.model.adapters.base_modules import BaseModules
@@ -84,9 +85,11 @@ class PeftConfig:
         """
         path = folder / CONFIG_NAME
         try:
-            if path.stat().st_size > _MAX_BYTES:
+            with open_regular(path) as file:
+                text = file.read(_MAX_BYTES + 1)
+            if len(text) > _MAX_BYTES:
                 raise AdapterLoadError(f"{path} is larger than {_MAX_BYTES} bytes: it is no adapter's.")
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(text.decode("utf-8"))
         except OSError as error:
             raise AdapterLoadError(
                 f"{path} can't be read ({error.strerror or error}); an adapter is a folder that PEFT's "

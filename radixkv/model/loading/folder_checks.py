@@ -42,14 +42,18 @@ def check_folder(folder: Path, *, weights: bool = True) -> dict[str, StoredTenso
 
 
 def check_links(folder: Path, paths: list[Path]) -> None:
-    """Refuse links that leave their folder; those into the hub's cache are its own client's.
+    """Refuse pipes, devices, and links that leave their folder; the hub's client links into its cache.
 
     Raises:
-        ModelLoadError: names the link and its target.
+        ModelLoadError: names the file, or the link and its target.
     """
     own = Path(os.path.realpath(folder))
     for path in paths:
         target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise ModelLoadError(
+                f"{path} is no regular file but a pipe or a device: whoever reads it may wait for good."
+            )
         if not target.is_relative_to(own) and not _is_hub_blob(target):
             raise ModelLoadError(
                 f"{path} is a link to {target}, outside its model's folder. A model from elsewhere could "

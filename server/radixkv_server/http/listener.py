@@ -170,6 +170,11 @@ class HttpServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @property
+    def is_ending(self) -> bool:
+        """True once a signal has asked the process to end."""
+        return self._ends_at is not None
+
     def _on_signal(self, number: int, _frame: Any) -> None:
         if self._ends_at is not None:
             self.should_exit = self.force_exit = True

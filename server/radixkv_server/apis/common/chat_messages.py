@@ -84,6 +84,7 @@ def joined(content: str | Sequence[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.words for part in content)
 
 
+_ROLES = {"developer": "system", "function": "tool"}
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -170,21 +171,30 @@ class ChatMessage(StrictModel):
             content = value.get("content")
             if content is not None and not isinstance(content, str | list):
                 raise ParamError("content must be a string, a list of parts, or null.", code="invalid_type")
+            if value.get("function_call") and not value.get("tool_calls"):
+                return {**value, "tool_calls": [{"function": value["function_call"]}]}
         return value
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
-        if self.content is None and not self.tool_calls:
-            extra = self.model_extra or {}
-            if self.role != "assistant" or not (extra.get("refusal") or extra.get("function_call")):
-                raise ParamError("content may be null only in an assistant message with tool_calls.")
+        extra = self.model_extra or {}
+        may_be_null = self.role in ("tool", "function") or (
+            self.role == "assistant"
+            and (self.tool_calls is not None or any(extra.get(name) for name in self.FOR_TEMPLATES))
+        )
+        if self.content is None and not may_be_null:
+            raise ParamError(
+                "content may be null only in the result of a tool, and in an assistant message with "
+                "tool_calls, reasoning or a refusal."
+            )
         return self
 
     def for_template(self, recall: Recall) -> dict[str, Any]:
         """Return the message as templates expect it.
 
         Text parts are joined by a newline; `developer` is OpenAI's newer name of `system`; the arguments
-        of tool calls, JSON text in the API, become objects.
+        of tool calls, JSON text in the API, become objects; a refusal is content; calls and results in the
+        older form (`function_call`, role `function`) are tools'.
 
         Args:
             recall: arguments of calls of custom tools, as the model wrote them where that is known.
@@ -192,16 +202,19 @@ class ChatMessage(StrictModel):
         Raises:
             ApiError: 400; the arguments of a tool call are not JSON.
         """
+        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        extra.pop("function_call", None)
+        refusal = extra.pop("refusal", "")
         message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": joined(self.content or ""),
+            "role": _ROLES.get(self.role, self.role),
+            "content": "\n".join(filter(None, (joined(self.content or ""), refusal))),
         }
         for name in ("name", "tool_call_id"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         if self.tool_calls:
             message["tool_calls"] = [call.for_template(recall) for call in self.tool_calls]
-        message.update({name: value for name, value in (self.model_extra or {}).items() if value is not None})
+        message.update(extra)
         return message
 
 
@@ -211,7 +224,15 @@ def _as_given(call_id: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def template_messages(messages: Sequence[ChatMessage], recall: Recall = _as_given) -> list[dict[str, Any]]:
     """Return all messages in the form that templates expect."""
-    return [message.for_template(recall) for message in messages]
+    plain = [message.for_template(recall) for message in messages]
+    for at, (message, shown) in enumerate(zip(messages, plain, strict=True)):
+        if (message.model_extra or {}).get("function_call"):
+            shown["tool_calls"] = [{"id": f"call_{at}", **call} for call in shown["tool_calls"]]
+        elif (
+            message.role == "function" and "tool_call_id" not in shown and at and messages[at - 1].tool_calls
+        ):
+            shown["tool_call_id"] = plain[at - 1]["tool_calls"][0].get("id")
+    return plain
 
 
 def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, Breakpoint]]:

@@ -43,6 +43,8 @@ logger = logging.getLogger("radixkv.server")
 MAX_AGE_S = 3600.0
 #: Most responses of a connection that run or wait, and most that it remembers.
 MAX_WAITING = 64
+#: Most that run at once; the others wait, so that other clients' requests do not.
+MAX_RUNNING = 8
 MAX_REMEMBERED = 16
 
 STREAM_ID = "stream_id"
@@ -102,6 +104,7 @@ class ResponsesSocket:
         self._running: dict[str | None, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest: dict[str, StoredResponse] = {}
+        self._turns = asyncio.Semaphore(MAX_RUNNING)
         self._is_cut = False
 
     async def run(self) -> None:
@@ -117,6 +120,8 @@ class ResponsesSocket:
             code = STATUS_CLIENT_GONE
             try:
                 code = await self._read()
+            except WebSocketDisconnect:  # the client has left before it was answered
+                pass
             except asyncio.CancelledError:  # the time of the server's shutdown is over
                 self._is_cut, code = True, SERVICE_RESTART
             finally:
@@ -139,8 +144,11 @@ class ResponsesSocket:
                 return SERVICE_RESTART if message.get("code") == SERVICE_RESTART else STATUS_CLIENT_GONE
             try:
                 await self._take(message)
+            except WebSocketDisconnect:
+                raise
             except Exception as error:
                 await self._refuse(error)
+            await asyncio.sleep(0)  # messages that wait are taken without a turn of the others
         text = "This connection has reached its longest time: open another one."
         await self._send(error_form(ApiError(400, text, code="websocket_connection_limit_reached")))
         return 1000
@@ -181,14 +189,15 @@ class ResponsesSocket:
         try:
             if before is not None:
                 await asyncio.wait([before])
-            begun = await self._begin(event, record, extra)
-            async with aclosing(begun.frames()) as frames:
-                async for frame in frames:
-                    if begun.renderer.has_ended:
-                        last = frame
-                    else:
-                        record.status = 200
-                        await self._send_frames(frame)
+            async with self._turns:
+                begun = await self._begin(event, record, extra)
+                async with aclosing(begun.frames()) as frames:
+                    async for frame in frames:
+                        if begun.renderer.has_ended:
+                            last = frame
+                        else:
+                            record.status = 200
+                            await self._send_frames(frame)
             record.status = 200
         except (WebSocketDisconnect, asyncio.CancelledError) as error:
             record.status = record.status or STATUS_CLIENT_GONE
