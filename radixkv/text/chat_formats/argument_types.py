@@ -30,6 +30,8 @@ _INTEGER = re.compile(r"([+-]?)0*(\d+)(?:\.0*)?")
 _FLOAT = re.compile(r"[+-]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\d{1,3})?")
 _MAX_NESTED = 16
 _MAX_ALTERNATIVES = 128
+#: Alternatives where several lists of them are combined.
+_MAX_COMBINED = 32
 #: Schemas that are looked at for the alternatives of one.
 _MAX_LOOKED_AT = 1_000
 #: Time for a pattern of `patternProperties` to be found in a name: patterns come from outside.
@@ -291,7 +293,8 @@ class _Alternatives:
             if isinstance(own.get(keyword), list)
         ]
         factors = [[Alternative((own,) if own else ())], *(ways for ways, _ in found)]
-        if math.prod(map(len, factors)) > _MAX_ALTERNATIVES:
+        sizes = [len(ways) for ways in factors]
+        if math.prod(sizes) > max(_MAX_COMBINED, *sizes):
             raise _TooManyAlternatives
         joined = (
             Alternative(tuple(part for way in ways for part in way.parts))

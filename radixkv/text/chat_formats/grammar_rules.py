@@ -12,7 +12,7 @@ import regex
 
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.argument_types import JSON_WORDS, Alternative, ArgumentSchema
-from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.arguments import MAX_DEPTH, JsonArguments
 from radixkv.text.chat_formats.literals import LiteralArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, KIND, ElementArguments, TaggedArguments
 from radixkv.text.chat_formats.text_patterns import (
@@ -26,7 +26,7 @@ from radixkv.text.chat_formats.text_patterns import (
 )
 
 #: Rules of one tool; llguidance would refuse many more by its own limits.
-_MAX_RULES = 2_000
+_MAX_RULES = 10_000
 _MAX_ITEMS = 1_000
 #: Keywords that rules of our own do not know, by the type of the value that they restrict; JSON within a rule
 #: is llguidance's, which refuses them itself.
@@ -101,6 +101,11 @@ class GrammarRules:
             yield
         finally:
             self._fields.pop()
+
+    @property
+    def depth(self) -> int:
+        """Number of members and lists around what is written."""
+        return len(self._fields)
 
     def refuse(self, why: str) -> None:
         """Refuse a part of a strict schema; of another one, nothing happens.
@@ -198,10 +203,8 @@ class GrammarRules:
             tells: a value's text tells whether it is a string.
         """
         ways = [way for way in schema.alternatives if "object" in way.types]
-        for name in schema.properties() if len(ways) > 1 and not tells else ():
-            kinds = {schema.of({"allOf": way.member(name)}).types() for way in ways if name in way.names()}
-            if len(kinds) > 1 and any("string" in types for types in kinds):
-                self.refuse(f"{name!r:.80} is text in one alternative and something else in another")
+        if len(ways) > 1 and self.strict is not None and not tells:
+            self._check_texts(ways, schema)
         return self.once(
             f"members {json.dumps(schema.schema, sort_keys=True)}",
             lambda: (
@@ -212,6 +215,15 @@ class GrammarRules:
                 or '""'
             ),
         )
+
+    def _check_texts(self, ways: Iterable[Alternative], schema: ArgumentSchema) -> None:
+        """Refuse members of a strict schema that are text in one alternative and not in another."""
+        kinds: dict[str, frozenset[str]] = {}
+        for way in ways:
+            for name in way.names():
+                types = schema.of({"allOf": way.member(name)}).types()
+                if kinds.setdefault(name, types) != types and "string" in kinds[name] | types:
+                    self.refuse(f"{name!r:.80} is text in one alternative and something else in another")
 
     def _members(
         self,
@@ -364,6 +376,9 @@ class _Notation:
         Args:
             name: the name of the member, where its values show it.
         """
+        if self.rules.depth > MAX_DEPTH:
+            self.rules.refuse(f"it is nested deeper than {MAX_DEPTH} levels")
+            return self.plain('"null"', "null", name)
         key = f"value {name} {json.dumps(schema.schema, sort_keys=True)}"
         return self.rules.once(key, lambda: " | ".join(self._alternatives(schema, name)))
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -333,3 +335,30 @@ def test_what_text_can_not_be_held_to_is_refused_by_name(schema: dict[str, Any],
         lax = strict_tool(kind)
         del lax["function"]["strict"]
         assert case.grammar(tools=[lax]).required()
+
+
+def combined(num: int) -> dict[str, Any]:
+    """Return a schema with two alternatives in each of some places that hold together."""
+    pairs = [{"anyOf": [{"minLength": i}, {"maxLength": 99 + i}]} for i in range(num)]
+    return {"type": "string", "allOf": pairs}
+
+
+def nested(num: int) -> dict[str, Any]:
+    """Return a schema of objects in objects."""
+    return {"type": "object", "properties": {"a": nested(num - 1)}} if num else {"type": "string"}
+
+
+@pytest.mark.parametrize("name", ["glm", "gemma4", "minimax-m3"])
+@pytest.mark.parametrize(
+    "schema", [combined(40), nested(90), {"$ref": "#/properties/a"}], ids=["all", "deep", "self"]
+)
+def test_schemas_without_measure_take_no_time(name: str, schema: dict[str, Any]) -> None:
+    """A strict one is refused or enforced; one that is not strict is left free where it is too much."""
+    case = Case(FORMATS[name], special=True)
+    tool = strict_tool(schema)
+    started = time.thread_time()
+    with contextlib.suppress(InvalidRequestError):
+        case.grammar(tools=[tool]).required()
+    del tool["function"]["strict"]
+    assert case.grammar(tools=[tool]).required()
+    assert time.thread_time() - started < 2
