@@ -17,16 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 from radixkv.cache.keys import NamespaceName, frame_namespace
 from radixkv.engine.hooks import StepHook
 from radixkv.errors import ENDS_PROCESS, EngineOverloadedError, InvalidRequestError
 from radixkv.grammar.limits import TooComplex, check_spec
+from radixkv.grammar.loosened import schemas_of_lark, without
 from radixkv.grammar.masks import Grammar
 from radixkv.grammar.small_specs import MAX_BYTES, is_small
 from radixkv.grammar.special_tokens import shown_names
 from radixkv.grammar.tenants import CompileTask, TenantGrammars, Tenants
-from radixkv.grammar.trial import follow
+from radixkv.grammar.trial import IN_LARK, follow
 from radixkv.grammar.trial_process import TrialProcess, shared_trials
 from radixkv.grammar.trial_server import NICENESS, STACK_BYTES
 from radixkv.grammar.vocabulary import Vocabulary
@@ -131,12 +133,12 @@ class GrammarCompiler(StepHook):
 
     def _compile(self, tenant: TenantGrammars, task: CompileTask) -> Grammar:
         vocabulary, trials = self._machinery()
-        if is_small(task.spec):
-            check_spec(task.spec)
-            num_bytes = MAX_BYTES
+        spec, num_bytes = task.spec, MAX_BYTES
+        if is_small(spec):
+            check_spec(spec)
         else:
-            num_bytes = _try_out(trials, tenant, task.spec)
-        matcher = vocabulary.matcher(task.spec)
+            spec, num_bytes = _try_out(trials, tenant, spec)
+        matcher = vocabulary.matcher(spec)
         try:
             follow(matcher, vocabulary, 1)  # steps find its automaton made
         except TooComplex:
@@ -152,17 +154,30 @@ class GrammarCompiler(StepHook):
             return self._vocabulary, self._trials
 
 
-def _try_out(trials: TrialProcess, tenant: TenantGrammars, spec: StructuredOutputs) -> int:
-    """Have a grammar tried out on its tenant's account, and return the bytes that it takes.
+def _try_out(
+    trials: TrialProcess, tenant: TenantGrammars, spec: StructuredOutputs
+) -> tuple[StructuredOutputs, int]:
+    """Have a grammar tried out on its tenant's account; return the form that can be used, and its bytes.
+
+    Parts of schemas that are enforced only as far as possible are left free where they can't be compiled; all
+    of these schemas, where it is not found out which parts of them are too much.
 
     Raises:
         ValueError: it is refused; TooComplex where for its cost.
     """
     verdict = trials.try_out(spec)
     tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
+    if spec.grammar is not None and verdict.refused is not None:
+        drops = [[part.number] for part in schemas_of_lark(spec.grammar, lenient=True)]
+        if drops:
+            spec = replace(spec, grammar=without(spec.grammar, drops))
+            verdict = trials.try_out(spec)
+            tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
     if verdict.refused is not None:
         raise (TooComplex if verdict.is_too_complex else ValueError)(verdict.refused)
-    return verdict.num_bytes
+    if spec.grammar is not None and verdict.drops:
+        spec = replace(spec, grammar=without(spec.grammar, verdict.drops))
+    return spec, verdict.num_bytes
 
 
 @contextlib.contextmanager
@@ -209,12 +224,8 @@ _KEYWORDS = (
 )
 
 
-#: Where in a Lark grammar a schema is refused; what follows is said of the schema.
-_IN_LARK = "failed to compile JSON schema: "
-
-
 def _refused(spec: StructuredOutputs, reason: str, *, code: str = "invalid_grammar") -> InvalidRequestError:
-    before, mark, inner = shown_names(reason).rpartition(_IN_LARK)
+    before, mark, inner = shown_names(reason).rpartition(IN_LARK)
     reason = before + mark + inner
     if spec.json is not None or mark:
         keyword = next((says for begins, says in _KEYWORDS if inner.startswith(begins)), "")

@@ -228,7 +228,11 @@ class Grammar:
         self._account = account
         self.automaton = Automaton(num_bytes)
 
-    def start(self, withheld: MinTokens | None = None) -> GrammarMask:
-        """A processor for one sample. Some microseconds."""
-        effort = Effort(self._account, self.automaton)
+    def start(self, withheld: MinTokens | None = None, effort: Effort | None = None) -> GrammarMask:
+        """A processor for one sample. Some microseconds.
+
+        Args:
+            effort: counts the work of the answer; None: the tenant's account pays for it.
+        """
+        effort = effort if effort is not None else Effort(self._account, self.automaton)
         return GrammarMask(self._prototype.deep_copy(), self._vocabulary, withheld, effort)

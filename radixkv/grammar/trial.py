@@ -9,16 +9,19 @@ compiled one can't leave its process. That takes 1 to 5 ms, a tenth of the trial
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import llguidance
 import numpy as np
 
 from radixkv.grammar.limits import TooComplex, check_spec
+from radixkv.grammar.loosened import Place, SchemaPart, find_drops, find_fault, without
 from radixkv.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.grammar.work import PROMISED_S, Effort
 from radixkv.sampling.structured import StructuredOutputs
@@ -40,6 +43,14 @@ _ENOUGH_S = 0.015
 #: How llguidance says that something is beyond one of its limits.
 _TOO_MUCH = re.compile(r"too (many|big|large)|fuel|max is|increase", re.IGNORECASE)
 
+#: Where in a Lark grammar a schema is refused; what follows is said of the schema.
+IN_LARK = "failed to compile JSON schema: "
+
+#: CPU time of a search for the parts of schemas that can't be compiled; it is no aim to find all of them.
+_SEARCH_S = 0.3
+#: Of the list of these parts in a verdict.
+_MAX_DROPS_CHARS = 2_000 if sys.platform == "linux" else 300
+
 #: How it says so of the automaton of all regular expressions.
 _BROKEN = "lexer error"
 
@@ -51,6 +62,7 @@ class Verdict:
     Args:
         refused: why the grammar can't be used; None: it can.
         is_too_complex: it is refused for its cost, not for its content.
+        drops: parts of schemas that are left free, see `loosened`: the grammar can be used without them.
         cpu_s: CPU time of the trial.
         num_bytes: memory that the compiled grammar keeps.
     """
@@ -59,25 +71,71 @@ class Verdict:
     is_too_complex: bool = False
     cpu_s: float = 0.0
     num_bytes: int = 0
+    drops: Sequence[Place] = ()
 
 
 def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
     """Check, compile and follow a grammar. Changes nothing; raises nothing that a grammar can cause."""
     started, before = time.process_time(), _used_bytes()
-    refused, is_too_complex = None, False
-    matcher = None
-    try:
-        check_spec(spec)
-        matcher = vocabulary.matcher(spec)
-        follow(matcher, vocabulary)
-    except TooComplex as error:
-        refused, is_too_complex = str(error), True
-    except BaseException as error:  # a panic of a library written in Rust is no Exception
-        refused = str(error)
+    failure = _failure(spec, vocabulary)
+    drops: Sequence[Place] = ()
+    if failure is not None and spec.grammar is not None:
+        drops, failure = _loosened(spec.grammar, vocabulary, failure)
+    refused = str(failure) if failure is not None else None
+    is_too_complex = isinstance(failure, TooComplex)
     num_bytes = max(0, _used_bytes() - before)
     if refused is None and num_bytes > MAX_GRAMMAR_BYTES:
         refused, is_too_complex = f"it takes more than {MAX_GRAMMAR_BYTES >> 20} MiB of memory", True
-    return Verdict(refused, is_too_complex, time.process_time() - started, num_bytes)
+    return Verdict(refused, is_too_complex, time.process_time() - started, num_bytes, drops)
+
+
+def _failure(
+    spec: StructuredOutputs, vocabulary: Vocabulary, num_answers: int = _WALKS
+) -> BaseException | None:
+    """Check, compile and follow a grammar; return why it can't be used."""
+    try:
+        check_spec(spec)
+        follow(vocabulary.matcher(spec), vocabulary, num_answers)
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
+        return error
+    return None
+
+
+def _loosened(
+    grammar: str, vocabulary: Vocabulary, failure: BaseException
+) -> tuple[Sequence[Place], BaseException | None]:
+    """Find what of a failed grammar's lenient schemas to leave free, and why it fails even so."""
+    ends = time.process_time() + _SEARCH_S
+
+    def compiles(one: str) -> bool:
+        return time.process_time() < ends and _failure(StructuredOutputs(grammar=one), vocabulary, 0) is None
+
+    drops = find_drops(grammar, compiles)
+    if len(json.dumps(drops)) > _MAX_DROPS_CHARS:
+        drops = [[number] for number in sorted({place[0] for place in drops})]
+    if drops:
+        again = _failure(StructuredOutputs(grammar=without(grammar, drops)), vocabulary)
+        if again is None:
+            return drops, None
+        failure = again
+    ends = time.process_time() + _SEARCH_S
+    fault = find_fault(grammar, compiles)
+    return (), failure if fault is None else _named(grammar, *fault, failure, vocabulary)
+
+
+def _named(
+    grammar: str, part: SchemaPart, path: Place, failure: BaseException, vocabulary: Vocabulary
+) -> BaseException:
+    """Return the failure of a schema in a grammar with its line there and the path in it."""
+    alone = _failure(StructuredOutputs(grammar=f"start: %json {json.dumps(part.schema)}"), vocabulary)
+    if alone is None or not path:
+        return failure
+    line = grammar.count("\n", 0, part.begin) + 1
+    reason = str(alone).rpartition(IN_LARK)[2].split("\n   1 | ", 1)[0]
+    keyword = f"{path[-1]}: "
+    place = ".".join(map(str, path))
+    kind = TooComplex if isinstance(alone, TooComplex) else ValueError
+    return kind(f"{line}(1): {IN_LARK}{place}: {reason.removeprefix(keyword)}")
 
 
 def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: int = _WALKS) -> None:

@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import torch
@@ -235,6 +234,7 @@ class ScriptedEngine:
         self.config = EngineConfig()
         self.is_healthy = True
         self.is_full = False
+        self._grammars = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {257}))
         self._input_processor = InputProcessor(
             self.limits,
             cast(Any, self.tokenizer),
@@ -242,7 +242,7 @@ class ScriptedEngine:
             end_token_ids=frozenset({257}),
             max_blocks=self._max_blocks,
             clock=time.monotonic,
-            grammars=GrammarCompiler(lambda: Vocabulary(self.tokenizer, {257})),
+            grammars=self._grammars,
         )
         self._running: dict[str, Asked] = {}
         self.fail = fail or (lambda asked, given: None)
@@ -370,13 +370,9 @@ class ScriptedEngine:
             _prompt_logprobs(asked),
         )
 
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.tokenizer, {257})
-
     def _start(self, spec: StructuredOutputs) -> GrammarMask:
         """A grammar at its beginning, which no tenant's account pays for."""
-        return GrammarMask(self._vocabulary.matcher(spec), self._vocabulary, None, UnlimitedEffort())
+        return self._grammars.compile(spec).start(effort=UnlimitedEffort())
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
         params = asked.params

@@ -34,6 +34,8 @@ _TELLING = 6
 _SHARED = 3
 #: Calls of an answer whose numbers are enforced.
 _NUMBERED_CALLS = 8
+#: The beginning of a rule of a tool's arguments.
+_ARGUMENTS = re.compile(r"args_(\d+)(?:_\d+)?(?:\[\w+\])?: ")
 #: Keywords of a schema without properties.
 _WITHOUT_PROPERTIES = frozenset({"type", "title", "description", "$schema", "properties", "required"})
 
@@ -282,6 +284,11 @@ class AnswerGrammar:
             if given is not None and at >= 0:
                 first = written.count("\n", 0, at) + 2
                 yield _name(tool), range(first, first + given.count("\n") + 2)  # with the closing brace
+
+    def tools_in(self, written: str) -> dict[int, str]:
+        """Return the tools by the lines of their arguments' rules in a written grammar, counted from 1."""
+        rules = ((line, _ARGUMENTS.match(rule)) for line, rule in enumerate(written.split("\n"), 1))
+        return {line: _name(self.tools[int(found[1])]) for line, found in rules if found is not None}
 
     # ------------------------------------------------------------------ thinking
 

@@ -464,7 +464,8 @@ def _grammar(
     if lark is None:
         return wanted, GrammarPlaces(param)
     inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}
-    return StructuredOutputs(grammar=lark), GrammarPlaces("tools" if wanted is None else param, inputs)
+    places = GrammarPlaces("tools" if wanted is None else param, inputs, grammar.tools_in(lark))
+    return StructuredOutputs(grammar=lark), places
 
 
 def _check_choice(chat: Chat) -> None:

@@ -11,6 +11,11 @@ from radixkv.errors import InvalidRequestError
 
 #: How a compiler says where in a grammar it has found something; the text of the grammar follows it.
 _PLACE = re.compile(r"\b(?P<line>\d+)(?P<column>\(\d+\))(?=: )")
+#: The same of a schema in a grammar that the server has made.
+_WITHIN = re.compile(
+    r"the Lark grammar can't be used: \d+\(\d+\): failed to compile JSON schema: |"
+    + r"(?:\n +(?:\d+ \|.*|\^))+\s*\Z"
+)
 _OF_SCHEMA = "JSON schema"
 _TEXT = re.compile(r"(?:\n +(?:\d+ \|.*|\^))+\s*\Z")
 
@@ -22,10 +27,12 @@ class GrammarPlaces:
     Args:
         param: field of the grammar as a whole.
         parts: field -> lines of the grammar, counted from 1, with that field's text.
+        tools: line -> name of the tool whose arguments it describes.
     """
 
     param: str
     parts: Mapping[str, range] = field(default_factory=dict)
+    tools: Mapping[int, str] = field(default_factory=dict)
 
     def name(self, error: InvalidRequestError) -> InvalidRequestError:
         """Return an error in the grammar with the field's name and the line in its text."""
@@ -35,6 +42,9 @@ class GrammarPlaces:
             (param,) = self.parts
         elif place is not None:
             line = int(place["line"])
+            if line in self.tools:
+                param = "tools"
+                message = f"the arguments of {self.tools[line]!r:.80}: {_WITHIN.sub('', message)}"
             for part, lines in self.parts.items():
                 if line in lines:
                     param = part

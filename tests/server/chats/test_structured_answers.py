@@ -271,6 +271,92 @@ def test_a_strict_tool_that_cannot_be_enforced(hermes: httpx.Client) -> None:
     assert '"not"' in error["message"]
 
 
+#: Schemas that can't be compiled, as tools of others have them.
+UNCOMPILED: dict[str, Any] = {
+    "look-around": {"pattern": "^(?=a)b"},
+    "word boundary": {"type": "string", "pattern": r"\bfoo\b"},
+    "backreference": {"pattern": r"(a)\1"},
+    "control": {"pattern": r"\cA"},
+    "word start": {"pattern": r"\<a"},
+    "no regex": {"pattern": "["},
+    "external": {"$ref": "http://127.0.0.1:9/x.json"},
+    "broken": {"$ref": "#/$defs/nothing"},
+    "huge": {"type": "integer", "minimum": 1, "maximum": 1e30},
+    "any": {"type": "any"},
+    "null type": {"type": ["string", None]},
+    "no value": {"enum": []},
+    "no schema": 5,
+    "prime": {"multipleOf": 1000003},
+    "pattern of names": {"type": "object", "patternProperties": {"(?=a)": {}}, "additionalProperties": False},
+    "inside": {"anyOf": [{"type": "array", "items": {"pattern": "(?!a)"}}, {"type": "null"}]},
+}
+FREE = {
+    "name": "free",
+    "parameters": {
+        "type": "object",
+        "properties": {"n": {"enum": [7]}, **UNCOMPILED},
+        "required": ["n", *UNCOMPILED],
+    },
+}
+LOOK = TOOLS[0]["function"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_cannot_be_compiled_refuses_no_request(hermes: httpx.Client, stream: bool) -> None:
+    """Neither its own call, nor those of a strict tool, nor an answer with a format."""
+    tools = [{"type": "function", "function": one} for one in (FREE, LOOK)]
+    flat = [{"type": "function", **one} for one in (FREE, LOOK)]
+    patch = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark"}}
+    patch["format"] |= {"definition": 'start: "a"'}
+    wanted = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    claude = [{"name": one["name"], "input_schema": one["parameters"]} for one in (FREE, LOOK)]
+    claude[1]["strict"] = True
+    body = {"messages": [{"role": "user", "content": "say:none"}], "max_tokens": 30, "stream": stream}
+    for path, fields in (
+        (CHAT, {"tools": tools, "tool_choice": "required"}),
+        (CHAT, {"tools": tools}),
+        (CHAT, {"tools": tools, "response_format": {"type": "json_schema", "json_schema": NAMED}}),
+        (RESPONSES, {"tools": flat, "tool_choice": "required"}),
+        (RESPONSES, {"tools": [*flat, patch]}),
+        (RESPONSES, {"tools": flat, "text": {"format": wanted}}),
+        ("/v1/messages", {"tools": claude, "tool_choice": {"type": "tool", "name": "free"}}),
+        ("/v1/messages", {"tools": claude}),
+    ):
+        asked = {"input": "say:none", "stream": stream} if path == RESPONSES else body
+        answer = hermes.post(path, json={**asked, **fields})
+        assert answer.status_code == 200, (path, fields, answer.text[:500])
+        assert "can't be used" not in answer.text
+
+
+def test_what_can_be_compiled_of_a_free_tool_is_kept(hermes: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "free"}}
+    few = {
+        "broken": {"type": "integer", "$ref": "#/$defs/nothing"},
+        "prime": {"type": "integer", "multipleOf": 1000003},
+        "look-around": {"enum": [3], "pattern": "(?=a)"},
+    }
+    parameters = {"type": "object", "properties": {"n": {"enum": [7]}, **few}, "required": ["n", *few]}
+    tool = {"type": "function", "function": {"name": "free", "parameters": parameters}}
+    answer = ask(hermes, CHAT, tools=[tool], tool_choice=choice, max_tokens=2000).json()
+    ((_, arguments),) = calls_of(answer)
+    assert set(arguments) == {"n", *few}
+    assert (arguments["n"], arguments["look-around"]) == (7, 3)
+
+
+def test_a_strict_tool_that_cannot_be_compiled_is_named_with_its_field(hermes: httpx.Client) -> None:
+    inner = {"type": "object", "properties": {"id": {"pattern": "(?=a)"}, "n": {"type": "integer"}}}
+    wrong = {"name": "find_it", "strict": True, "parameters": {"type": "object", "properties": {"by": inner}}}
+    tools = [{"type": "function", "function": one} for one in (FREE, LOOK, wrong)]
+    for fields in ({"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}):
+        answer = ask(hermes, CHAT, tools=tools, **fields)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "tools"
+        assert "'find_it'" in error["message"]
+        assert "properties.by.properties.id.pattern: " in error["message"]
+        assert "look-around" in error["message"]
+
+
 def test_a_format_without_calls_refuses_them(http: httpx.Client) -> None:
     answer = ask(http, CHAT, tools=TOOLS, tool_choice="required")
     assert answer.status_code == 400
