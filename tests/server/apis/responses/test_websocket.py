@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import socket as socket_module
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from radixkv.errors import RequestFailedError
-from radixkv_server.apis.responses.socket import MAX_WAITING
+from radixkv_server.apis.responses.socket import MAX_RUNNING, MAX_WAITING
 from radixkv_server.tenants.api_keys import stored_form
 
 PATH = "/v1/responses"
@@ -347,3 +349,48 @@ def test_shutdown_finishes_what_runs_and_closes(server: LiveServer) -> None:
             connection.recv(30)
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1012
+
+
+def test_clients_that_leave_or_break_the_protocol_log_no_tracebacks(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            with socket(server) as connection:  # leaves before its refusals are written
+                for _ in range(20):
+                    connection.send("{")
+                connection.socket.shutdown(socket_module.SHUT_RDWR)
+        with socket(server) as connection:
+            connection.socket.sendall(b"\x81\x82\x00\x00\x00\x00\xff\xfe")  # two bytes, masked with 0
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1007
+        head = (
+            "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        )
+        for more in (
+            "Sec-WebSocket-Version: 12\r\n",
+            "Sec-WebSocket-Version: 13\r\n",
+            "Sec-WebSocket-Key: x\r\n",
+        ):
+            with server.connect() as sock:
+                sock.sendall(f"{head}{more}\r\n".encode())
+                assert sock.recv(4096).startswith(b"HTTP/1.1 4")
+    with server.http() as http:
+        assert http.get("/health").status_code == 200
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+def test_few_responses_of_a_connection_run_at_once(server: LiveServer, held: ScriptedEngine) -> None:
+    before = len(held.requests)
+    with socket(server) as connection:
+        for number in range(MAX_RUNNING + 4):
+            connection.send(create("say:wait", stream_id=f"lane {number}"))
+        held.wait_until(lambda: len(held.requests) == before + MAX_RUNNING)
+        connection.send("{")
+        while json.loads(connection.recv(30))["type"] != "error":  # then all before it were read
+            pass
+        assert len(held.requests) == before + MAX_RUNNING
+        held.release()
+        events(connection, MAX_RUNNING + 4)
