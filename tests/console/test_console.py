@@ -68,7 +68,7 @@ def test_the_overview_says_how_much_is_found_and_why_not_more(browser: Any, serv
             rate = client.get("/v1/cache").json()["windows"]["5m"]["token_hit_rate"]
         card("Hit rate").get_by_text(f"{rate:.0%}").first.wait_for()
         card("Missed tokens by reason").get_by_text("Diverged").wait_for()
-        card("What breaks most prompts").get_by_text("move it to the end of the prompt").first.wait_for()
+        card("What breaks most prompts").get_by_text("say it in the latest user message").first.wait_for()
         card("Time to first token").get_by_text("p95").wait_for()
         card("Running and waiting").get_by_text("Waiting", exact=True).wait_for()
         card("Pool").get_by_role("img", name=re.compile("pinned 0, held .* cached .* free")).wait_for()
@@ -96,6 +96,36 @@ def test_requests_come_live_and_tell_where_they_missed(browser: Any, server: Liv
         page.go_back()
         page.get_by_role("link", name="All requests").click()
         newest.wait_for()
+
+
+def test_requests_are_listed_by_what_the_user_said(browser: Any, server: LiveServer) -> None:
+    with console(browser, server.url, "requests") as page:
+        page.get_by_role("row").filter(has_text="08:13").get_by_role(
+            "link", name="say:three ships"
+        ).wait_for()
+
+
+def test_an_empty_server_shows_figures_at_the_present_time(browser: Any) -> None:
+    with live_server(scripted()) as running, console(browser, running.url) as page:
+        page.get_by_role("region", name="Pool").get_by_text("tokens fit").wait_for()
+        page.get_by_role("region", name="Hit rate", exact=True).get_by_text(
+            "no prompt has come yet"
+        ).wait_for()
+        assert "null" not in page.locator("main").inner_text()
+        help_text = page.get_by_text("What to do:").first
+        assert not help_text.is_visible(), "explanations are folded"
+        page.get_by_role("region", name="Pool").get_by_text("What this means").click()
+        page.get_by_text("nothing free is normal").wait_for()
+
+
+def test_views_say_that_they_load(browser: Any, server: LiveServer) -> None:
+    with console(browser, server.url, "keys") as page:
+        page.route("**/v1/cache*", lambda route: None)  # never answered
+        page.route("**/v1/cache/**", lambda route: None)
+        page.route("**/metrics", lambda route: None)
+        for view in ("overview", "requests", "requests/some-id"):
+            page.goto(f"{server.url}/#/{view}")
+            page.locator("main").get_by_text("Loading …").first.wait_for()
 
 
 def test_each_reason_has_words(browser: Any, server: LiveServer) -> None:

@@ -94,8 +94,8 @@ MEANINGS: dict[Reason, Meaning] = {
         "Diverged", "A token differs from the cached one. Put the varying part at the end of the prompt."
     ),
     Reason.FIRST_SEEN: Meaning(
-        "First seen",
-        "No prompt with this beginning had been here. Normal for new prompts.",
+        "New text",
+        "It goes on with text that has not been here. Normal for new prompts and a chat's next turn.",
         "No prompt with this beginning was cached here lately. If there should be one, check that the key "
         "and the cache_salt are the same, and that the prompt begins with the part that all of them share.",
     ),

@@ -59,6 +59,11 @@ def _parts_at(one: SeenRequest, point: BreakPoint, block_size: int) -> bool:
     )
 
 
+def _is_example(one: SeenRequest, point: BreakPoint) -> bool:
+    shown, before = point.example_new, point.example_before
+    return tuple(one.after[: len(shown)]) == shown and tuple(one.before[-len(before) :]) == before
+
+
 def prompt_group_json(point: BreakPoint | None) -> Json | None:
     """Return counts of the group's prompts that break there, and anywhere."""
     return None if point is None else {"here": point.count, "anywhere": point.group_count}
@@ -93,13 +98,15 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
             "family": context.text_of(point.group_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
-        if latest:
-            breaker = await breaker_of_request(context, latest[0])
-            tools = await tools_first_tokens(context, breaker, latest[0].parts)
+        # The cause is that of the request that the example is from: another one may have another.
+        sample = next((one for one in latest if _is_example(one, point)), None)
+        if sample is not None:
+            breaker = await breaker_of_request(context, sample)
+            tools = await tools_first_tokens(context, breaker, sample.parts)
             shown["tools_first_tokens"] = None if tools is None else tools * point.count
     shown["breaker"] = breaker_json(breaker)
     shown["advice"] = with_tools_first(
-        with_breaker(prompt_group_advice(found), breaker), shown["tools_first_tokens"]
+        with_breaker(prompt_group_advice(found), breaker, found), shown["tools_first_tokens"]
     )
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt

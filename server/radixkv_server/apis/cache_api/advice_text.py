@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import MEANINGS, Reason
+from radixkv.observe.advisor import MIN_RUN
 
 #: Reasons that the next request does not meet where a tier has what was missing.
 _LOADED_NEXT = (Reason.EVICTED, Reason.EXPIRED, Reason.RESET, Reason.FIRST_SEEN, Reason.NO_STATE)
@@ -31,6 +32,10 @@ _KINDS = (
     (re.compile(r"\b\d{10}(\d{3})?\b"), "a timestamp"),
     (re.compile(r"\b(?=[0-9a-zA-Z_-]*\d)[0-9a-zA-Z_-]{8,}\b"), "an id"),
     (re.compile(r"\d+([.,]\d+)*"), "a number"),
+)
+_LITTLE_IS_THE_SAME = (
+    f"After it fewer than {MIN_RUN} tokens in a row are the same, "
+    "so there is little to win by moving it alone"
 )
 _WORD_BEFORE = re.compile(r"[^\s<>|\"“”]*\Z")
 _WORD_AFTER = re.compile(r"[^\s<>|\"“”]*")
@@ -108,10 +113,22 @@ def divergence_advice(found: Divergence) -> str:
         # Prompts differ in their questions, which breaks nothing.
         text = _what_breaks(replace(found, group=None))
         return f"{text}: the {missed} from there on are new, and there is nothing to win by moving them."
-    return (
-        f"{_what_breaks(found)}: the {missed} from there on are computed. What follows is not the same "
-        "either, so there is nothing to win by moving it alone."
-    )
+    return f"{divergence_cost(found)} {_LITTLE_IS_THE_SAME}."
+
+
+def divergence_cost(found: Divergence) -> str:
+    """Describe a break and its cost, without a remedy."""
+    what, gain = _what_breaks(found), found.recoverable
+    if not found.missed:  # of a group
+        return (
+            f"{what}: about {_tokens(gain)} more would have been found, had it come later."
+            if gain
+            else f"{what}."
+        )
+    if gain:
+        missed = _tokens(found.missed)
+        return f"{what}: about {gain:,} of the {missed} from there on would be found, had it come later."
+    return f"{what}: the {_tokens(found.missed)} from there on are computed."
 
 
 def cause_advice(found: Divergence, cause: str) -> str:
@@ -122,9 +139,7 @@ def cause_advice(found: Divergence, cause: str) -> str:
 def prompt_group_advice(found: Divergence) -> str:
     """Describe a break of all prompts of a group: `recoverable` is their sum."""
     if not found.recoverable:
-        return (
-            f"{_what_breaks(found)}; nothing after it was the same, so there is nothing to win by moving it."
-        )
+        return f"{_what_breaks(found)}. {_LITTLE_IS_THE_SAME}."
     return (
         f"{_what_breaks(found)}: move it to the end of the prompt, and about {_tokens(found.recoverable)} "
         "more would have been found."
@@ -163,4 +178,6 @@ def miss_advice(report: MissReport, found: Divergence, cause: str | None = None)
         return divergence_advice(found) if cause is None else cause_advice(found, cause)
     if report.tier is not None and report.reason in _LOADED_NEXT:
         return f"The tier {report.tier} has it: the next request that needs it loads it from there."
+    if report.reason == Reason.FIRST_SEEN and report.num_hit_tokens:
+        return None  # the prompt goes on from what is cached, as the next turn of a chat does
     return MEANINGS[report.reason].advice

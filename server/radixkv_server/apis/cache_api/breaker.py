@@ -21,6 +21,7 @@ from radixkv.text.chat_formats.client_rules import (
     TEMPLATE_DROPS_REASONING,
 )
 from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.apis.cache_api.advice_text import Divergence, divergence_cost
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -79,11 +80,32 @@ def breaker_json(found: Breaker | None) -> Json | None:
     }
 
 
-def with_breaker(advice: str | None, found: Breaker | None) -> str | None:
-    """Join advice on a miss with the known cause of the break."""
+def with_breaker(advice: str | None, found: Breaker | None, diverged: Divergence | None = None) -> str | None:
+    """Return advice on a miss with one remedy: that of its cause where this is known.
+
+    Args:
+        advice: without the cause.
+        diverged: place of the break, whose cost is told beside the cause; None: the prompt did not diverge.
+    """
     if found is None or found.kind == "unknown":
         return advice
-    return f"{advice} {found.detail}" if advice else found.detail
+    return found.detail if diverged is None else f"{divergence_cost(diverged)} {found.detail}"
+
+
+async def recoverable_of_request(context: ServerContext, one: SeenRequest) -> int:
+    """Count missed tokens of a request that are the same further on in the earlier prompt most like it."""
+    report = one.report
+    if report is None or report.reason != "diverged" or not one.prompt:
+        return 0
+    broken = Broken(one.owner, one.prompt, report, request=one)
+    seen = context.activity.latest(one.owner.tenant, COMPARED_REQUESTS)
+    earlier = [other for other in seen if _is_earlier(other, broken)]
+
+    def count() -> int:
+        found, shared = _most_alike(one.prompt, earlier)
+        return 0 if found is None else same_later(one.prompt[shared:], found.prompt[shared:])
+
+    return await off_loop(count)
 
 
 async def breaker_of(context: ServerContext, broken: Broken) -> Breaker | None:

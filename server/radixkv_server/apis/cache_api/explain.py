@@ -45,7 +45,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     if report.reason == "diverged":
         point = await point_at(context, caller.owner, ids, report.num_hit_tokens)
     path = await cache.path(ids, caller.owner)
-    explanation = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
+    explanation, diverged = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
     around = explanation["around"] or {}
     broken = Broken(
         caller.owner,
@@ -63,7 +63,7 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
         "cached_under": await cached_under(context, caller, ids, report),
         "breaker": breaker_json(found),
         "tools_first_tokens": tools,
-        "advice": with_tools_first(with_breaker(explanation["advice"], found), tools),
+        "advice": with_tools_first(with_breaker(explanation["advice"], found, diverged), tools),
         "nodes": [context.names.of(node) for node in path],
     }
 
@@ -91,7 +91,8 @@ def normalized_json(rule: ClientRule | None) -> Json | None:
 
 def _explanation(
     context: ServerContext, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
-) -> Json:
+) -> tuple[Json, Divergence | None]:
+    """Return an explanation without its cause, and the place of the break; None: it did not diverge."""
     ids, position = prompt.ids, report.num_hit_tokens
     recoverable = 0
     if report.reason == "diverged":  # of what is cached there not all may be left: the group knows more
@@ -109,7 +110,7 @@ def _explanation(
     if report.reason != "hit":
         around = _around(context, ids, position, cached)
         found = found.with_text(around["before"], around["prompt"], around["cached"])
-    return {
+    explanation: Json = {
         "object": "cache.explanation",
         **report_json(report),
         "detail": _detail(report),
@@ -120,6 +121,7 @@ def _explanation(
         "around": around,
         "advice": miss_advice(report, found, prompt.facts.hint(report)),
     }
+    return explanation, found if report.reason == "diverged" else None
 
 
 def _place(prompt: Prompt, position: int) -> str | None:
@@ -162,7 +164,7 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
     ids, other = prompt.ids, earlier.ids
     shared = shared_bytes(encode_tokens(ids), encode_tokens(other)) // TOKEN_BYTES
     is_same = shared == len(ids) == len(other)
-    breaker = None
+    breaker, found = None, None
     missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
     recoverable = same_later(ids[shared:], other[shared:])
     around, place, advice = None, None, "The prompts are the same."
@@ -174,7 +176,8 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         advice = "One prompt begins with all of the other: nothing is lost."
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
-            advice = divergence_advice(found.with_text(around["before"], around["prompt"], around["with"]))
+            found = found.with_text(around["before"], around["prompt"], around["with"])
+            advice = divergence_advice(found)
             breaker = breaker_between(context, (earlier.facts.parts, other), (prompt.facts.parts, ids), place)
     return {
         "object": "cache.comparison",
@@ -187,5 +190,5 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         "recoverable_tokens": recoverable,
         "around": around,
         "breaker": breaker_json(breaker),
-        "advice": with_breaker(advice, breaker),
+        "advice": with_breaker(advice, breaker, found),
     }

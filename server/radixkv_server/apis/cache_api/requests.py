@@ -10,7 +10,12 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
 from radixkv_server.apis.cache_api.advice_text import Divergence, miss_advice
-from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
+from radixkv_server.apis.cache_api.breaker import (
+    breaker_json,
+    breaker_of_request,
+    recoverable_of_request,
+    with_breaker,
+)
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.explain import normalized_json, report_json
 from radixkv_server.apis.common.cache_diagnosis import finding_json
@@ -85,11 +90,12 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
     point = None
     if report.reason == "diverged":
         point = await point_at(context, one.owner, one.beginning, report.num_hit_tokens)
+    known = 0 if point is None else recoverable_each(point)
     found = Divergence(
         report.num_hit_tokens,
         None,
         report.num_missed_tokens,
-        0 if point is None else min(recoverable_each(point), report.num_missed_tokens),
+        min(max(known, await recoverable_of_request(context, one)), report.num_missed_tokens),
         place=one.place,
         group=point,
     )
@@ -108,7 +114,9 @@ async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest,
         "family": prompt_group_json(point),
         "around": around,
         "breaker": breaker_json(breaker),
-        "advice": with_breaker(miss_advice(report, found, one.cause), breaker),
+        "advice": with_breaker(
+            miss_advice(report, found, one.cause), breaker, found if report.reason == "diverged" else None
+        ),
     }
 
 

@@ -21,7 +21,7 @@ export function lineChart({ lines, format, most, seconds = SHOWN_S }) {
       height: 150,
       legend: { show: false },
       cursor: { show: false },
-      scales: { x: { range: (_, first, last) => [Math.max((last || 0) - seconds, seconds === Infinity ? first || 0 : -Infinity), last || 0] }, y: { range: (_, __, top) => [0, most ?? Math.max(top || 0, 1e-3) * 1.1] } },
+      scales: { x: { range: (_, first, last) => shownRange(first, last ?? Date.now() / 1000, seconds) }, y: { range: (_, __, top) => [0, most ?? Math.max(top || 0, 1e-3) * 1.1] } },
       series: [{}, ...lines.map((line) => ({ stroke: () => colour(line.colour), width: 2, points: { size: 4 }, spanGaps: true }))],
       axes: [
         { ...axis, space: 80, size: 28, values: (_, seconds) => seconds.map(clock) },
@@ -50,6 +50,9 @@ export function lineChart({ lines, format, most, seconds = SHOWN_S }) {
     },
   };
 }
+
+/** From when to when a chart goes: the latest `seconds`, or all. */
+const shownRange = (first, last, seconds) => [seconds === Infinity ? (first ?? last) : last - seconds, last];
 
 const key = (part) => el("span", null, swatch(part.colour), part.label);
 const swatch = (name) => el("span", { class: "swatch", style: { background: `var(${name})` } });

@@ -11,12 +11,17 @@ const ADVICE_EVERY = 5; // readings
 const MISSED_TOP = 3;
 const ADAPTERS_SHOWN = 20;
 
-/** A box: a heading, a place for figures, what they mean, and what to do. */
+/** A box: a heading, a place for figures, and, folded, what they mean and what to do. */
 function card(title, meaning, action) {
-  const figures = el("div", { class: "figures" });
-  const node = el("section", { class: "panel", "aria-label": title },
-    el("h2", null, title), figures, el("p", { class: "muted" }, meaning), el("p", { class: "muted" }, el("strong", null, "What to do: "), action));
-  return { node, show: (...children) => figures.replaceChildren(...children.flat()) };
+  const figures = el("div", { class: "figures", "aria-busy": "true" }, el("p", { class: "muted" }, "Loading …"));
+  const help = el("details", { class: "help" }, el("summary", null, "What this means"),
+    el("p", null, meaning), el("p", null, el("strong", null, "What to do: "), action));
+  const node = el("section", { class: "panel", "aria-label": title }, el("h2", null, title), figures, help);
+  const show = (...children) => {
+    figures.removeAttribute("aria-busy");
+    figures.replaceChildren(...el("div", null, children).childNodes);
+  };
+  return { node, show };
 }
 
 const big = (text, label) => el("p", { class: "big" }, el("strong", null, text), " ", el("span", { class: "muted" }, label));
@@ -37,7 +42,7 @@ function cards() {
     evictions: card("Evictions", "Cached blocks that made room for others. A full cache evicts; what matters is whether it comes back.",
       "if prompts miss as “evicted”, pin what must stay, give quotas a floor, or give the cache more memory."),
     missed: card("Missed tokens by reason", "Prompt tokens that had to be computed since the server's start, by why the first of them was not found.",
-      "work on the longest bar; “first seen” alone is new text and cannot be avoided."),
+      "work on the longest bar; “new text” alone cannot be avoided."),
     adapters: card("Adapters", "LoRA adapters on this base, and the share of their prompts' tokens that was found: each has prefixes of its own.",
       "an adapter that is read often and rarely in memory needs a larger --max-loras."),
     breaks: card("What breaks most prompts", "The places where prompts that begin alike part from what is cached, those that cost most first.",
@@ -110,7 +115,7 @@ function show(all, history, advice) {
   const isIdle = windows["5m"].requests === 0;
   const recent = isIdle ? windows.total : windows["5m"];
   all.hits.show(
-    big(percent(recent.token_hit_rate), isIdle ? "of the tokens since the start" : "of the tokens of the last 5 minutes"),
+    big(percent(recent.token_hit_rate), recent.requests === 0 ? "no prompt has come yet" : isIdle ? "of the tokens since the start" : "of the tokens of the last 5 minutes"),
     facts([
       ["1 min", percent(windows["1m"].token_hit_rate)],
       ["1 h", percent(windows["1h"].token_hit_rate)],
@@ -131,7 +136,9 @@ function show(all, history, advice) {
   }
   showMissed(all.missed, cache.missed_tokens);
   showAdapters(all.adapters, cache.adapters ?? []);
-  all.breaks.show(advice.length ? el("ul", { class: "advice" }, advice.map(breakItem)) : el("p", null, "No prompt has parted from a cached one yet."));
+  const worth = advice.filter((one) => one.recoverable_tokens !== 0); // the pool's has none
+  const nothing = advice.length ? "Prompts part from cached ones only where nothing is to be won." : "No prompt has parted from a cached one yet.";
+  all.breaks.show(worth.length ? el("ul", { class: "advice" }, worth.map(breakItem)) : el("p", null, nothing));
 }
 
 /** What only admins are told: how many run and wait, and what is evicted. */

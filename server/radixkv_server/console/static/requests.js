@@ -18,7 +18,7 @@ export function mount(root, { api, navigate, announce, route }) {
 function showList(root, api, signal) {
   const known = new Map();
   const place = el("div");
-  const note = el("p", { class: "muted", role: "status" }, "Waiting for the server.");
+  const note = el("p", { class: "muted", role: "status" }, "Loading …");
   root.append(el("h1", null, "Requests"), note, place);
   let list = null;
   follow();
@@ -63,6 +63,11 @@ function redraw(body, shown, hasTenants, changed) {
   if (focused) rows.find((one) => one.dataset.id === focused)?.querySelector("a").focus({ preventScroll: true });
 }
 
+const oneLine = (text) => (text ?? "").replace(/\s+/g, " ").trim();
+
+/** A prompt's text without the marks of a chat template, such as `<|im_start|>system`. */
+const plain = (text) => oneLine((text ?? "").replace(/<\|im_start\|>\w*|<\|start_header_id\|>\w*<\|end_header_id\|>|<[|｜][^<>]*[|｜]>|\[\/?(?:INST|SYSTEM_PROMPT)\]|<\/?s>|<(?:bos|start_of_turn)>(?:user\b|model\b)?/g, " "));
+
 function row(request, hasTenants) {
   const { id, text, prompt_tokens: size, cached_tokens: cached, last_message: said, reason, state } = request;
   const share = cached === null ? null : cached / size;
@@ -70,9 +75,9 @@ function row(request, hasTenants) {
     el("td", { class: "figure" }, clock(request.started_at)),
     hasTenants ? el("td", null, request.tenant || "–") : null,
     el("td", { class: "prompt" },
-      el("a", { href: `#/requests/${encodeURIComponent(id)}` }, text?.replace(/\s+/g, " ").trim() || id),
+      el("a", { href: `#/requests/${encodeURIComponent(id)}` }, oneLine(said) || plain(text) || id),
       request.adapter ? el("span", { class: "muted small" }, `adapter ${request.adapter}`) : "",
-      said ? el("span", { class: "muted small" }, said) : ""),
+      oneLine(said) && plain(text) ? el("span", { class: "muted small" }, plain(text)) : ""),
     el("td", { class: "figure" }, number(size)),
     request.expected_tokens === undefined ? null : el("td", { class: "figure" }, number(request.expected_tokens)),
     el("td", { class: "figure cached-share" }, share === null ? "–" : el("span", null, meter(share), el("span", null, number(cached)), el("span", null, percent(share)))),
@@ -84,12 +89,14 @@ function row(request, hasTenants) {
 
 async function showOne(root, id, api, announce) {
   root.append(el("p", null, el("a", { href: "#/requests" }, "All requests")), el("h1", null, "Request"));
+  const place = el("div", null, el("p", { class: "muted", role: "status" }, "Loading …"));
+  root.append(place);
   try {
     const request = await api.get(`v1/cache/requests/${encodeURIComponent(id)}`);
-    root.append(...details(request));
+    place.replaceChildren(...details(request));
     announce(request.explanation?.advice ?? "The request is shown.");
   } catch (error) {
-    if (error.status !== 401) root.append(problem(error));
+    if (error.status !== 401) place.replaceChildren(problem(error));
   }
 }
 

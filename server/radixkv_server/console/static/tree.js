@@ -97,7 +97,7 @@ class TreeView {
   }
 
   #keys() {
-    return el("p", { class: "muted", id: "tree-keys" }, "Arrows move the selection, Enter or a second click zooms in, Escape or Backspace zooms out, Home shows the whole tree. Point at a node for its tokens, hits, age and holders; after a click the mouse wheel zooms, too.");
+    return el("details", { class: "help" }, el("summary", null, "Keys and mouse"), el("p", { id: "tree-keys" }, "Arrows move the selection, Enter or a second click zooms in, Escape or Backspace zooms out, Home shows the whole tree. Point at a node for its tokens, hits, age and holders; after a click the mouse wheel zooms, too."));
   }
 
   // ------------------------------------------------------------------ life

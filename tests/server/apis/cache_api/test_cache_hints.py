@@ -68,13 +68,52 @@ def test_every_view_says_what_breaks_where_how_often_and_what_to_do(
         assert one["place"] == "the system prompt"
         assert one["advice"].startswith(f"{what} at token "), one["advice"]
         assert ", in the system prompt (“" in one["advice"]
-        assert "move it to the end of the prompt, and about " in one["advice"]
+        breaker = one["breaker"]
+        is_known = breaker is not None and breaker["kind"] != "unknown"
+        remedy = breaker["remedy"] if is_known else "move it to the end of the prompt"
+        assert one["advice"].count(remedy) == 1
+        assert is_known != ("move it to the end" in one["advice"]), "one remedy"
+        assert "about " in one["advice"]
         assert one["recoverable_tokens"] >= len(RULES)
     for one in (told, explained, advice):
         assert "% of this family's misses (" in one["advice"], one["advice"]
     assert told["family"]["anywhere"] >= len(others)
     assert f"{told['recoverable_tokens']:,} of the {told['missed_tokens']:,} tokens" in told["advice"]
     assert told["around"]["cached"][2:50].strip()
+
+
+def test_advice_is_about_the_request_that_is_shown(client: httpx.Client) -> None:
+    client.post("/v1/cache/reset")
+    for system in ("It is 09:15.", "It is 09:16.", "For Ann.", "For Robert.", "It is 09:17."):
+        send(client, chat(f"{system} {RULES}", QUESTION))
+    told = client.get("/v1/cache/advice").json()["data"]
+    for one in told:
+        if one["breaker"] is not None and one["breaker"]["kind"] == "timestamp":
+            assert one["kind"] in ("a time", "a number"), one
+            assert "Ann" not in one["advice"]
+    assert any(one["breaker"] for one in told)
+
+
+def test_a_break_before_little_that_is_the_same_is_told_as_that(client: httpx.Client) -> None:
+    for system in ("It is 9:15. Answer.", "It is 9:16. Answer."):
+        told = send(client, [{"role": "system", "content": system}, {"role": "user", "content": "Go"}])
+    explanation = told["explanation"]
+    assert explanation["reason"] == "diverged"
+    assert "not the same" not in explanation["advice"]
+    assert explanation["advice"].count(": ") <= 4
+    same = client.post(
+        "/v1/cache/explain", json={"compare": {"prompt": "It is 9:15. Go", "with": "It is 9:16. Go"}}
+    ).json()
+    assert "not the same either" not in same["advice"]
+
+
+def test_an_ordinary_next_turn_gets_no_advice(client: httpx.Client) -> None:
+    turns = ["A first question?", "An answer.", "A second question, which is new?"]
+    send(client, chat(f"Steady. {RULES}", *turns[:1]))
+    told = send(client, chat(f"Steady. {RULES}", *turns))
+    if told["reason"] == "first_seen":
+        assert told["explanation"]["advice"] is None
+    assert told["cached_tokens"] > len(RULES) / 2
 
 
 def test_a_new_question_is_no_mistake(client: httpx.Client) -> None:
