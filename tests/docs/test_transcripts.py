@@ -3,11 +3,13 @@
 
 A transcript is a fenced block whose lines `$ curl ...` are followed by the answer. The transcripts of a page
 are one session, in order. Answers must have the shown status (an error is shown as one), and every key and
-every event that is shown; values are examples, but a shown id stands for the one that was got.
+every event that is shown; values are examples, but a shown id, or list of tokens, stands for what was got.
+At night the embedded model answers curl.md, and what is shown of the prompts' tokens must be true.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -24,6 +26,9 @@ import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
+from radixkv import EngineConfig
+from radixkv.engine.config import EMBEDDED_MODEL
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv_server.app import APIS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +111,13 @@ def run(transcript: Transcript, server: LiveServer, ids: dict[str, str]) -> tupl
     command = transcript.command
     for shown, real in ids.items():
         command = command.replace(shown, real)
-    environment = {**os.environ, "URL": server.url, "KEY": KEY, "ADMIN_KEY": ADMIN_KEY, "MODEL": "scripted"}
+    environment = {
+        **os.environ,
+        "URL": server.url,
+        "KEY": KEY,
+        "ADMIN_KEY": ADMIN_KEY,
+        "MODEL": server.engine.model_name,
+    }
     script = command.replace("curl ", r"curl --max-time 20 -w '\n%{http_code}' ", 1)
     if "/events" in command:
         return 200, _read_events(script, environment, server, shown_events(transcript.shown))
@@ -157,10 +168,45 @@ def test_transcripts(page: Path) -> None:
             assert shown_keys(transcript.shown) <= keys_of(data), (transcript.command, body)
             assert shown_events(transcript.shown) <= shown_events(body), (transcript.command, body)
             assert ("data: [DONE]" in transcript.shown) == ("data: [DONE]" in body)
-            first = re.search(r'"id": "([^"]+)"', transcript.shown)
-            real = re.search(r'"id": ?"([^"]+)"', body)
-            if first and real:
-                ids.setdefault(first[1], real[1])
+            remember(transcript, body, ids)
+
+
+def remember(transcript: Transcript, body: str, ids: dict[str, str]) -> None:
+    """Note which id, or list of tokens, was got in the place of the shown one."""
+    for pattern in (r'"id": ?"([^"]+)"', r'"tokens": ?(\[\d[\d, ]*\])'):
+        shown, real = re.search(pattern, transcript.shown), re.search(pattern, body)
+        if shown and real:
+            ids.setdefault(shown[1], real[1])
+
+
+#: What is counted of prompts; answers, and their tokens, are examples.
+COUNTED = re.compile(
+    r'"(prompt_tokens|input_tokens|\w*cached_tokens|cache_write_tokens|pinned_tokens|cache_\w+_input_tokens|'
+    r"\w*missed\w*_tokens|\w+_reusable_tokens|shared_tokens|reused_tokens|position|tokens|count|"
+    r'prompt_eval_count)": ?(\d+|\[\d[\d, ]*\])'
+)
+
+
+def counted(text: str) -> set[tuple[str, str]]:
+    return {(name, value.replace(" ", "")) for name, value in COUNTED.findall(text)}
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl (apt-get install curl)")
+def test_shown_tokens_are_those_of_the_embedded_model() -> None:
+    engine = AsyncEngine.from_config(EngineConfig(EMBEDDED_MODEL, num_blocks=1024, warm_up="off"))
+    ids: dict[str, str] = {}
+    compared = 0
+    try:
+        with live_server(engine, api_keys=(f"ada={KEY}",), admin_keys=(f"operator={ADMIN_KEY}",)) as server:
+            for transcript in transcripts(ROOT / "docs" / "curl.md"):
+                _, body = run(transcript, server, ids)
+                remember(transcript, body, ids)
+                assert counted(transcript.shown) <= counted(body), (transcript.command, body)
+                compared += len(counted(transcript.shown))
+    finally:
+        asyncio.run(engine.close())
+    assert compared > 30
 
 
 def test_every_route_has_a_transcript() -> None:

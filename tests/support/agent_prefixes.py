@@ -30,7 +30,16 @@ from typing import Any
 
 import httpx
 from client_environment import EnvironmentNotMade, node_environment
-from client_trials import ENVIRONMENTS, MODEL, PROGRAMS, Client, Servers, program_variables, run_program
+from client_trials import (
+    ENVIRONMENTS,
+    MODEL,
+    PAGE_MODEL,
+    PROGRAMS,
+    Client,
+    Servers,
+    program_variables,
+    run_program,
+)
 from guided_engine import GuidedEngine
 from live_server import LiveServer, live_server
 from long_context_model import save_long_context_model
@@ -182,7 +191,10 @@ def main() -> int:
             for normalizes in ("on", "off"):
                 keys = tuple(f"{key}={key}" for agent in agents for key in [key_of(agent[0], normalizes)])
                 with live_server(
-                    engine, api_keys=keys, served_model_names=(MODEL,), normalize_clients=normalizes
+                    engine,
+                    api_keys=keys,
+                    served_model_names=(MODEL, PAGE_MODEL),
+                    normalize_clients=normalizes,
                 ) as server:
                     for agent in agents:
                         try:

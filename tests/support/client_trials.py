@@ -36,6 +36,9 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 HERE = Path(__file__).resolve().parents[1] / "clients"
 ENVIRONMENTS, PROGRAMS = HERE / "environments", HERE / "trials"
 MODEL = "noise"
+#: The page whose settings agents are given, and the model that it names.
+AGENTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "agents.md"
+PAGE_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 #: About 2,000 tokens before the first turn; agents have prompts of their own.
 SYSTEM = "You are the keeper of a small library by the sea, and you answer briefly. " * 80
 #: Told to those that ask: nothing leaves this machine, and nobody counts us.
@@ -88,7 +91,11 @@ CLIENTS: tuple[Client, ...] = (
     Client("Codex", "responses", "use_codex.py", "codex"),
     Client("Claude Code", "messages", "use_claude_code.py", "claude-code"),
     Client("opencode", "chat", "use_opencode.py", "opencode"),
+    Client("qwen-code", "chat", "use_qwen_code.py", "qwen-code"),
     Client("aider", "chat", "use_aider.py", "aider.txt"),
+    Client("pi", "chat", "use_pi.py", "pi"),
+    Client("Continue", "chat", "use_continue.py", "continue"),
+    Client("Cline", "chat", "use_cline.py", "cline"),
     *_over("chat responses messages", "AI SDK", "use_ai_sdk.mjs", "ai-sdk", is_quick=True),
     *_over("chat responses", "openai-agents", "use_openai_agents.py", "agents.txt"),
     *_over("chat responses", "pydantic-ai", "use_pydantic_ai.py", "agents.txt"),
@@ -160,7 +167,7 @@ def serving(folder: Path, clients: Sequence[Client]) -> Iterator[Servers]:
     model = save_long_context_model(folder / MODEL)
     engine = AsyncEngine.from_config(EngineConfig(str(model), num_blocks=20_000))
     scripted = ScriptedEngine(max_model_len=1 << 20, num_blocks=1 << 16, script=told_answer)
-    names = {"api_keys": keys, "served_model_names": (MODEL,)}
+    names = {"api_keys": keys, "served_model_names": (MODEL, PAGE_MODEL)}
     try:
         with live_server(engine, **names) as real, live_server(scripted, **names) as told:
             yield Servers(real, told, folder)
@@ -208,6 +215,8 @@ def program_variables(client: Client, servers: Servers, work: Path, home: Path) 
         "SCRIPTED_URL": servers.scripted.url,
         "KEY": key_of(client),
         "MODEL": MODEL,
+        "PAGE": str(AGENTS_PAGE),
+        "PAGE_MODEL": PAGE_MODEL,
         "SYSTEM": SYSTEM,
         "MODEL_FOLDER": str(servers.folder / MODEL),
         "ENVIRONMENT": str(home),

@@ -34,7 +34,7 @@ _DOCUMENTED_HASHES = (
 _WELL_KNOWN_KEYS = """
 abc abcd abc123 abcdef 123 1234 12345 123456 xxx xxxx xxxxx none null nil token-abc123 token_abc123 token
 empty no-key nokey no_key none-needed not-needed not_needed notneeded not-required unused ignored
-anything whatever dummy dummy-key dummy_key dummykey fake fake-key fake_key fakekey example example-key
+any-key anything dummy dummy-key dummy_key dummykey fake fake-key fake_key fakekey example example-key
 sample sample-key placeholder changeme change-me change_me replaceme replace-me todo password secret
 s3cret my-secret my-secret-key super-secret super-secret-key supersecret key api-key api_key apikey
 my-key my_key mykey my-api-key my_api_key myapikey my-anthropic-api-key your-key your_key your-api-key

@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 
 import agent
-import report
+from settings import blocks, variables
 
 CLAUDE = agent.binary("@anthropic-ai/claude-code-*/claude")
 QUIET = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -26,11 +25,9 @@ def ask(*arguments: str, url: str, cwd: Path, home: str) -> str:
     """The last message."""
     made = Path.cwd() / home
     made.mkdir(exist_ok=True)
-    models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"), report.MODEL)
-    where = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": report.KEY, "HOME": str(made)}
-    out = agent.run(
-        CLAUDE, "-p", *arguments, "--output-format", "json", cwd=cwd, check=False, **QUIET, **models, **where
-    )
+    (block,) = blocks("Claude Code", url)
+    told = QUIET | variables(block) | {"HOME": str(made)}
+    out = agent.run(CLAUDE, "-p", *arguments, "--output-format", "json", cwd=cwd, check=False, **told)
     found = json.loads(out.strip().splitlines()[-1])
     if found["is_error"]:
         raise SystemExit(found["result"][:300])

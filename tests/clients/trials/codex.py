@@ -5,26 +5,16 @@ from pathlib import Path
 
 import agent
 import report
+from settings import blocks
 
 CODEX = agent.binary("@openai/codex-*/vendor/*/bin/codex", "@openai/codex-*/vendor/*/codex/codex")
-CONFIG = """
-model = "{model}"
-model_provider = "radixkv"
-model_context_window = 120000
+#: Before the page's settings, which end with a table.
+UNATTENDED = """
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
-[analytics]
-enabled = false
-[feedback]
-enabled = false
-[model_providers.radixkv]
-name = "radixkv"
-base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "KEY"
-request_max_retries = 0
-stream_max_retries = 0
+analytics.enabled = false
+feedback.enabled = false
 """
 
 
@@ -35,13 +25,16 @@ def version() -> str:
 def home(name: str, url: str) -> str:
     made = Path.cwd() / name
     made.mkdir()
-    (made / "config.toml").write_text(CONFIG.format(model=report.MODEL, url=url))
+    (settings,) = blocks("Codex", url)
+    (made / "config.toml").write_text(UNATTENDED + settings)
     return str(made)
 
 
 def ask(*arguments: str, where: str, cwd: Path) -> tuple[str, list]:
     """The last message, and the items of the turn."""
-    out = agent.run(CODEX, "exec", *arguments, cwd=cwd, check=False, CODEX_HOME=where)
+    out = agent.run(
+        CODEX, "exec", *arguments, cwd=cwd, check=False, CODEX_HOME=where, RADIXKV_API_KEY=report.KEY
+    )
     found = agent.events(out)
     failed = [event for event in found if event["type"] in ("error", "turn.failed")]
     if failed:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import agent
-import report
+from settings import blocks
 
 # The binary itself: the package opencode-ai only chooses one.
 OPENCODE = agent.binary("opencode-*/bin/opencode", "opencode-*/bin/opencode.exe")
@@ -25,17 +25,9 @@ def version() -> str:
 
 
 def config(folder: Path, url: str) -> None:
-    model = {"name": report.MODEL, "tool_call": True, "limit": {"context": 120_000, "output": 2000}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "radixkv",
-        "options": {"baseURL": url + "/v1", "apiKey": report.KEY},
-        "models": {report.MODEL: model},
-    }
-    name = f"radixkv/{report.MODEL}"
-    settings = {"provider": {"radixkv": provider}, "model": name, "small_model": name, "share": "disabled"}
-    settings |= {"autoupdate": False, "permission": {"bash": "allow"}}
-    (folder / "opencode.json").write_text(json.dumps(settings))
+    (block,) = blocks("opencode", url)
+    unattended = {"share": "disabled", "autoupdate": False, "permission": {"bash": "allow"}}
+    (folder / "opencode.json").write_text(json.dumps(json.loads(block) | unattended))
 
 
 def ask(prompt: str, *options: str, cwd: Path) -> tuple[str, list]:

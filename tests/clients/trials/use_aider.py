@@ -6,6 +6,7 @@ from pathlib import Path
 
 import agent
 import report
+from settings import blocks
 
 QUIET = [
     *("--yes-always", "--no-stream", "--no-check-update", "--analytics-disable", "--no-show-model-warnings"),
@@ -21,10 +22,11 @@ QUIET = [
 AIDER = str(Path(report.ENVIRONMENT) / "bin" / "aider")
 
 
-def ask(prompt: str, *options: str, url: str, cwd: Path) -> None:
-    own = ["--openai-api-base", url + "/v1", "--openai-api-key", report.KEY]
-    model = ["--model", f"openai/{report.MODEL}"]
-    agent.run(AIDER, *QUIET, *own, *model, *options, "--message", prompt, cwd=cwd)
+def ask(*options: str, url: str, cwd: Path) -> None:
+    config, metadata = blocks("aider", url)
+    (cwd / ".aider.conf.yml").write_text(config)
+    (cwd / ".aider.model.metadata.json").write_text(metadata)
+    agent.run(AIDER, *QUIET, *options, cwd=cwd)
 
 
 def answered(folder: Path, asked: str) -> str:
@@ -36,17 +38,15 @@ def answered(folder: Path, asked: str) -> str:
 report.version(version("aider-chat"))
 work = agent.folder("project")
 (work / "book.txt").write_text(report.SYSTEM)
-ask(report.FIRST, "--read", "book.txt", url=report.URL, cwd=work)
+ask("--message", report.FIRST, "--read", "book.txt", url=report.URL, cwd=work)
 report.turn(answered(work, report.FIRST))
-ask(report.SECOND, "--read", "book.txt", "--restore-chat-history", url=report.URL, cwd=work)
+ask("--message", report.SECOND, "--read", "book.txt", "--restore-chat-history", url=report.URL, cwd=work)
 report.turn(answered(work, report.SECOND))
 edit = "weather.txt\n```\n<<<<<<< SEARCH\nIt rains.\n=======\nIt is sunny.\n>>>>>>> REPLACE\n```\n"
 told = agent.folder("told")
 (told / "weather.txt").write_text("It rains.\n")
 (told / "prompt.txt").write_text(agent.told(edit))
-own = ["--openai-api-base", report.SCRIPTED_URL + "/v1", "--openai-api-key", report.KEY]
-model = ["--model", f"openai/{report.MODEL}", "--file", "weather.txt"]
-agent.run(AIDER, *QUIET, *own, *model, "--message-file", "prompt.txt", cwd=told)
+ask("--message-file", "prompt.txt", "--file", "weather.txt", url=report.SCRIPTED_URL, cwd=told)
 changed = (told / "weather.txt").read_text()
 if changed != "It is sunny.\n":
     raise SystemExit(f"the file was not edited: {changed!r}")
