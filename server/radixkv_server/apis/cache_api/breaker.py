@@ -102,7 +102,7 @@ async def recoverable_of_request(context: ServerContext, one: SeenRequest) -> in
     earlier = [other for other in seen if _is_earlier(other, broken)]
 
     def count() -> int:
-        found, shared = _most_alike(one.prompt, earlier)
+        found, shared = _most_alike(broken, earlier)
         return 0 if found is None else same_later(one.prompt[shared:], found.prompt[shared:])
 
     return await off_loop(count)
@@ -143,15 +143,20 @@ def _is_earlier(one: SeenRequest, broken: Broken) -> bool:
     )
 
 
-def _most_alike(ids: Sequence[int], earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
-    """Return the request with the longest common prefix; among equals, the most similar further on."""
+def _most_alike(broken: Broken, earlier: Sequence[SeenRequest]) -> tuple[SeenRequest | None, int]:
+    """Return the request with the longest common prefix.
+
+    Among equals, one that goes on as the cached text that is shown, then the most similar further on.
+    """
+    ids, cached = broken.ids, broken.report.cached_tokens_after
     tokens = encode_tokens(ids)
     shared = [shared_bytes(tokens, encode_tokens(one.prompt)) // TOKEN_BYTES for one in earlier]
     if not shared:
         return None, 0
     most = max(shared)
-    best = [one for one, count in zip(earlier, shared, strict=True) if count == most][:8]
-    found = max(best, key=lambda one: same_later(ids[most:], one.prompt[most:]))
+    best = [one for one, count in zip(earlier, shared, strict=True) if count == most]
+    as_cached = [one for one in best if one.prompt[most : most + len(cached)].tolist() == cached]
+    found = max((as_cached or best)[:8], key=lambda one: same_later(ids[most:], one.prompt[most:]))
     return found, most
 
 
@@ -182,7 +187,7 @@ def breaker_between(
 
 
 def _compared(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker | None:
-    found, shared = _most_alike(broken.ids, earlier)
+    found, shared = _most_alike(broken, earlier)
     position, size = broken.report.num_hit_tokens, context.engine.config.block_size
     if found is not None and shared == len(found.prompt) and broken.cause is not None:
         return _in_answer(found, broken)
@@ -221,7 +226,7 @@ def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
 def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker:
     """Describe a prefix that was evicted, and the requests that took its room."""
     kind = _REMOVED[broken.report.reason]
-    found, shared = _most_alike(broken.ids, earlier)
+    found, shared = _most_alike(broken, earlier)
     if kind != "evicted" or found is None or shared < broken.report.num_hit_tokens:
         return make_breaker(kind)
     until = float("inf") if broken.request is None else broken.request.started_at

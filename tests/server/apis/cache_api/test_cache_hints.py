@@ -94,6 +94,17 @@ def test_advice_is_about_the_request_that_is_shown(client: httpx.Client) -> None
     assert any(one["breaker"] for one in told)
 
 
+def test_the_cause_is_found_against_the_text_that_is_shown(client: httpx.Client) -> None:
+    client.post("/v1/cache/reset")
+    questions = ("Which berth?", "When are fees due?", "Who enters?", "What is announced?", "Which berth?")
+    for minute, question in enumerate(questions, 20):  # the first one is the most alike: it asks the same
+        told = send(client, chat(f"Now is 2026-11-21 07:{minute}. {RULES}", question))["explanation"]
+    assert told["breaker"]["kind"] == "timestamp"
+    shown = told["around"]["before"] + told["around"]["cached"]
+    minute = told["breaker"]["earlier"][-2:]
+    assert f"07:{minute}" in shown, (told["breaker"], shown[:200])
+
+
 def test_a_break_before_little_that_is_the_same_is_told_as_that(client: httpx.Client) -> None:
     for system in ("It is 9:15. Answer.", "It is 9:16. Answer."):
         told = send(client, [{"role": "system", "content": system}, {"role": "user", "content": "Go"}])
