@@ -24,7 +24,7 @@ def home(name: str, url: str) -> str:
 
 def ask(prompt: str, *options: str, where: str, cwd: Path) -> str:
     """The last message."""
-    found = agent.events(agent.run(CLINE, "--json", *options, cwd=cwd, text=prompt, HOME=where))
+    found = agent.events(agent.run(CLINE, "--json", prompt, *options, cwd=cwd, HOME=where))
     (result,) = [event for event in found if event["type"] == "run_result"]
     return result["text"]
 

@@ -16,6 +16,8 @@ def home(name: str, url: str) -> str:
     made = Path.cwd() / name
     (made / ".qwen").mkdir(parents=True)
     (settings,) = blocks("qwen-code", url)
+    if url == report.SCRIPTED_URL:  # it counts bytes, and so many would be summed up after the call
+        settings = settings.replace('"contextWindowSize": 65536', '"contextWindowSize": 655360')
     (made / ".qwen" / "settings.json").write_text(settings)
     return str(made)
 
