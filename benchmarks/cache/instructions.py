@@ -12,7 +12,7 @@ Each figure is the difference of two runs that differ in one thing alone: how of
     evict      evict what an insert added, 64 blocks at a time
     schedule   plan and complete a step of 1,000 running requests, while 10,000 wait
 
-The other checkout needs the same classes (`PrefixCache`, `Scheduler`, `Request`, `SequenceState`).
+The other checkout needs the same classes (`PrefixCache`, `Scheduler`, `Request`, `Sequence`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def schedule_work(steps: int) -> None:
     from radixkv.scheduling.batch import Batch
     from radixkv.scheduling.request import Request
     from radixkv.scheduling.scheduler import Scheduler
-    from radixkv.scheduling.sequence_state import SequenceState
+
+    try:
+        from radixkv.scheduling.sequence import Sequence
+    except ImportError:  # a checkout from before that name
+        from radixkv.scheduling.sequence_state import SequenceState as Sequence  # type: ignore[no-redef]
 
     rng = np.random.default_rng(0)
     scheduler = Scheduler(PrefixCache(60_000, BLOCK), max_num_batched_tokens=8192, max_num_seqs=RUNNING)
@@ -69,7 +73,7 @@ def schedule_work(steps: int) -> None:
     def add(index: int, own: int, most: int) -> None:
         prompt = np.concatenate([families[index % 8], rng.integers(0, 32_000, own)])
         params = SamplingParams(max_tokens=most)
-        scheduler.add(SequenceState(Request(prompt, params, request_id=str(index))))
+        scheduler.add(Sequence(Request(prompt, params, request_id=str(index))))
 
     def step() -> Batch:
         batch = scheduler.schedule().batch

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 _MAX_STEPS_AHEAD = 256
 
@@ -94,7 +95,7 @@ class _StepsAhead:
             spare = self._cache.available_blocks() // num_rows - 1
             self.num_steps = max(1, min(self.wanted, spare * self._cache.block_size))
 
-    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
+    def draft(self, request: Sequence, most: int) -> abc.Sequence[int]:
         """The request's own token, again and again."""
         return [request.last_token] * min(self.num_steps - 1, most)
 
@@ -159,7 +160,7 @@ class SimulatedReplica:
     def add(self, number: int, tokens: npt.NDArray[np.int32], served: ServedRequest) -> None:
         """A request has come, `number` of the trace."""
         params = SamplingParams(max_tokens=served.answer_tokens)
-        request = SequenceState(Request(tokens, params, request_id=str(number)), arrival_s=served.arrival_s)
+        request = Sequence(Request(tokens, params, request_id=str(number)), arrival_s=served.arrival_s)
         self._served[request.request_id] = number, served
         self._scheduler.add(request)
         self._num_new += 1
@@ -237,7 +238,7 @@ class SimulatedReplica:
             self._scheduler.finish(request)
             self._remove(request)
 
-    def _remove(self, request: SequenceState) -> None:
+    def _remove(self, request: Sequence) -> None:
         number, _ = self._served.pop(request.request_id)
         self._on_end(number)
 
@@ -248,7 +249,7 @@ class SimulatedReplica:
             self.resident.update(run.block_hashes)
 
 
-def _answer_tokens(request: SequenceState) -> int:
+def _answer_tokens(request: Sequence) -> int:
     assert request.params.max_tokens is not None
     return request.params.max_tokens
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from radixkv.cli.bench.agent_jobs import KINDS, AgentAnswer, AgentJob, AgentTurn
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 BLOCK = 16
 VOCABULARY = 49_152
@@ -69,7 +69,7 @@ class Loop:
     def __init__(
         self,
         machine: Machine,
-        jobs: Sequence[AgentJob],
+        jobs: abc.Sequence[AgentJob],
         *,
         long_prompt_tokens: int | None,
         guard: bool = True,
@@ -93,7 +93,7 @@ class Loop:
         self._rng = np.random.default_rng(seed)
         self._due: list[tuple[float, int, _Conversation]] = []
         self._order = itertools.count()
-        self._asking: dict[int, tuple[SequenceState, _Conversation, AgentAnswer]] = {}
+        self._asking: dict[int, tuple[Sequence, _Conversation, AgentAnswer]] = {}
         self.answers: list[AgentAnswer] = []
         shared = {job.group: self._random(job.shared) for job in jobs}
         began: set[int] = set()
@@ -155,11 +155,11 @@ class Loop:
         params = SamplingParams(max_tokens=turn.output, ignore_eos=True)
         asked = Request(context, params, request_id=str(next(self._order)))
         asked.session_done = self._say_done and not rest
-        request = SequenceState(asked, arrival_s=when)
+        request = Sequence(asked, arrival_s=when)
         self._scheduler.add(request)
         self._asking[request.arrival_order] = request, conversation, answer
 
-    def _sampled(self, request: SequenceState) -> None:
+    def _sampled(self, request: Sequence) -> None:
         _, conversation, answer = self._asking[request.arrival_order]
         if answer.first_token is None:
             answer.first_token, answer.cached_tokens = self._now, request.num_cached_tokens
@@ -192,17 +192,17 @@ class _Conversation:
 
     job: int
     context: Tokens
-    turns: Sequence[AgentTurn]
+    turns: abc.Sequence[AgentTurn]
     known: int
     number: int = 0
     turn: AgentTurn | None = None
 
-    def forked(self, turns: Sequence[AgentTurn]) -> _Conversation:
+    def forked(self, turns: abc.Sequence[AgentTurn]) -> _Conversation:
         """A sub-agent that goes on from here."""
         return _Conversation(self.job, self.context, turns, self.known, 1000 * self.number)
 
 
-def measure(machine: Machine, jobs: Sequence[AgentJob], **options: Any) -> dict[str, float]:
+def measure(machine: Machine, jobs: abc.Sequence[AgentJob], **options: Any) -> dict[str, float]:
     """Return the figures of jobs on a machine."""
     return agent_figures(Loop(machine, jobs, **options).run())
 
@@ -216,7 +216,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def agents_table(
-    machine: Machine, kind: str, counts: Sequence[int], seed: int, scale: float
+    machine: Machine, kind: str, counts: abc.Sequence[int], seed: int, scale: float
 ) -> dict[str, Any]:
     """Return figures by rule and number of agents, with ratios to the smallest number."""
     found: dict[str, Any] = {}

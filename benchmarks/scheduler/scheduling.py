@@ -40,7 +40,7 @@ from radixkv import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 POLICIES = ("prefix", "unbounded", "fcfs")
 UNBOUNDED = 10**9
@@ -87,11 +87,11 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
         cache, max_num_batched_tokens=512, max_num_seqs=8, policy=_named(policy), max_overtake=bound
     )
     prompts = [rng.integers(0, VOCABULARY, SHARED) for _ in range(scenario.families)]
-    cold: list[SequenceState] = []
+    cold: list[Sequence] = []
     overtaken = 0
 
-    def arrive(tokens: np.ndarray, now: int) -> SequenceState:
-        request = SequenceState(Request(tokens, PARAMS, request_id=str(now)), arrival_s=now)
+    def arrive(tokens: np.ndarray, now: int) -> Sequence:
+        request = Sequence(Request(tokens, PARAMS, request_id=str(now)), arrival_s=now)
         scheduler.add(request)
         return request
 
@@ -103,11 +103,12 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
         if now % COLD_EVERY == 0:
             cold.append(arrive(rng.integers(0, VOCABULARY, COLD), now))
         run_step(scheduler, now)
+        passed = scheduler.policy.passed.overtaken
+        overtaken = max([overtaken, *(passed.get(request, 0) for request in cold)])
     waits = []
     for request in cold:
         started = request.times.first_scheduled
         waits.append((started if started is not None else steps) - request.times.arrival)
-        overtaken = max(overtaken, request.overtaken_steps)
     served = sum(request.times.first_scheduled is not None for request in cold)
     stats = scheduler.stats
     return {
@@ -143,14 +144,14 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     if situation == "no block":  # all but 40 blocks are in use; each waiting request needs 64
         in_use = num_blocks - 8 * (1000 // BLOCK + 1) - 40
         cache.acquire(rng.integers(0, VOCABULARY, in_use * BLOCK), "another")
-    runs = SequenceState(
+    runs = Sequence(
         Request(rng.integers(0, VOCABULARY, 50), SamplingParams(max_tokens=10 * steps), request_id="runs")
     )
     scheduler.add(runs)
     run_step(scheduler, 0)
     for i in range(waiting):
         tokens = np.concatenate([families[i % 8], rng.integers(0, VOCABULARY, 1000)])
-        scheduler.add(SequenceState(Request(tokens, PARAMS, request_id=str(i))))
+        scheduler.add(Sequence(Request(tokens, PARAMS, request_id=str(i))))
     run_step(scheduler, 0)
     times = []
     for now in range(steps):

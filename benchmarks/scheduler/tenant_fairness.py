@@ -36,7 +36,7 @@ from radixkv import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 POLICIES = ("fcfs", "prefix", "fair")
 BUDGET = 512
@@ -68,15 +68,15 @@ class Tenants:
         self._rng = np.random.default_rng(0)
         self._numbers = itertools.count()
 
-    def request(self, tenant: str, prompt: int, answer: int) -> SequenceState:
+    def request(self, tenant: str, prompt: int, answer: int) -> Sequence:
         tokens = self._rng.integers(0, VOCABULARY, prompt)
         params = SamplingParams(max_tokens=answer)
-        return SequenceState(
+        return Sequence(
             Request(tokens, params, request_id=f"{tenant}-{next(self._numbers)}", namespace=(tenant, ""))
         )
 
 
-def step(scheduler: Scheduler) -> list[SequenceState]:
+def step(scheduler: Scheduler) -> list[Sequence]:
     """Schedule, pretend to compute, and end requests that have all their tokens; who got a token."""
     batch = scheduler.schedule().batch
     if batch is None:

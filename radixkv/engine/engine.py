@@ -23,7 +23,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from radixkv.engine.counts import Counters, EngineStats
 from radixkv.engine.hooks import StepHook
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
-from radixkv.engine.output_processor import Sample, StepResult, sample_of
+from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import Runner
 from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, decodes_that_go_on
 from radixkv.errors import (
@@ -52,6 +53,7 @@ from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats
 
 if TYPE_CHECKING:
@@ -99,12 +101,12 @@ class Engine:
         max_num_batched_tokens: int,
         context_length: int | None = None,
         vocab_size: int | None = None,
-        end_token_ids: Sequence[int] = (),
+        end_token_ids: abc.Sequence[int] = (),
         model_name: str = "",
         model_fingerprint: str = "",
         default_sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        hooks: Sequence[StepHook] = (),
+        hooks: abc.Sequence[StepHook] = (),
         adapters: AdapterRegistry | None = None,
         lengths: LengthClasses | None = None,
     ) -> None:
@@ -199,7 +201,7 @@ class Engine:
             EngineOverloadedError: the queue is full.
         """
         if request.samples:
-            raise InvalidRequestError(f"{request!r} was taken before; make another Request")
+            raise InvalidRequestError(f"{request!r} was added before; make another Request")
         self.input_processor.prepare(request)
         request.namespace = self.cache.namespace_key(request.namespace)
         self.input_processor.begin(request)
@@ -324,7 +326,7 @@ class Engine:
         alone = self._faults.next_alone
         plan = self.scheduler.schedule(only=alone)
         for request in plan.stuck:
-            self._end_stuck(sample_of(request))
+            self._end_stuck(request)
         is_idle = alone is None and plan.batch is None and not plan.stuck
         self._is_blocked = is_idle and self.scheduler.waits_for_transfers
         if alone is not None and plan.batch is None:
@@ -349,7 +351,7 @@ class Engine:
                 self.limits.lengths.mark(batch, self.cache)
         return batch
 
-    def _process(self, step: LaunchedStep, runs: Sequence[Sequence[SampledToken]]) -> None:
+    def _process(self, step: LaunchedStep, runs: abc.Sequence[abc.Sequence[SampledToken]]) -> None:
         """Give a step's tokens out."""
         seconds = self._counters.model_called(step.started, self.clock())
         self.scheduler.step_computed(step.batch.num_tokens, seconds)
@@ -359,7 +361,7 @@ class Engine:
         if self._steps.looks_ahead:
             self.scheduler.update_rows(entry.request for entry in step.batch.entries)
 
-    def _end_stuck(self, sample: Sample) -> None:
+    def _end_stuck(self, sample: Sequence) -> None:
         """End a request for which no block can be had: an answer that has begun is as long as it can be."""
         if sample.is_finished:
             return
@@ -385,7 +387,7 @@ class Engine:
     def _rollback(self, batch: Batch, error: BaseException) -> None:
         """Runner or sampler failed: nothing of the step counts, and its requests wait again."""
         self._counters.pause()
-        requests = [sample_of(request) for request in self.scheduler.rollback(batch)]
+        requests = self.scheduler.rollback(batch)
         if not isinstance(error, ENDS_ENGINE):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
         for request, failure in self._faults.step_failed(requests, error):
@@ -416,7 +418,7 @@ class Engine:
         logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
         self._counters.num_rebuilds += 1
         self._counters.pause()
-        unfinished: list[Sample] = []
+        unfinished: list[Sequence] = []
         for request in self.requests:
             request.forget_unborn_samples()
             unfinished.extend(request.unfinished())
@@ -426,7 +428,7 @@ class Engine:
         self.scheduler = self._make_scheduler(self.scheduler.stats)
         for sample in unfinished:
             sample.preempt()
-            sample.was_added = False
+            sample.arrival_order = -1
             self.scheduler.add(sample)
         for request in self.requests:
             if request.is_finished:  # it broke while it ended

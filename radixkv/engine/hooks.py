@@ -14,7 +14,8 @@ on any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from radixkv.engine.counts import EngineStats
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.seams import DraftProposer, TierLoads
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 
 class Grammars(Protocol):
@@ -44,10 +45,10 @@ class Grammars(Protocol):
 class Drafts(DraftProposer, Protocol):
     """Guesses of next tokens, with what the engine tells of them."""
 
-    def would_guess(self, entries: Sequence[Entry]) -> bool:
+    def would_guess(self, entries: abc.Sequence[Entry]) -> bool:
         """Return True if one of these requests, whose step runs, may get a draft in the step after it."""
 
-    def checked(self, request: SequenceState, num_draft_tokens: int, num_accepted: int) -> None:
+    def checked(self, request: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Record that the first `num_accepted` tokens of a draft were right."""
 
 
@@ -76,7 +77,7 @@ class StepHook:
     def after_step(self, cache: PrefixCache) -> None:
         """Go on with work of its own: the step's tokens have been given out."""
 
-    def ended(self, sequence: SequenceState, *, discarded: bool) -> None:
+    def ended(self, sequence: Sequence, *, discarded: bool) -> None:
         """Take note that a sequence has ended and its lease is released.
 
         Args:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,17 +21,16 @@ from radixkv.cache.keys import (
     NamespaceName,
     TokenIds,
     encode_tokens,
-    frame_namespace,
 )
 from radixkv.engine.adapters import AdapterRegistry, adapter_part, begin_adapter
 from radixkv.engine.hooks import Grammars
-from radixkv.engine.output_processor import Sample
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import PrefixPin, PromptLike, Request, plain_prompt
+from radixkv.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     from radixkv.scheduling.length_classes import LengthClasses
@@ -166,16 +166,16 @@ def _check_num_bad(num_tokens: int) -> None:
         )
 
 
-def _token_words(params: SamplingParams) -> Iterator[Sequence[int]]:
+def _token_words(params: SamplingParams) -> Iterator[abc.Sequence[int]]:
     """The token ids among `bad_words`."""
     for word in params.bad_words:
         if not isinstance(word, str):
             yield word
 
 
-def _check_pins(pins: Sequence[PrefixPin], num_tokens: int) -> None:
+def _check_pins(pins: abc.Sequence[PrefixPin], num_tokens: int) -> None:
     """Refuse pins that are none, or are longer than the prompt."""
-    if not isinstance(pins, Sequence) or not all(isinstance(pin, PrefixPin) for pin in pins):
+    if not isinstance(pins, abc.Sequence) or not all(isinstance(pin, PrefixPin) for pin in pins):
         raise InvalidRequestError(
             f"pins must be a sequence of PrefixPin, as (PrefixPin(num_tokens=32),), not {pins!r:.80}",
             param="pins",
@@ -398,19 +398,17 @@ class InputProcessor:
     # ------------------------------------------------------------------ requests
 
     def begin(self, request: Request) -> None:
-        """Make a request's first sample; raises what `prepare`, `check_quota` and `compile` raise.
+        """Make the first sequence of a prepared request. On the engine's thread: it looks at the cache.
 
-        On the engine's thread: it looks at the cache.
+        Raises: see `check_quota` and `compile`.
         """
-        frame_namespace(request.namespace)  # raises if it is none
-        self.prepare(request)
         prompt, params = request.prompt, request.params
         assert isinstance(prompt, EncodedTokens)
         request.namespace = self.limits.namespace(request.namespace, len(prompt))
         self.check_quota(request)
         request.grammar = request.grammar or self.compile(params, request.namespace)
         request.request_id = request.request_id or f"req-{next(self._ids)}"
-        sample = Sample(request, arrival_s=self._clock())
+        sample = Sequence(request, arrival_s=self._clock())
         # Ranking the samples of best_of needs their logprobs, whether or not the user asked for them.
         if request.is_ranked and params.logprobs is None:
             sample.params = replace(params, logprobs=0)
@@ -428,11 +426,11 @@ class InputProcessor:
             sample.prompt_logprobs = [None]
         request.samples = [sample]
 
-    def forks(self, parent: Sample) -> list[Sample]:
+    def forks(self, parent: Sequence) -> list[Sequence]:
         """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
         for i in range(1, parent.num_forks + 1):
-            fork = Sample(parent.request, parent.tokens(), arrival_s=parent.times.arrival, index=i)
+            fork = Sequence(parent.request, parent.tokens(), arrival_s=parent.times.arrival, index=i)
             fork.params = parent.params
             seed = parent.params.seed + i if parent.params.seed is not None else next(self._seeds)
             fork.sampling_state = parent.sampling_state.fork(seed)

@@ -23,19 +23,21 @@ The engine acts: it rolls back, rebuilds and fails by the results of these metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import Counters
 from radixkv.engine.hooks import Drafts, StepHook
-from radixkv.engine.output_processor import OutputProcessor, Sample, TextSource, sample_of
+from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.step_pipeline import LaunchedStep
 from radixkv.errors import ENDS_ENGINE, InvalidRequestError
 from radixkv.sampling.sampler import SampledToken
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Failure, FinishReason, Request
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.sequence import Sequence, TextSource
 
 if TYPE_CHECKING:
     import torch
@@ -47,15 +49,17 @@ class FaultRecovery:
     """The bisection of one engine: the requests that still have to run alone, in that order."""
 
     def __init__(self) -> None:
-        self._to_run_alone: list[Sample] = []
+        self._to_run_alone: list[Sequence] = []
         self._rebuilds_in_a_row = 0
 
     @property
-    def next_alone(self) -> Sample | None:
+    def next_alone(self) -> Sequence | None:
         """The request to run alone in the next step; None: any may run."""
         return self._to_run_alone[0] if self._to_run_alone else None
 
-    def step_failed(self, requests: Sequence[Sample], error: BaseException) -> list[tuple[Sample, Failure]]:
+    def step_failed(
+        self, requests: abc.Sequence[Sequence], error: BaseException
+    ) -> list[tuple[Sequence, Failure]]:
         """Record a failed step of these requests; return the failing ones: the one that was alone in it.
 
         The others are bisected.
@@ -67,21 +71,21 @@ class FaultRecovery:
         self._to_run_alone.extend(request for request in requests if request not in self._to_run_alone)
         return []
 
-    def step_passed(self, requests: Iterable[Sample]) -> None:
+    def step_passed(self, requests: Iterable[Sequence]) -> None:
         """A step of these requests came through: they are cleared. O(1) where nothing had failed."""
         self._rebuilds_in_a_row = 0
         if self._to_run_alone:
             passed = {id(request) for request in requests}
             self._to_run_alone = [request for request in self._to_run_alone if id(request) not in passed]
 
-    def clear(self, request: Sample) -> None:
+    def clear(self, request: Sequence) -> None:
         """The request has ended, or can't run alone just now."""
         if request in self._to_run_alone:
             self._to_run_alone.remove(request)
 
     def invariant_broke(
-        self, unfinished: Sequence[Sample], error: BaseException
-    ) -> list[tuple[Sample, Failure]]:
+        self, unfinished: abc.Sequence[Sequence], error: BaseException
+    ) -> list[tuple[Sequence, Failure]]:
         """Record that the cache was rebuilt for these requests; return the failing ones.
 
         The first time in a row, none: the contents of the cache may have been broken. Then the
@@ -120,7 +124,7 @@ class LiveRequests:
         self,
         tokenizer: TextSource | None,
         clock: Callable[[], float],
-        hooks: Sequence[StepHook],
+        hooks: abc.Sequence[StepHook],
         faults: FaultRecovery,
         drafter: Drafts | None,
         counters: Counters,
@@ -154,14 +158,14 @@ class LiveRequests:
         self._by_id[request.request_id] = request
         self._scheduler.add(request.samples[0])
 
-    def unfinished(self, request_id: str) -> list[Sample]:
+    def unfinished(self, request_id: str) -> list[Sequence]:
         """The samples of a request that still run or wait; none where the id is unknown."""
         request = self._by_id.get(request_id)
         return [] if request is None else request.unfinished()
 
     # ------------------------------------------------------------------ results of a step
 
-    def process(self, step: LaunchedStep, runs: Sequence[Sequence[SampledToken]]) -> None:
+    def process(self, step: LaunchedStep, runs: abc.Sequence[abc.Sequence[SampledToken]]) -> None:
         """Give every request its part of the step; end the completed ones.
 
         Args:
@@ -169,7 +173,7 @@ class LiveRequests:
         """
         batch = step.batch
         self._scheduler.complete(batch)
-        self._faults.step_passed(sample_of(entry.request) for entry in batch.entries)
+        self._faults.step_passed(entry.request for entry in batch.entries)
         now = self._clock()
         self._process_prompts(batch, step.logits, now)
         # Forks take their lease before their parent's next token is appended anywhere.
@@ -198,7 +202,7 @@ class LiveRequests:
                 most = self._lengths.move(sample, self._scheduler)
                 sample.grows_until = min(sample.max_output_tokens, most)
 
-    def _pin(self, sample: Sample) -> None:
+    def _pin(self, sample: Sequence) -> None:
         """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
         request = sample.request
         if not request.pins or request.num_pinned_tokens is not None:
@@ -210,7 +214,7 @@ class LiveRequests:
         ]
         request.num_pinned_tokens = max(0 if pin is None else pin.num_tokens for pin in found)
 
-    def _count_draft(self, sample: Sample, num_tokens: int, num_accepted: int) -> None:
+    def _count_draft(self, sample: Sequence, num_tokens: int, num_accepted: int) -> None:
         assert self._drafter is not None
         self._drafter.checked(sample, num_tokens, num_accepted)
         sample.accepted_draft_tokens += num_accepted
@@ -224,15 +228,15 @@ class LiveRequests:
                 sample.times.first_scheduled = now
             if sample.needs_prompt_logits:
                 start = entry.start + entry.count - entry.num_logits
-                failure = self.output.add_prompt_logits(sample_of(sample), start, logits[first:end])
+                failure = self.output.add_prompt_logits(sample, start, logits[first:end])
                 if failure is not None:
-                    self.fail(sample_of(sample), failure)
+                    self.fail(sample, failure)
             if entry.samples or not sample.params.samples_nothing:
                 continue
             if not (sample.num_to_compute or sample.is_finished):
-                self._end_prompt(sample_of(sample), logits[end - 1], now)
+                self._end_prompt(sample, logits[end - 1], now)
 
-    def _end_prompt(self, sample: Sample, logits: torch.Tensor, now: float) -> None:
+    def _end_prompt(self, sample: Sequence, logits: torch.Tensor, now: float) -> None:
         """The prompt has been computed, and is all that was asked for."""
         failure = self.output.check_logits(logits)
         if failure is not None:
@@ -244,12 +248,12 @@ class LiveRequests:
 
     # ------------------------------------------------------------------ the end of a request
 
-    def abort(self, sample: Sample) -> None:
+    def abort(self, sample: Sequence) -> None:
         """End a sample because its user wants no more of it."""
         self._counters.aborted += 1
         self.end(sample, "abort")
 
-    def fail(self, sample: Sample, failure: Failure, *, discard: bool = True) -> None:
+    def fail(self, sample: Sequence, failure: Failure, *, discard: bool = True) -> None:
         """End one request, all its samples, with an error; others are unharmed.
 
         Args:
@@ -266,12 +270,12 @@ class LiveRequests:
                 keep = other.num_cached_tokens if other.namespace == request.namespace else 0
                 self._cache.discard(other.tokens(), other.namespace, keep=keep)
 
-    def end(self, sample: Sample, reason: FinishReason, *, discard: bool = False) -> None:
+    def end(self, sample: Sequence, reason: FinishReason, *, discard: bool = False) -> None:
         """End a sample from outside the model: abort, timeout, failure."""
         self.output.end(sample, reason, self._clock())
         self._finish(sample, discard=discard)
 
-    def _finish(self, sample: Sample, *, discard: bool = False) -> None:
+    def _finish(self, sample: Sequence, *, discard: bool = False) -> None:
         self._scheduler.finish(sample, discard=discard)
         for hook in self._hooks:
             hook.ended(sample, discarded=discard)

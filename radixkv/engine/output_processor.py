@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampled tokens to outputs: deltas of a streamed request, the whole output of any other at its end.
 
-A `Sample` is one answer as the engine has it: its tokens, text and end, its random stream. Text is held back
-in two cases only: while it ends in half a character, and while its end could begin a stop string.
-
 What fails here (a decoder, a stop condition, a sampling state) belongs to one request and comes back as its
 `Failure`. Nothing in here holds blocks or a place in a queue.
 """
@@ -11,217 +8,22 @@ What fails here (a decoder, a stop condition, a sampling state) belongs to one r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome, RequestOutput
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
-from radixkv.sampling.sampling_state import SamplingState
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
-from radixkv.scheduling.sequence_state import SequenceState
-from radixkv.text.chat_formats.answer_marks import AnswerScope
-from radixkv.text.text_tokenizer import TextDecoder
+from radixkv.scheduling.sequence import Sequence, TextSource
 
 if TYPE_CHECKING:
     import torch
 
-    from radixkv.scheduling.sequence_state import SequenceTimes
-
-
-class TextSource(Protocol):
-    """Part of the tokenizer's interface that this module needs."""
-
-    def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-    def is_added_token(self, token_id: int) -> bool: ...
-
-
-def find_stop(text: str, stops: tuple[str, ...], start: int, end: int) -> tuple[int, str] | None:
-    """The earliest stop string in text[start:end], as (position, stop string); the longest one on ties.
-
-    >>> find_stop("one two", ("wo", "tw"), 0, 7)
-    (4, 'tw')
-    """
-    found: tuple[int, str] | None = None
-    for stop in stops:
-        at = text.find(stop, start, end)
-        if at < 0:
-            continue
-        if found is None or at < found[0] or (at == found[0] and len(stop) > len(found[1])):
-            found = (at, stop)
-    return found
-
-
-def held_back(text: str, stops: tuple[str, ...]) -> int:
-    """Count the characters at the end of a text that could begin a stop string.
-
-    >>> held_back("and so", ("stop",)), held_back("and s", ("stop",))
-    (0, 1)
-    """
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:size]):
-                longest = size
-                break
-    return longest
-
-
-def name_logprobs(
-    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
-) -> TokenLogprobs:
-    """Turn raw logprobs into a record that carries each token's text."""
-    token_id, logprob, rank = chosen
-    return TokenLogprobs(
-        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
-        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
-    )
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Sample(SequenceState):
-    """A sequence with its text and stop conditions, its random stream, and counts of its guesses.
-
-    Its maker calls `begin_output` and sets `sampling_state`.
-
-    Attributes:
-        text: text that was not taken yet, without a found stop string: all of it, if it is never taken.
-        logprobs: likewise.
-        end_token_ids: the model's own end tokens (empty with `ignore_eos`).
-        max_output_tokens: most tokens this sample may have.
-        grows_until: output tokens after which its length is in another class, or its output ends.
-        accepted_draft_tokens: its right guesses; in a stream, since its last delta.
-        rejected_draft_tokens: guesses that were wrong, likewise.
-    """
-
-    sampling_state: SamplingState = field(init=False)
-    end_token_ids: frozenset[int] = frozenset()
-    max_output_tokens: int = 0
-    grows_until: int = 0
-    text: str = ""
-    stop_reason: int | str | None = None
-    cumulative_logprob: float = 0.0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    accepted_draft_tokens: int = 0
-    rejected_draft_tokens: int = 0
-    _decoder: TextDecoder | None = None
-    _scope: AnswerScope | None = None  # None: all text is answer
-    _plain_stops: dict[int, str] = field(default_factory=dict)  # stop tokens that end answers alone
-    # Places in `text`:
-    _searched: int = 0  # stop strings that begin before were looked for
-    _may_stop_from: int = 0  # the text before comes from the first `min_tokens` tokens
-    _answer_from: int = 0  # the last part of the answer, up to `_decided`
-    _decided: int = 0  # the text from here on may be the beginning of a mark
-
-    def begin_output(
-        self, tokenizer: TextSource | None, end_token_ids: frozenset[int], max_output_tokens: int
-    ) -> None:
-        """Set what makes text of its tokens (None: they have no text) and ends it."""
-        self.end_token_ids = end_token_ids
-        self.max_output_tokens = self.grows_until = max_output_tokens
-        if tokenizer is not None:
-            params = self.params
-            self._decoder = tokenizer.stream(params.skip_special_tokens, kept=params.kept_special_tokens)
-            if params.answer_marks is not None and (params.stop_strings or params.stop_token_ids):
-                self._scope = AnswerScope(params.answer_marks)
-                self._plain_stops = {
-                    token: tokenizer.token_text(token)
-                    for token in params.stop_token_ids
-                    if not tokenizer.is_added_token(token)
-                }
-
-    def push(self, token_id: int, *, is_complete: bool = False) -> None:
-        """Take one more token; sets `finish_reason` when it is the last.
-
-        Args:
-            is_complete: the output's grammar says that it ends here.
-        """
-        assert self.finish_reason is None
-        params = self.params
-        self.append(token_id)
-        may_stop = is_complete or self.num_output_tokens >= params.min_tokens
-        if may_stop and token_id in self.end_token_ids and token_id not in params.stop_token_ids:
-            self.finish_reason = "stop"
-        elif may_stop and token_id in params.stop_token_ids and not self._is_aside(token_id):
-            self.finish_reason, self.stop_reason = "stop", token_id
-        if self._decoder is not None and (self.finish_reason is None or params.include_stop_str_in_output):
-            self.text += self._decoder.push([token_id])
-        if self.finish_reason is None and is_complete:
-            self.finish_reason = "stop"
-        if self.finish_reason is None and self.num_output_tokens >= self.max_output_tokens:
-            self.finish_reason = "length"
-        if self.finish_reason is not None and self._decoder is not None:
-            self.text += self._decoder.finish()
-        if params.stop_strings or self._scope is not None:
-            if not may_stop:
-                self._may_stop_from = len(self.text)
-            self._look_for_stop(params.stop_strings)
-
-    def _is_aside(self, token_id: int) -> bool:
-        """Tell whether a stop token comes where it ends nothing: in thoughts, or as a break after them."""
-        text = self._plain_stops.get(token_id)
-        if self._scope is None or text is None:
-            return False
-        return self._scope.is_thinking or (self._scope.is_before_words and not text.strip("\n"))
-
-    def _look_for_stop(self, stops: tuple[str, ...]) -> None:
-        """Look for stop strings in the parts of the answer that the text has gained."""
-        # A stop string may have begun in the searched part.
-        overlap = max((len(stop) for stop in stops), default=1) - 1
-        at, has_ended = self._searched, self.finish_reason is not None
-        while True:
-            start, end, at = self._next_part(at, ended=has_ended)
-            found = find_stop(self.text, stops, max(start, self._may_stop_from), end)
-            if found is not None:
-                begin, stop = found
-                keeps = self.params.include_stop_str_in_output
-                self.text = self.text[: begin + len(stop) if keeps else begin]
-                self.finish_reason, self.stop_reason = "stop", stop
-                return
-            if at == end:
-                break
-        self._answer_from, self._decided = start, end
-        self._searched = max(start, end - overlap)
-
-    def _next_part(self, at: int, *, ended: bool) -> tuple[int, int, int]:
-        if self._scope is not None:
-            return self._scope.next_part(self.text, at, ended=ended)
-        return at, len(self.text), len(self.text)
-
-    def take(self) -> tuple[str, list[TokenLogprobs]]:
-        """The text to deliver now, and the logprobs of the tokens since the last call."""
-        size, stops = len(self.text), self.params.stop_strings
-        if self.finish_reason is None and (stops or self._scope is not None):
-            size = self._decided - held_back(self.text[self._answer_from : self._decided], stops)
-        text, self.text = self.text[:size], self.text[size:]
-        self._searched, self._may_stop_from, self._answer_from, self._decided = (
-            max(0, place - size)
-            for place in (self._searched, self._may_stop_from, self._answer_from, self._decided)
-        )
-        logprobs, self.logprobs = self.logprobs, []
-        return text, logprobs
-
-    def abort(self, reason: FinishReason = "abort") -> None:
-        """End the sample from outside, with the text that it has."""
-        if self.finish_reason is None:
-            self.finish_reason = reason
-            if self._decoder is not None:
-                self.text += self._decoder.finish()
-
-    def record_logprobs(self, entry: TokenLogprobs) -> None:
-        self.logprobs.append(entry)
-        self.cumulative_logprob += entry.chosen.logprob
-
-
-def sample_of(request: SequenceState) -> Sample:
-    """Narrow the scheduler's requests: all of them are samples."""
-    assert isinstance(request, Sample)
-    return request
+    from radixkv.scheduling.sequence import SequenceTimes
 
 
 logger = logging.getLogger("radixkv")
@@ -262,7 +64,7 @@ class OutputProcessor:
         result, self._result = self._result, StepResult()
         return result
 
-    def add_tokens(self, sample: Sample, run: Sequence[SampledToken], now: float) -> Failure | None:
+    def add_tokens(self, sample: Sequence, run: abc.Sequence[SampledToken], now: float) -> Failure | None:
         """Give a request its next tokens; its `finish_reason` says then if it ended.
 
         Tokens after its end are left out.
@@ -289,7 +91,7 @@ class OutputProcessor:
         self._emit(sample, tokens)
         return None
 
-    def _add_token(self, sample: Sample, token: SampledToken) -> Failure | None:
+    def _add_token(self, sample: Sequence, token: SampledToken) -> Failure | None:
         """Give a request one token."""
         if token.token_id < 0:
             failure = sample.sampling_state.failure
@@ -322,7 +124,7 @@ class OutputProcessor:
             return _decoding_failure(sample, error)
         return None
 
-    def add_prompt_logits(self, sample: Sample, start: int, logits: torch.Tensor) -> Failure | None:
+    def add_prompt_logits(self, sample: Sequence, start: int, logits: torch.Tensor) -> Failure | None:
         """Take the logprobs of prompt tokens; logits [N, V] at position p belong to token p + 1.
 
         Args:
@@ -354,7 +156,7 @@ class OutputProcessor:
         """Return why a prompt with these last logits can't be trusted; None: it can. Waits."""
         return None if bool(row.max().isfinite()) else _NOT_NUMBERS
 
-    def end(self, sample: Sample, reason: FinishReason, now: float) -> None:
+    def end(self, sample: Sequence, reason: FinishReason, now: float) -> None:
         """End a sample without another token: its last delta goes out."""
         sample.times.finished = now
         try:
@@ -372,7 +174,7 @@ class OutputProcessor:
         elif request.is_ranked:
             self._result.deltas.extend(_ranked_deltas(request))
 
-    def _emit(self, sample: Sample, token_ids: Sequence[int]) -> None:
+    def _emit(self, sample: Sequence, token_ids: abc.Sequence[int]) -> None:
         """Deliver a step's addition to a sample, if any, and how it ended if it did."""
         request = sample.request
         if not request.stream or request.is_ranked or not (token_ids or sample.finish_reason):
@@ -386,17 +188,17 @@ class OutputProcessor:
         return self._tokenizer.token_text(token_id) if self._tokenizer is not None else str(token_id)
 
 
-def _failure(sample: Sample, what: str, error: BaseException, code: str) -> Failure:
+def _failure(sample: Sequence, what: str, error: BaseException, code: str) -> Failure:
     logger.error("%s of %r failed", what, sample, exc_info=error)
     return Failure(f"{what} failed: {error}", code)
 
 
-def _decoding_failure(sample: Sample, error: BaseException) -> Failure:
+def _decoding_failure(sample: Sequence, error: BaseException) -> Failure:
     return _failure(sample, "decoding the output", error, "detokenization_failed")
 
 
 def _delta(
-    sample: Sample,
+    sample: Sequence,
     index: int,
     text: str,
     token_ids: list[int],
@@ -431,10 +233,10 @@ def _delta(
     return delta
 
 
-def _ranked(samples: Sequence[Sample]) -> list[Sample]:
+def _ranked(samples: abc.Sequence[Sequence]) -> list[Sequence]:
     """Samples by descending mean logprob of their tokens."""
 
-    def mean_logprob(sample: Sample) -> float:
+    def mean_logprob(sample: Sequence) -> float:
         return sample.cumulative_logprob / max(1, sample.num_output_tokens)
 
     return sorted(samples, key=mean_logprob, reverse=True)
@@ -501,3 +303,14 @@ def _since_arrival(times: SequenceTimes) -> RequestTimes:
     """Express readings of the engine's clock as durations, for readers with another clock."""
     marks = (times.first_scheduled, times.first_token, times.finished)
     return RequestTimes(*(None if mark is None else max(0.0, mark - times.arrival) for mark in marks))
+
+
+def name_logprobs(
+    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
+) -> TokenLogprobs:
+    """Turn raw logprobs into a record that carries each token's text."""
+    token_id, logprob, rank = chosen
+    return TokenLogprobs(
+        chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
+        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
+    )

@@ -13,22 +13,23 @@ when they are known: then nothing runs ahead for a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from radixkv.engine.output_processor import Sample, sample_of
 from radixkv.engine.runner import Runner
 from radixkv.errors import ENDS_PROCESS
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampler import SampledToken, Sampling
 from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     import torch
 
 
-MakeForks = Callable[[Sample], Sequence[Sample]]
+MakeForks = Callable[[Sequence], abc.Sequence[Sequence]]
 
 
 class StepFailedError(Exception):
@@ -64,10 +65,10 @@ class LaunchedStep:
     batch: Batch
     started: float
     logits: torch.Tensor
-    requests: list[Sample] = field(default_factory=list)
-    drafts: dict[Sample, Entry] = field(default_factory=dict)
+    requests: list[Sequence] = field(default_factory=list)
+    drafts: dict[Sequence, Entry] = field(default_factory=dict)
     sampling: Sampling | None = None
-    kept: Sequence[int] | None = None
+    kept: abc.Sequence[int] | None = None
     fed_from: tuple[Sampling, list[int]] | None = None
     error: BaseException | None = None
 
@@ -115,7 +116,7 @@ def launch(
     for entry, _, end in batch.logit_spans():
         if not entry.samples:
             continue
-        request = sample_of(entry.request)
+        request = entry.request
         step.requests.append(request)
         rows.append(end - 1 - len(entry.draft))
         if entry.draft:
@@ -241,7 +242,7 @@ class StepPipeline:
         self._ahead = None
 
 
-def decodes_that_go_on(entries: Sequence[Entry]) -> list[Entry] | None:
+def decodes_that_go_on(entries: abc.Sequence[Entry]) -> list[Entry] | None:
     """Of a step's entries those whose requests get more than its token; None: some tokens must be known.
 
     They must be where logits depend on them (penalties, grammars), where forks begin, and after drafts; and a
@@ -249,7 +250,7 @@ def decodes_that_go_on(entries: Sequence[Entry]) -> list[Entry] | None:
     """
     going_on = []
     for entry in entries:
-        request = sample_of(entry.request)
+        request = entry.request
         if request.num_forks or request.sampling_state.processors:
             return None
         if entry.draft or not entry.samples or entry.num_logits != 1:

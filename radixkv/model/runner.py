@@ -14,7 +14,7 @@ import torch
 from radixkv.cache.pending_copies import Copy
 from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.make_memory import make_adapter_memory
-from radixkv.model.adapters.step_adapters import ArrangedStep, arrange
+from radixkv.model.adapters.step_adapters import arrange
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
@@ -241,22 +241,21 @@ class ModelRunner:
         """
         if self._before_step is not None:
             self._before_step()
-        arranged = ArrangedStep(batch) if self.adapters is None else arrange(batch)
-        batch = arranged.batch
+        batch, adapters = (batch, None) if self.adapters is None else arrange(batch)
         for group in batch.copy_groups:
             self.copy_blocks(group)
         plan = self._plan(batch)
         if self.graphs is not None:
-            replayed = self.graphs.run(batch, plan, arranged.adapters)
+            replayed = self.graphs.run(batch, plan, adapters)
             if replayed is not None:
-                return arranged.in_order(replayed)
+                return replayed
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)
         step = AttentionStep(self.backend, self.kv, plan, to_device(batch.write_slots, self.device), rows)
         if self.windows is not None:
             step = self.windows.step(step, batch)
-        if arranged.adapters is not None:
+        if adapters is not None:
             assert self.adapters is not None
-            step.adapters = self.adapters.stage(arranged.adapters)
+            step.adapters = self.adapters.stage(adapters)
         if self.states is not None:
             step.states = self.states.step(batch)
         if self._expansion is not None:
@@ -269,7 +268,7 @@ class ModelRunner:
             token_ids[: batch.num_tokens] = batch.fed_tokens
         with nullcontext() if self._activations is None else self._activations.step(len(token_ids)):
             logits = call_model(self.model, token_ids, positions, logit_rows, step)
-        return arranged.in_order(logits[: len(batch.logit_rows)])
+        return logits[: len(batch.logit_rows)]
 
     def _plan(self, batch: Batch) -> AttentionPlan:
         if self.windows is not None:

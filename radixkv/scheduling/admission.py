@@ -17,7 +17,7 @@ policies differ (`radixkv.scheduling.policy`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from enum import Enum
 from itertools import takewhile
 
@@ -29,7 +29,7 @@ from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import TierLoads
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -82,10 +82,11 @@ class AdmissionControl:
         self._stats = stats
         self._max_num_seqs = max_num_seqs
         self._turn = 0
+        self._matches: dict[Sequence, Match] = {}  # cached prefixes of waiting requests, when last looked up
 
     # ------------------------------------------------------------------ order and room
 
-    def make_room(self, plan: StepPlan) -> SequenceState | None:
+    def make_room(self, plan: StepPlan) -> Sequence | None:
         """Preempt others for the one who is entitled to room, if that makes it fit; returns who it is."""
         if self._long_prompts is not None:
             self._long_prompts.begin_step()
@@ -98,7 +99,7 @@ class AdmissionControl:
                 self._displace(plan, request)
         return request
 
-    def _displace(self, plan: StepPlan, request: SequenceState) -> None:
+    def _displace(self, plan: StepPlan, request: Sequence) -> None:
         """Preempt others for a waiting request, if that makes it fit."""
         victims = self._policy.displaced_for(request, self._running)
         slots = plan.sequence_slots + sum(victim.num_sequence_slots for victim in victims)
@@ -112,7 +113,7 @@ class AdmissionControl:
             if self.foresee(plan, request) is AdmissionResult.ADMITTED:
                 return
 
-    def in_order(self, plan: StepPlan, entitled: SequenceState | None = None) -> list[SequenceState]:
+    def in_order(self, plan: StepPlan, entitled: Sequence | None = None) -> list[Sequence]:
         """The waiting requests in the order in which to try them; none if no admission is possible.
 
         Args:
@@ -132,9 +133,7 @@ class AdmissionControl:
             return order
         return [first, *(request for request in order if request is not first)]
 
-    def more_urgent(
-        self, order: Sequence[SequenceState], prompts: Sequence[SequenceState]
-    ) -> list[SequenceState]:
+    def more_urgent(self, order: abc.Sequence[Sequence], prompts: abc.Sequence[Sequence]) -> list[Sequence]:
         """The requests of `order` that go before all prompts in progress, as their rank is smaller."""
         if not prompts or not order:
             return []
@@ -149,7 +148,7 @@ class AdmissionControl:
 
     # ------------------------------------------------------------------ cached prefixes
 
-    def _matched_tokens(self, plan: StepPlan, requests: Sequence[SequenceState]) -> list[int]:
+    def _matched_tokens(self, plan: StepPlan, requests: abc.Sequence[Sequence]) -> list[int]:
         """The lengths of the requests' cached prefixes.
 
         For a request that waits for its producer the earlier length: it does not compete meanwhile.
@@ -163,29 +162,30 @@ class AdmissionControl:
             self._turn = (self._turn + 1) % parts
             chosen = requests[self._turn :: parts]
         is_current, is_produced = self._cache.is_current, self._in_flight.is_produced
+        matches = self._matches
         for request in chosen:
-            match = request.match
+            match = matches.get(request)
             if match is None or not (is_current(match) or is_produced(request)):
-                request.match = self._cache.match(request.lookup_tokens, request.namespace)
+                matches[request] = self._cache.match(request.lookup_tokens, request.namespace)
         plan.matches_are_current = chosen is requests
-        return [(request.match or self._match(plan, request)).resume for request in requests]
+        return [(matches.get(request) or self._match(plan, request)).resume for request in requests]
 
-    def _match(self, plan: StepPlan, request: SequenceState) -> Match:
+    def _match(self, plan: StepPlan, request: Sequence) -> Match:
         """The request's cached prefix."""
-        match = request.match
+        match = self._matches.get(request)
         if match is None or not (plan.matches_are_current or self._cache.is_current(match)):
-            match = request.match = self._cache.match(request.lookup_tokens, request.namespace)
+            match = self._matches[request] = self._cache.match(request.lookup_tokens, request.namespace)
         return match
 
-    def _has_turn(self, plan: StepPlan, request: SequenceState) -> bool:
+    def _has_turn(self, plan: StepPlan, request: Sequence) -> bool:
         """Return True if no long prompt in progress comes before the request."""
         return self._long_prompts is None or self._long_prompts.has_turn(request, self._match(plan, request))
 
     # ------------------------------------------------------------------ what fits
 
-    def foresee(self, plan: StepPlan, request: SequenceState) -> AdmissionResult:
+    def foresee(self, plan: StepPlan, request: Sequence) -> AdmissionResult:
         """Predict the result of `admit`, with headroom in blocks. O(1) but for changes since."""
-        if request.producer is not None and self._in_flight.is_produced(request):
+        if self._in_flight.is_produced(request):
             return AdmissionResult.IN_FLIGHT
         if request.num_sequence_slots > plan.sequence_slots and plan.sequence_slots < self._max_num_seqs:
             found = AdmissionResult.NO_SLOT
@@ -197,7 +197,7 @@ class AdmissionControl:
             return AdmissionResult.IN_FLIGHT
         return found
 
-    def _fits(self, plan: StepPlan, request: SequenceState, freed: int = 0) -> AdmissionResult:
+    def _fits(self, plan: StepPlan, request: Sequence, freed: int = 0) -> AdmissionResult:
         """Return whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
 
         Args:
@@ -214,16 +214,16 @@ class AdmissionControl:
             return AdmissionResult.ADMITTED
         return AdmissionResult.AT_CEILING if needed <= in_pool else AdmissionResult.NO_BLOCKS
 
-    def _any_fits(self, plan: StepPlan, requests: Sequence[SequenceState]) -> bool:
+    def _any_fits(self, plan: StepPlan, requests: abc.Sequence[Sequence]) -> bool:
         """Return True if trying `requests` makes sense at all: usually none fits into a pool in full use.
 
         By the matches of `_matched_tokens`. O(requests), and much cheaper than a trial of each.
         """
         if not len(self._running):
             return True
-        size, rooms = self._cache.block_size, plan.room
+        size, rooms, matches = self._cache.block_size, plan.room, self._matches
         for request in requests:
-            match = request.match or self._match(plan, request)
+            match = matches.get(request) or self._match(plan, request)
             needed = -(-request.num_tokens // size) - match.num_tokens // size + request.num_forks
             room = rooms.get(request.namespace) or self._room(plan, request.namespace)
             if needed <= room[1]:
@@ -250,7 +250,7 @@ class AdmissionControl:
             plan.room[namespace] = in_pool, allowed
         return in_pool, allowed
 
-    def _fits_reserve(self, plan: StepPlan, request: SequenceState, held_back: set[NamespaceName]) -> bool:
+    def _fits_reserve(self, plan: StepPlan, request: Sequence, held_back: set[NamespaceName]) -> bool:
         """Return True if a request that fits may start although only the reserve of the budget is left.
 
         Args:
@@ -268,15 +268,15 @@ class AdmissionControl:
 
     # ------------------------------------------------------------------ to the running requests
 
-    def admit_in_order(self, plan: StepPlan, ordered: Sequence[SequenceState]) -> list[SequenceState]:
+    def admit_in_order(self, plan: StepPlan, ordered: abc.Sequence[Sequence]) -> list[Sequence]:
         """Admit the fitting requests in this order; return those still admissible in this step."""
         if plan.budget <= 0 or plan.sequence_slots <= 0 or not self._any_fits(plan, ordered):
             return []
         rank = self._policy.rank
-        put_off: list[SequenceState] = []
-        unfit: list[SequenceState] = []
+        put_off: list[Sequence] = []
+        unfit: list[Sequence] = []
         num_passed = 0  # of `unfit`: those before the last one admitted
-        at_ceiling: dict[str, list[SequenceState]] = {}  # by tenant: others take no room of theirs
+        at_ceiling: dict[str, list[Sequence]] = {}  # by tenant: others take no room of theirs
         barred: set[str] = set()  # tenants of whom nobody may be admitted any more
         held_back: set[NamespaceName] = set()
         for i, request in enumerate(ordered):
@@ -319,7 +319,7 @@ class AdmissionControl:
         plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
         return put_off
 
-    def admit(self, plan: StepPlan, request: SequenceState, *, others: bool) -> AdmissionResult:
+    def admit(self, plan: StepPlan, request: Sequence, *, others: bool) -> AdmissionResult:
         """Take the request's blocks and its first chunk; nothing changes unless it is admitted."""
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         match = self._match(plan, request)
@@ -330,7 +330,9 @@ class AdmissionControl:
             if other is not None:
                 self.make_entry(plan, other)
                 match = self._match(plan, request)
-        if self._tier_loads is not None and self._tier_loads.holds_up(request, match):
+        if self._tier_loads is not None and self._tier_loads.holds_up(
+            request, match, self._in_flight.wait_for
+        ):
             plan.leases_changed()
             return AdmissionResult.IN_FLIGHT
         known = match.num_tokens
@@ -353,7 +355,8 @@ class AdmissionControl:
                 plan.add_stuck(request)  # nobody else's end would give it a block
             return AdmissionResult.AT_CEILING
         self._waiting.remove(request)
-        request.match = request.producer = None
+        self._matches.pop(request, None)
+        self._in_flight.admitted(request)
         request.lease = lease
         if lease.states is not None:  # what a user declared as steady
             asked = request.request
@@ -370,28 +373,28 @@ class AdmissionControl:
         if request.num_preemptions:
             request.resumed_at = request.num_tokens
         if not request.was_admitted:
-            request.was_admitted = True
             request.num_cached_tokens = lease.resume_at
             request.num_cache_write_tokens = (
                 max(0, request.num_kept_tokens - known) if self._cache.enabled else 0
             )
             request.cache_report = lease.report
-            if self._tier_loads is not None:
-                self._tier_loads.admitted(request)
             self._stats.admitted += 1
             self._stats.prompt_tokens += request.num_prompt_tokens
             self._stats.cached_prompt_tokens += lease.resume_at
+        if self._tier_loads is not None:
+            self._tier_loads.admitted(request)
+        request.was_admitted = True
         plan.add(request, plan.chunk(request, others=others))
         return AdmissionResult.ADMITTED
 
-    def may_serve(self, namespace: NamespaceName, request: SequenceState, error: OutOfBlocks) -> bool:
+    def may_serve(self, namespace: NamespaceName, request: Sequence, error: OutOfBlocks) -> bool:
         """Return True if blocks of a namespace would help the request: at its ceiling, its quota's."""
         _, below = self._cache.room(request.namespace)
         if below is None or below >= error.needed:
             return True
         return self._cache.shares_quota(namespace, request.namespace)
 
-    def stop_copy(self, request: SequenceState, error: OutOfBlocks, *, at_once: bool = False) -> bool:
+    def stop_copy(self, request: Sequence, error: OutOfBlocks, *, at_once: bool = False) -> bool:
         """End a copy to a tier for the blocks that it holds; False: there is none.
 
         Args:
@@ -401,13 +404,13 @@ class AdmissionControl:
             lambda other: self.may_serve(other, request, error), at_once=at_once
         )
 
-    def give_up_load(self, request: SequenceState, error: OutOfBlocks) -> bool:
+    def give_up_load(self, request: Sequence, error: OutOfBlocks) -> bool:
         """Give up a load from a tier for the blocks that it holds; False: there is none."""
         return self._tier_loads is not None and self._tier_loads.give_up_load(
             lambda other: self.may_serve(other, request, error)
         )
 
-    def make_entry(self, plan: StepPlan, request: SequenceState) -> None:
+    def make_entry(self, plan: StepPlan, request: Sequence) -> None:
         """Make a row an entry of its own in this step: its lease knows its tokens."""
         self._running.drop_row(request)
         plan.row_left()
@@ -418,7 +421,7 @@ class AdmissionControl:
 
     # ------------------------------------------------------------------ and back
 
-    def preempt(self, plan: StepPlan, request: SequenceState) -> None:
+    def preempt(self, plan: StepPlan, request: Sequence) -> None:
         """Release the lease and queue the request again; its computed part stays cached."""
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
@@ -428,7 +431,13 @@ class AdmissionControl:
             plan.row_left()
         plan.leases_changed()
 
-    def put_back(self, request: SequenceState) -> bool:
+    def forget(self, request: Sequence) -> None:
+        """Drop all notes of a request that has ended."""
+        self._matches.pop(request, None)
+        if self._tier_loads is not None:
+            self._tier_loads.forget(request)
+
+    def put_back(self, request: Sequence) -> bool:
         """A running request waits again, without a lease; whether it was a row."""
         was_row = self._running.remove(request)
         self._waiting.put_back(request)

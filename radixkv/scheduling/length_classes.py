@@ -23,7 +23,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     from radixkv.scheduling.scheduler import Scheduler
@@ -71,11 +71,11 @@ class LengthClasses:
         """The namespaces of all classes. O(classes)."""
         return [self.namespace(namespace, end + 1) for end in (0, *self.ends)]
 
-    def most_output(self, sequence: SequenceState) -> int:
+    def most_output(self, sequence: Sequence) -> int:
         """Output tokens with which a sequence has just left its class. O(log classes)."""
         return self.end(sequence.num_tokens) + 1 - sequence.num_prompt_tokens
 
-    def move(self, sequence: SequenceState, scheduler: Scheduler) -> int:
+    def move(self, sequence: Sequence, scheduler: Scheduler) -> int:
         """Have a sequence that has left its class computed again in the next one.
 
         Returns:

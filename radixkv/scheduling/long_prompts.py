@@ -34,7 +34,7 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import TierLoads
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class LongPrompts:
         self._max_overtake = max_overtake
         self._tier_loads = tier_loads
         self._guard = guard
-        self._waiting: set[int] = set()  # by arrival order: those whose turn had not come when last tried
+        self._waiting: set[Sequence] = set()  # those whose turn had not come when last tried
+        self._passes: dict[Sequence, int] = {}  # later long prompts of its line that began meanwhile
+        self._early: set[Sequence] = set()  # begun beside long prompts since its tenant has nothing running
         # Of the step being built: begun prompts by line; delayed ones; lines in which no other one begins.
         self._begun: dict[str, list[int]] = {}
         self._put_off: set[NamespaceName] = set()
@@ -91,9 +93,13 @@ class LongPrompts:
         """Number of requests that wait for their turn."""
         return len(self._waiting)
 
-    def forget(self, request: SequenceState) -> None:
-        """Note that a request does not wait for its turn any more."""
-        self._waiting.discard(request.arrival_order)
+    def forget(self, request: Sequence) -> None:
+        """Drop all notes of a request that has ended."""
+        self._waiting.discard(request)
+        self._early.discard(request)
+        self._passes.pop(request, None)
+        if self._guard is not None:
+            self._guard.forget(request)
 
     def begin_step(self) -> None:
         """Forget the last step's prompts."""
@@ -101,30 +107,30 @@ class LongPrompts:
         if self._guard is not None:
             self._guard.begin_step()
 
-    def has_turn(self, request: SequenceState, match: Match) -> bool:
+    def has_turn(self, request: Sequence, match: Match) -> bool:
         """True if a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
 
         Args:
             match: its cached prefix.
         """
         missing = request.num_tokens - (0 if request.needs_prompt_logits else match.resume)
-        request.begins_early = False
-        self.forget(request)
+        self._early.discard(request)
+        self._waiting.discard(request)
         if not self._is_long(missing):
             return True
         tier_loads = self._tier_loads
         if tier_loads is not None and tier_loads.has_begun(request):
             return True
         if self._in_flight.is_coming(request, match):  # it computes what comes after its producer's tokens
-            missing = request.num_tokens - request.produced_until
+            missing = request.num_tokens - self._in_flight.produced_until(request)
         elif tier_loads is not None and not request.needs_prompt_logits:
             missing = tier_loads.weigh(request, match)
         if not self._is_long(missing) or self._begins(request, missing):
             return True
-        self._waiting.add(request.arrival_order)
+        self._waiting.add(request)
         return False
 
-    def _begins(self, request: SequenceState, missing: int) -> bool:
+    def _begins(self, request: Sequence, missing: int) -> bool:
         """True if a long prompt may begin beside those in progress."""
         if self._policy.line(request) in self._closed:
             return False
@@ -145,12 +151,14 @@ class LongPrompts:
         if has_turn and not self._displaces_used(request, needed):
             return True
         goes_first = self._policy.goes_first(request, self._running.num_of)
-        request.begins_early = goes_first and not any(other.begins_early for other in rivals)
-        return request.begins_early
+        if not goes_first or any(other in self._early for other in rivals):
+            return False
+        self._early.add(request)
+        return True
 
-    def _displaces_used(self, request: SequenceState, needed: int) -> bool:
+    def _displaces_used(self, request: Sequence, needed: int) -> bool:
         """True if a long prompt waits for prefixes in use to be idle for longer, while others run."""
-        if self._guard is None or request.long_passes >= self._max_overtake:
+        if self._guard is None or self._was_passed(request):
             return False
         if 2 * needed <= request.num_tokens:  # its own prefix is in use, and would be idle for longer
             return False
@@ -162,35 +170,39 @@ class LongPrompts:
     def _is_long(self, missing: int) -> bool:
         return missing > self._threshold
 
-    def _chunk(self, request: SequenceState) -> int:
+    def _chunk(self, request: Sequence) -> int:
         """The most tokens that a prompt in progress gets in a step."""
         cap = min(self._max_chunk, MAX_LOGITS_CHUNK) if request.needs_prompt_logits else self._max_chunk
         return min(request.num_to_compute, cap)
 
-    def put_off(self, request: SequenceState) -> bool:
+    def put_off(self, request: Sequence) -> bool:
         """Note a request whose turn has not come; whether it was passed as often as it may be."""
         self._put_off.add(request.namespace)
-        return request.long_passes >= self._max_overtake
+        return self._was_passed(request)
 
-    def close_line(self, request: SequenceState) -> None:
+    def _was_passed(self, request: Sequence) -> bool:
+        return self._passes.get(request, 0) >= self._max_overtake
+
+    def close_line(self, request: Sequence) -> None:
         """Let no other long prompt of the request's line begin in this step."""
         self._closed.add(self._policy.line(request))
 
-    def began(self, request: SequenceState) -> None:
+    def began(self, request: Sequence) -> None:
         """Note a request that was just admitted."""
         if self._guard is not None and not request.was_admitted:
             self._guard.admitted(request.num_computed, request.num_tokens)
         if self._is_long(request.num_to_compute):
             self._begun.setdefault(self._policy.line(request), []).append(request.arrival_order)
 
-    def steps_overtaken(self, request: SequenceState) -> int:
+    def steps_overtaken(self, request: Sequence) -> int:
         """Return for how many steps a request was overtaken by the step's admissions.
 
         One; none if it waits for its turn, as short prompts that begin meanwhile cost it nothing; and more
         than any bound once it was passed by as many long ones as allowed.
         """
-        if request.arrival_order not in self._waiting:
+        if request not in self._waiting:
             return 1
         later = self._begun.get(self._policy.line(request), ())
-        request.long_passes += sum(order > request.arrival_order for order in later)
-        return TOO_MANY_STEPS if request.long_passes >= self._max_overtake else 0
+        passes = sum(order > request.arrival_order for order in later)
+        self._passes[request] = self._passes.get(request, 0) + passes
+        return TOO_MANY_STEPS if self._was_passed(request) else 0

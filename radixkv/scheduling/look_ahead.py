@@ -13,17 +13,14 @@ n + 1: runners execute calls in order.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
+from collections import Counter, abc
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
-from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch import Batch, Entry, build_batch
 from radixkv.scheduling.policy import AdmissionPolicy, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats
 
 
@@ -39,46 +36,31 @@ class LookAhead:
     ) -> None:
         self._cache, self._running, self._policy, self._stats = cache, running, policy, stats
 
-    def plan(self, entries: Sequence[Entry]) -> Batch | None:
+    def plan(self, entries: abc.Sequence[Entry]) -> Batch | None:
         """The step after one with these entries; None: somebody has no room, or shares it with forks.
 
         Its token ids are not known, and are to be fed. O(entries).
         """
-        requests = [entry.request for entry in entries]
-        ends = (entry.start + entry.count for entry in entries)
-        positions = np.fromiter(ends, dtype=np.int64, count=len(entries))
-        for request, position in zip(requests, positions.tolist(), strict=True):
+        size, rows = self._cache.block_size, []
+        for entry in entries:
+            request, position = entry.request, entry.start + entry.count
             if request.shares_blocks or not self._reserve(request, position + 1):
                 return None
-        size, slots, tables = self._cache.block_size, positions % self._cache.block_size, []
-        for i, request in enumerate(requests):
+            rows.append(Entry(request, start=position, count=1, samples=True, num_logits=1))
+        for row in rows:
+            request, block = row.request, row.start // size
             assert request.lease is not None
-            tables.append(request.lease.block_table)
-            slots[i] += int(tables[i][positions[i] // size]) * size
+            row.block_table = request.lease.block_table
+            row.slot_offset = (int(row.block_table[block]) - block) * size
             request.last_scheduled_step = self._stats.num_steps
-        for tenant, count in Counter([tenant_of(request.namespace) for request in requests]).items():
+        for tenant, count in Counter([tenant_of(row.request.namespace) for row in rows]).items():
             self._policy.on_served(tenant, count)
         self._stats.num_steps += 1
         self._stats.num_steps_ahead += 1
-        self._stats.computed_tokens += len(entries)
-        rows = np.arange(len(entries) + 1)
-        return Batch(
-            entries=[
-                Entry(request, start=position, count=1, samples=True, num_logits=1)
-                for request, position in zip(requests, positions.tolist(), strict=True)
-            ],
-            token_ids=np.zeros(len(entries), dtype=np.int64),
-            positions=positions,
-            query_starts=rows.astype(np.int32),
-            context_lengths=(positions + 1).astype(np.int32),
-            block_tables=tables,
-            write_slots=slots,
-            write_rows=None,
-            logit_rows=rows[:-1],
-            copy_groups=[],
-        )
+        self._stats.computed_tokens += len(rows)
+        return build_batch(rows, size, len(rows))
 
-    def _reserve(self, request: SequenceState, num_tokens: int) -> bool:
+    def _reserve(self, request: Sequence, num_tokens: int) -> bool:
         """Make sure that the request has slots for `num_tokens` tokens; without preemption."""
         lease = request.lease
         assert lease is not None

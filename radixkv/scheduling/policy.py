@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import islice, takewhile
 from operator import itemgetter
@@ -39,10 +40,10 @@ from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:  # the command line lists the policies, and does without numpy
     from radixkv.cache.keys import NamespaceName
-    from radixkv.scheduling.sequence_state import SequenceState
+    from radixkv.scheduling.sequence import Sequence
 
 Urgency = tuple[float, int]
-MatchedTokens = Callable[[Sequence["SequenceState"]], Sequence[int]]
+MatchedTokens = Callable[[abc.Sequence["Sequence"]], abc.Sequence[int]]
 
 
 class Barred(Enum):
@@ -66,25 +67,50 @@ def tenant_of(namespace: NamespaceName) -> str:
     return namespace[0] if namespace else ""
 
 
+class PassedRequests:
+    """Counts of how often requests were passed while they waited, for the bound on that.
+
+    Attributes:
+        overtaken: steps in which requests that arrived later were admitted.
+        held_up: steps in which the request did not fit, and others tried after it were admitted.
+        promoted: requests that come before all others from now on: they were passed often enough.
+    """
+
+    def __init__(self) -> None:
+        self.overtaken: dict[Sequence, int] = {}
+        self.held_up: dict[Sequence, int] = {}
+        self.promoted: set[Sequence] = set()
+
+    def forget(self, request: Sequence) -> None:
+        """Drop the counts of a request that has ended. O(1)."""
+        self.overtaken.pop(request, None)
+        self.held_up.pop(request, None)
+        self.promoted.discard(request)
+
+
 class AdmissionPolicy:
     """First come, first served; the base of the other orders.
 
     Args:
         weights: tenant -> share, for orders that have shares.
+
+    Attributes:
+        passed: how often each request was passed; the queue counts.
     """
 
     name = "fcfs"
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})
+        self.passed = PassedRequests()
 
     # ------------------------------------------------------------------ who is tried first
 
-    def line(self, request: SequenceState) -> str:
+    def line(self, request: Sequence) -> str:
         """Return the line of the request: there is one, or one for each tenant. O(1)."""
         return ""
 
-    def sort_key(self) -> Callable[[SequenceState], Urgency] | None:
+    def sort_key(self) -> Callable[[Sequence], Urgency] | None:
         """Sort key of the queue, if the order among waiting requests never changes.
 
         Then `merge` and `order` are not asked, and requests are promoted if they were overtaken too
@@ -92,7 +118,7 @@ class AdmissionPolicy:
         """
         return None
 
-    def merge(self, lines: Mapping[str, Collection[SequenceState]], limit: int) -> list[SequenceState]:
+    def merge(self, lines: Mapping[str, Collection[Sequence]], limit: int) -> list[Sequence]:
         """At most `limit` waiting requests, before they are ordered. O(limit).
 
         Args:
@@ -100,9 +126,7 @@ class AdmissionPolicy:
         """
         return list(islice(next(iter(lines.values())), limit)) if lines else []
 
-    def order(
-        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
-    ) -> Sequence[SequenceState]:
+    def order(self, waiting: abc.Sequence[Sequence], matched_tokens: MatchedTokens) -> abc.Sequence[Sequence]:
         """The order in which to try `waiting`, which is what `merge` gave.
 
         Args:
@@ -110,11 +134,11 @@ class AdmissionPolicy:
         """
         return waiting
 
-    def rank(self, request: SequenceState) -> float:
+    def rank(self, request: Sequence) -> float:
         """The request's class of urgency: of a smaller one, it goes before all others and is not passed."""
         return 0
 
-    def urgency(self, request: SequenceState) -> Urgency:
+    def urgency(self, request: Sequence) -> Urgency:
         """Smaller is more urgent: the rank, then arrival."""
         return (self.rank(request), request.arrival_order)
 
@@ -124,19 +148,17 @@ class AdmissionPolicy:
 
     # ------------------------------------------------------------------ for how long
 
-    def overtaken(self, line: Iterable[SequenceState], latest: int) -> Iterable[SequenceState]:
+    def overtaken(self, line: Iterable[Sequence], latest: int) -> Iterable[Sequence]:
         """Requests of a line, in arrival order, overtaken by the admission of `latest` (by arrival)."""
         return takewhile(lambda request: request.arrival_order <= latest, line)
 
-    def barred(self, request: SequenceState, bound: float) -> Barred:
+    def barred(self, request: Sequence, bound: float) -> Barred:
         """Requests that may not pass this one any more, once it was passed in `bound` steps. O(1)."""
-        return Barred.ALL if request.overtaken_steps >= bound else Barred.NOBODY
+        return Barred.ALL if self.passed.overtaken.get(request, 0) >= bound else Barred.NOBODY
 
     # ------------------------------------------------------------------ for whom others give way
 
-    def entitled(
-        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
-    ) -> SequenceState | None:
+    def entitled(self, firsts: Iterable[Sequence], num_running: Callable[[str], int]) -> Sequence | None:
         """The waiting request that room is made for, if the policy makes room. O(lines).
 
         Args:
@@ -145,7 +167,7 @@ class AdmissionPolicy:
         """
         return None
 
-    def goes_first(self, request: SequenceState, num_running: Callable[[str], int]) -> bool:
+    def goes_first(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
         """True if a long prompt need not wait for those in progress. O(1).
 
         Args:
@@ -153,13 +175,11 @@ class AdmissionPolicy:
         """
         return False
 
-    def displaced_for(
-        self, request: SequenceState, running: Iterable[SequenceState]
-    ) -> Sequence[SequenceState]:
+    def displaced_for(self, request: Sequence, running: Iterable[Sequence]) -> abc.Sequence[Sequence]:
         """The running requests worth preempting for a waiting one that does not fit, who goes first first."""
         return ()
 
-    def victim(self, rivals: Iterable[SequenceState], in_step: Container[int]) -> SequenceState:
+    def victim(self, rivals: Iterable[Sequence], in_step: Container[int]) -> Sequence:
         """Choose the running request that gives way when one of them needs a block. O(rivals).
 
         The highest rank first (under `priority`: the largest number). Of equals, a request that has got no
@@ -178,7 +198,7 @@ class AdmissionPolicy:
 
     # ------------------------------------------------------------------ among running requests
 
-    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
+    def order_prompts(self, prompts: list[Sequence]) -> list[Sequence]:
         """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
         if len(prompts) > 1:
             turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
@@ -190,11 +210,13 @@ class AdmissionPolicy:
     def on_served(self, tenant: str, num_tokens: int) -> None:
         """Told how many tokens of a tenant a step computes."""
 
-    def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
+    def on_arrival(self, request: Sequence, tenants: Collection[str]) -> None:
         """Told of a new request, before it is queued, and of the tenants that have one there."""
 
 
-def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int]) -> Sequence[SequenceState]:
+def longest_prefix_first(
+    waiting: abc.Sequence[Sequence], lengths: abc.Sequence[int]
+) -> abc.Sequence[Sequence]:
     """Each namespace keeps its positions; in them its longest cached prefixes come first, then arrival.
 
     O(n log n).
@@ -203,7 +225,7 @@ def longest_prefix_first(waiting: Sequence[SequenceState], lengths: Sequence[int
     namespaces = [request.namespace for request in waiting]
     if namespaces.count(namespaces[0]) == len(namespaces):
         return [waiting[i] for i in ranked]
-    by_namespace: dict[NamespaceName, list[SequenceState]] = {}
+    by_namespace: dict[NamespaceName, list[Sequence]] = {}
     for i in reversed(ranked):
         by_namespace.setdefault(namespaces[i], []).append(waiting[i])
     return [by_namespace[namespace].pop() for namespace in namespaces]
@@ -217,9 +239,7 @@ class PrefixPolicy(AdmissionPolicy):
 
     name = "prefix"
 
-    def order(
-        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
-    ) -> Sequence[SequenceState]:
+    def order(self, waiting: abc.Sequence[Sequence], matched_tokens: MatchedTokens) -> abc.Sequence[Sequence]:
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
     def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
@@ -236,35 +256,36 @@ class PriorityPolicy(AdmissionPolicy):
 
     name = "priority"
 
-    def sort_key(self) -> Callable[[SequenceState], Urgency]:
+    def sort_key(self) -> Callable[[Sequence], Urgency]:
         return self.urgency
 
-    def rank(self, request: SequenceState) -> float:
-        return -math.inf if request.is_promoted else request.priority
+    def rank(self, request: Sequence) -> float:
+        return -math.inf if request in self.passed.promoted else request.priority
 
-    def overtaken(self, line: Iterable[SequenceState], latest: int) -> Iterable[SequenceState]:
-        oldest = next((request for request in line if not request.is_promoted), None)
+    def overtaken(self, line: Iterable[Sequence], latest: int) -> Iterable[Sequence]:
+        promoted = self.passed.promoted
+        oldest = next((request for request in line if request not in promoted), None)
         return () if oldest is None or oldest.arrival_order > latest else (oldest,)
 
-    def barred(self, request: SequenceState, bound: float) -> Barred:
-        return Barred.ALL if request.is_promoted or request.held_up_steps >= bound else Barred.NOBODY
+    def barred(self, request: Sequence, bound: float) -> Barred:
+        passed = self.passed
+        is_late = request in passed.promoted or passed.held_up.get(request, 0) >= bound
+        return Barred.ALL if is_late else Barred.NOBODY
 
-    def entitled(
-        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
-    ) -> SequenceState | None:
+    def entitled(self, firsts: Iterable[Sequence], num_running: Callable[[str], int]) -> Sequence | None:
         return next(iter(firsts), None)
 
-    def displaced_for(
-        self, request: SequenceState, running: Iterable[SequenceState]
-    ) -> Sequence[SequenceState]:
+    def displaced_for(self, request: Sequence, running: Iterable[Sequence]) -> abc.Sequence[Sequence]:
         victims = [
             other
             for other in running
-            if not other.is_promoted and request.priority < other.priority and other.has_progressed
+            if other not in self.passed.promoted
+            and request.priority < other.priority
+            and other.has_progressed
         ]
         return sorted(victims, key=self.urgency, reverse=True)
 
-    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
+    def order_prompts(self, prompts: list[Sequence]) -> list[Sequence]:
         prompts.sort(key=lambda request: (self.rank(request), request.last_scheduled_step))
         return prompts
 
@@ -291,10 +312,10 @@ class FairPolicy(AdmissionPolicy):
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
         self.served: dict[str, float] = {}
 
-    def line(self, request: SequenceState) -> str:
+    def line(self, request: Sequence) -> str:
         return tenant_of(request.namespace)
 
-    def merge(self, lines: Mapping[str, Collection[SequenceState]], limit: int) -> list[SequenceState]:
+    def merge(self, lines: Mapping[str, Collection[Sequence]], limit: int) -> list[Sequence]:
         """Places for the tenants' requests, in arrival order for each. O(limit * log tenants).
 
         Each request counts as served once it is tried, so that equal tenants take turns in one step.
@@ -302,9 +323,7 @@ class FairPolicy(AdmissionPolicy):
         if len(lines) <= 1:
             return super().merge(lines, limit)
 
-        def places(
-            tenant: str, requests: Iterable[SequenceState]
-        ) -> Iterator[tuple[float, int, SequenceState]]:
+        def places(tenant: str, requests: Iterable[Sequence]) -> Iterator[tuple[float, int, Sequence]]:
             level, weight = self.served.get(tenant, 0.0), self.weights.get(tenant, 1.0)
             for request in requests:
                 yield level, request.arrival_order, request
@@ -313,32 +332,26 @@ class FairPolicy(AdmissionPolicy):
         merged = heapq.merge(*(places(tenant, requests) for tenant, requests in lines.items()))
         return [request for _, _, request in islice(merged, limit)]
 
-    def order(
-        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
-    ) -> Sequence[SequenceState]:
+    def order(self, waiting: abc.Sequence[Sequence], matched_tokens: MatchedTokens) -> abc.Sequence[Sequence]:
         # Cached prefixes decide inside each namespace only, so that no tenant's position tells of another's.
         return longest_prefix_first(waiting, matched_tokens(waiting))
 
-    def barred(self, request: SequenceState, bound: float) -> Barred:
-        if request.held_up_steps >= bound:
+    def barred(self, request: Sequence, bound: float) -> Barred:
+        if self.passed.held_up.get(request, 0) >= bound:
             return Barred.ALL
-        return Barred.ITS_LINE if request.overtaken_steps >= bound else Barred.NOBODY
+        return Barred.ITS_LINE if self.passed.overtaken.get(request, 0) >= bound else Barred.NOBODY
 
-    def entitled(
-        self, firsts: Iterable[SequenceState], num_running: Callable[[str], int]
-    ) -> SequenceState | None:
+    def entitled(self, firsts: Iterable[Sequence], num_running: Callable[[str], int]) -> Sequence | None:
         """The first request of the least served tenant among the tenants without running ones."""
         idle = (first for first in firsts if not num_running(tenant_of(first.namespace)))
         return min(idle, key=lambda first: (self._level(first), first.arrival_order), default=None)
 
-    def goes_first(self, request: SequenceState, num_running: Callable[[str], int]) -> bool:
+    def goes_first(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
         return not num_running(tenant_of(request.namespace))
 
-    def displaced_for(
-        self, request: SequenceState, running: Iterable[SequenceState]
-    ) -> Sequence[SequenceState]:
+    def displaced_for(self, request: Sequence, running: Iterable[Sequence]) -> abc.Sequence[Sequence]:
         """The newest of the tenant with the most at the time, but never a tenant's last. O(n log n)."""
-        by_tenant: dict[str, list[SequenceState]] = {}
+        by_tenant: dict[str, list[Sequence]] = {}
         for other in running:
             by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
         by_tenant.pop(tenant_of(request.namespace), None)
@@ -351,18 +364,18 @@ class FairPolicy(AdmissionPolicy):
         victims.sort(key=itemgetter(0, 1))
         return [other for _, _, other in victims]
 
-    def order_prompts(self, prompts: list[SequenceState]) -> list[SequenceState]:
+    def order_prompts(self, prompts: list[Sequence]) -> list[Sequence]:
         prompts.sort(key=lambda request: (self._level(request), request.last_scheduled_step))
         return prompts
 
-    def _level(self, request: SequenceState) -> float:
+    def _level(self, request: Sequence) -> float:
         """Service of its tenant so far, for its weight."""
         return self.served.get(tenant_of(request.namespace), 0.0)
 
     def on_served(self, tenant: str, num_tokens: int) -> None:
         self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / self.weights.get(tenant, 1.0)
 
-    def on_arrival(self, request: SequenceState, tenants: Collection[str]) -> None:
+    def on_arrival(self, request: Sequence, tenants: Collection[str]) -> None:
         # A tenant that was idle starts level with the least served active one: idling earns no credit.
         tenant = tenant_of(request.namespace)
         if tenant in tenants:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 # Share of the time to compute the pool for which an idle prefix counts as in use.
 IN_USE_SHARE = 0.5
@@ -48,6 +48,7 @@ class ReuseGuard:
         self._clock = clock
         self._seconds = self._tokens = 0.0
         self._came_back = self._admitted = 0.0
+        self._held_back_since: dict[Sequence, float] = {}  # clock readings
         # Of the step being built, by namespace: the fewest blocks known to displace a prefix in use.
         self._too_many: dict[NamespaceName, float] = {}
 
@@ -74,7 +75,7 @@ class ReuseGuard:
         pool = self._cache.num_blocks * self._cache.block_size
         return IN_USE_SHARE * pool * self._seconds / self._tokens
 
-    def holds_back(self, request: SequenceState, num_tokens: int) -> bool:
+    def holds_back(self, request: Sequence, num_tokens: int) -> bool:
         """True if room for these tokens would now be made of prefixes in use. O(leaves that would go)."""
         age_s = self.in_use_s
         if not age_s:
@@ -86,6 +87,8 @@ class ReuseGuard:
                 return False
             self._too_many[namespace] = num_blocks
         now = self._clock()
-        if request.held_back_since is None:
-            request.held_back_since = now
-        return now - request.held_back_since < PATIENCE * age_s
+        return now - self._held_back_since.setdefault(request, now) < PATIENCE * age_s
+
+    def forget(self, request: Sequence) -> None:
+        """Drop the note of a request that has ended."""
+        self._held_back_since.pop(request, None)

@@ -18,34 +18,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from radixkv.errors import OutOfBlocks
-from radixkv.scheduling.batch import Batch, Entry
+from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.in_flight_prefixes import PrefixKey, prefix_key
 from radixkv.scheduling.policy import tenant_of
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Row(Entry):
-    """A decode that writes into the last block of its lease: an entry that is kept from step to step.
-
-    Attributes:
-        block_table: of its lease.
-        slot_offset: slot - position, constant inside a block.
-        block_end: the position after the block.
-        committed: what its lease has of its tokens.
-    """
-
-    block_table: npt.NDArray[np.int32]
-    slot_offset: int
-    block_end: int
-    committed: PrefixKey
 
 
 class RunningRequests:
@@ -59,20 +40,22 @@ class RunningRequests:
     def __init__(self, block_size: int, stats: SchedulerStats) -> None:
         self._block_size = block_size
         self._stats = stats
-        self._requests: dict[int, SequenceState] = {}
-        self._rows: dict[int, Row] = {}
-        self._others: dict[int, SequenceState] = {}  # those that are no rows
-        self._by_committed: dict[PrefixKey, dict[int, SequenceState]] = {}  # rows
+        self._requests: dict[int, Sequence] = {}
+        self._rows: dict[int, Entry] = {}
+        self._others: dict[int, Sequence] = {}  # those that are no rows
+        # What the leases of rows have of their tokens; and rows by that.
+        self._committed: dict[int, PrefixKey] = {}
+        self._by_committed: dict[PrefixKey, dict[int, Sequence]] = {}
         self._num_by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[SequenceState]:
+    def __iter__(self) -> Iterator[Sequence]:
         return iter(self._requests.values())
 
     @property
-    def others(self) -> Collection[SequenceState]:
+    def others(self) -> Collection[Sequence]:
         """Requests that are no rows: they need more than a row in a step."""
         return self._others.values()
 
@@ -91,12 +74,12 @@ class RunningRequests:
             counts[tenant_of(request.namespace)] -= 1
         return counts
 
-    def add(self, request: SequenceState) -> None:
+    def add(self, request: Sequence) -> None:
         """A request that has been given a lease. O(1)."""
         self._num_by_tenant[tenant_of(request.namespace)] += 1
         self._requests[request.arrival_order] = self._others[request.arrival_order] = request
 
-    def remove(self, request: SequenceState, *, flush: bool = True) -> bool:
+    def remove(self, request: Sequence, *, flush: bool = True) -> bool:
         """Take a request out, if it is in; whether it was a row. O(1).
 
         Args:
@@ -122,28 +105,25 @@ class RunningRequests:
             if entry.samples and not entry.draft:
                 self._make_row(entry.request, entry.request.num_tokens)
 
-    def _make_row(self, request: SequenceState, end: int) -> None:
+    def _make_row(self, request: Sequence, end: int) -> None:
         """Make a row of a request whose lease has `end` tokens, and room for one more in its last block."""
         size, lease = self._block_size, request.lease
         if not end % size or request.shares_blocks or request.num_sequence_slots > 1:
             return
         assert lease is not None
-        start = end - end % size
         del self._others[request.arrival_order]
-        row = self._rows[request.arrival_order] = Row(
-            request,
-            start=end,
-            count=1,
-            samples=True,
-            num_logits=1,
-            block_table=lease.block_table,
-            slot_offset=int(lease.block_table[-1]) * size - start,
-            block_end=start + size,
-            committed=prefix_key(request, *lease.cached_identity, end),
-        )
-        self._by_committed.setdefault(row.committed, {})[request.arrival_order] = request
+        row = Entry(request, start=end, count=1, samples=True, num_logits=1)
+        self._rows[request.arrival_order] = row
+        self._place(row)
+        self._note_committed(request, prefix_key(request, *lease.cached_identity, end))
 
-    def _next_block(self, row: Row) -> bool:
+    def _place(self, row: Entry) -> None:
+        """Let a row write to the last block of its lease."""
+        assert row.request.lease is not None
+        row.block_table = table = row.request.lease.block_table
+        row.slot_offset = (int(table[-1]) - (len(table) - 1)) * self._block_size
+
+    def _next_block(self, row: Entry) -> bool:
         """Let a row whose block is full go on in a new one; False: its lease gets none."""
         request, start = row.request, row.start
         flush_tokens(request)
@@ -153,22 +133,25 @@ class RunningRequests:
             lease.reserve(start + 1)
         except OutOfBlocks:
             return False
-        row.block_table = table = lease.block_table
-        row.slot_offset = int(table[-1]) * self._block_size - start
-        row.block_end = start + self._block_size
-        self._forget_committed(row)
+        self._place(row)
+        namespace, _, _ = self._forget_committed(request)
         identity, _ = lease.cached_identity
-        row.committed = (row.committed[0], identity, b"")
-        self._by_committed.setdefault(row.committed, {})[request.arrival_order] = request
+        self._note_committed(request, (namespace, identity, b""))
         return True
 
-    def _forget_committed(self, row: Row) -> None:
-        alike = self._by_committed[row.committed]
-        del alike[row.request.arrival_order]
-        if not alike:
-            del self._by_committed[row.committed]
+    def _note_committed(self, request: Sequence, key: PrefixKey) -> None:
+        self._committed[request.arrival_order] = key
+        self._by_committed.setdefault(key, {})[request.arrival_order] = request
 
-    def update_row(self, request: SequenceState) -> None:
+    def _forget_committed(self, request: Sequence) -> PrefixKey:
+        key = self._committed.pop(request.arrival_order)
+        alike = self._by_committed[key]
+        del alike[request.arrival_order]
+        if not alike:
+            del self._by_committed[key]
+        return key
+
+    def update_row(self, request: Sequence) -> None:
         """A running request has got its token while the next step runs already. O(1).
 
         Its lease gets the tokens that a step planned ahead has computed in a new block, as a row
@@ -177,13 +160,13 @@ class RunningRequests:
         row, lease = self._rows.get(request.arrival_order), request.lease
         assert lease is not None
         if row is not None:
-            if request.num_computed >= row.block_end:
+            if request.num_computed >= len(lease.block_table) * self._block_size:
                 self.drop_row(request, flush=True)
         elif lease.num_tokens < request.num_computed:
             flush_tokens(request)
             self._make_row(request, request.num_computed)
 
-    def drop_row(self, request: SequenceState, *, flush: bool = False) -> bool:
+    def drop_row(self, request: Sequence, *, flush: bool = False) -> bool:
         """Make a request no row any more; whether it was one. O(1).
 
         Args:
@@ -193,7 +176,7 @@ class RunningRequests:
         if row is not None:
             request.last_scheduled_step = self._stats.num_steps - 1
             self._others[request.arrival_order] = request
-            self._forget_committed(row)
+            self._forget_committed(request)
         if flush:
             flush_tokens(request)
         return row is not None
@@ -207,44 +190,25 @@ class RunningRequests:
         Args:
             dissolve: leave no row at all: not everybody can have a token.
         """
-        full, others = [], []
+        full, others, size = [], [], self._block_size
         starts = [row.request.num_computed for row in self._rows.values()]
         for row, start in zip(self._rows.values(), starts, strict=True):
             row.start = start
             if dissolve or start + 1 != row.request.num_tokens:
                 others.append(row.request)
-            elif start >= row.block_end:
+            elif not start % size:
                 full.append(row)
         others += [row.request for row in full if not self._next_block(row)]
         for request in others:
             self.drop_row(request, flush=dissolve)
 
-    def row_requests(self) -> list[SequenceState]:
-        """The requests that are rows as of now."""
-        return [row.request for row in self._rows.values()]
-
-    def decode_batch(self) -> Batch:
-        """The rows' part of the step, once those whose block is full have left. O(rows)."""
-        # Comprehensions: twice as fast as `attrgetter` where the rows are in no cache of the processor.
-        rows = list(self._rows.values())
-        positions = np.array([row.start for row in rows], dtype=np.int64)
-        numbers = np.arange(len(rows) + 1)
-        return Batch(
-            entries=list(rows),
-            token_ids=np.array([row.request.last_token for row in rows], dtype=np.int64),
-            positions=positions,
-            query_starts=numbers.astype(np.int32),
-            context_lengths=(positions + 1).astype(np.int32),
-            block_tables=[row.block_table for row in rows],
-            write_slots=positions + np.array([row.slot_offset for row in rows], dtype=np.int64),
-            write_rows=None,
-            logit_rows=numbers[:-1],
-            copy_groups=[],
-        )
+    def rows(self) -> list[Entry]:
+        """Return the rows: once those whose block is full have left, the step's decodes."""
+        return list(self._rows.values())
 
     def continuation(
-        self, request: SequenceState, num_matched: int, identity: bytes, num_whole: int
-    ) -> SequenceState | None:
+        self, request: Sequence, num_matched: int, identity: bytes, num_whole: int
+    ) -> Sequence | None:
         """The row whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
 
         Args:
@@ -286,16 +250,19 @@ class RunningRequests:
                 assert request.num_computed <= lease.num_tokens
             else:
                 assert row.request is request
-                assert np.array_equal(lease.block_table, row.block_table), f"{request!r}: another block table"
-                assert lease.num_tokens <= request.num_computed <= row.block_end
-                assert len(row.block_table) * self._block_size == row.block_end
+                table = row.block_table
+                assert table is not None
+                assert np.array_equal(lease.block_table, table), f"{request!r}: another block table"
+                end = len(table) * self._block_size
+                assert end - self._block_size < request.num_computed <= end
+                assert lease.num_tokens <= request.num_computed
         assert len(self._rows) + len(self._others) == len(self._requests)
         assert sum(len(alike) for alike in self._by_committed.values()) == len(self._rows)
         counted = Counter(tenant_of(request.namespace) for request in self._requests.values())
         assert self._num_by_tenant == counted, "the tenants' running requests are miscounted"
 
 
-def flush_tokens(request: SequenceState) -> None:
+def flush_tokens(request: Sequence) -> None:
     """Give the lease all tokens that were computed without it. O(those tokens), at most a block.
 
     They lie in its last block, or one that is reserved, so this never needs another one.

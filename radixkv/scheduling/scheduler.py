@@ -23,13 +23,14 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
-from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies, join_batches
+from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.look_ahead import LookAhead
@@ -37,7 +38,7 @@ from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import DraftProposer, TierLoads
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.state_steps import StateSteps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -126,12 +127,12 @@ class Scheduler:
     # ------------------------------------------------------------------ the queue
 
     @property
-    def waiting(self) -> list[SequenceState]:
+    def waiting(self) -> list[Sequence]:
         """Waiting requests in arrival order."""
         return self._waiting.in_arrival_order()
 
     @property
-    def running(self) -> list[SequenceState]:
+    def running(self) -> list[Sequence]:
         """Running requests in the order of their admission."""
         return list(self._running)
 
@@ -162,12 +163,16 @@ class Scheduler:
         """True if a tier's answer, or the end of a transfer, may let a waiting request run."""
         return self._admission.waits_for_transfers
 
-    def add(self, request: SequenceState) -> None:
+    def is_produced(self, request: Sequence) -> bool:
+        """Return True if another request, or a load, makes the next tokens of a waiting one. O(1)."""
+        return self._in_flight.is_produced(request)
+
+    def add(self, request: Sequence) -> None:
         """Put a new request at the end of the queue; O(1)."""
         self._number(request)
         self._waiting.add(request)
 
-    def add_fork(self, fork: SequenceState, parent: SequenceState) -> None:
+    def add_fork(self, fork: Sequence, parent: Sequence) -> None:
         """Take in a fork: beside its parent if a slot is free; else it waits, and hits the same blocks."""
         self._number(fork)
         fork.was_admitted = parent.was_admitted
@@ -183,19 +188,18 @@ class Scheduler:
         else:
             self._waiting.add(fork)
 
-    def _number(self, request: SequenceState) -> None:
+    def _number(self, request: Sequence) -> None:
         assert not request.was_added, f"{request!r} was added before"
-        request.was_added = True
         request.arrival_order = self._next_arrival
         self._next_arrival += 1
 
-    def requeue(self, request: SequenceState, namespace: NamespaceName) -> None:
+    def requeue(self, request: Sequence, namespace: NamespaceName) -> None:
         """Have a running request wait again in its old place, to be computed in another namespace."""
         self._admission.put_back(request)
         request.namespace = namespace
         request.num_preemptions += 1
 
-    def finish(self, request: SequenceState, *, discard: bool = False) -> None:
+    def finish(self, request: Sequence, *, discard: bool = False) -> None:
         """Take a request out, waiting or running; its lease is released.
 
         Args:
@@ -203,13 +207,13 @@ class Scheduler:
         """
         self._waiting.remove(request)
         self._running.remove(request, flush=not discard)
-        self._in_flight.forget(request)
-        self._long_prompts.forget(request)
+        for rule in (self._in_flight, self._long_prompts, self._admission, self.policy.passed):
+            rule.forget(request)
         request.release(discard=discard, done=request.request.session_done)
 
     # ------------------------------------------------------------------ one step
 
-    def schedule(self, only: SequenceState | None = None) -> StepPlan:
+    def schedule(self, only: Sequence | None = None) -> StepPlan:
         """Choose the work of the next step, lock and allocate its blocks, and commit its tokens.
 
         Args:
@@ -239,7 +243,7 @@ class Scheduler:
             plan.batch = self._build_batch(plan)
         return plan
 
-    def schedule_ahead(self, entries: Sequence[Entry], num_ending: int) -> Batch | None:
+    def schedule_ahead(self, entries: abc.Sequence[Entry], num_ending: int) -> Batch | None:
         """The step after one that still runs; None: what that one gives must be known first.
 
         Args:
@@ -282,9 +286,9 @@ class Scheduler:
         if waiting.promotes:
             for request in self._running.others:
                 if request.last_scheduled_step < plan.number - self.max_overtake:
-                    request.is_promoted = True
+                    self.policy.passed.promoted.add(request)
 
-    def _fill_with(self, plan: StepPlan, request: SequenceState) -> None:
+    def _fill_with(self, plan: StepPlan, request: Sequence) -> None:
         """Schedule nothing but this request."""
         if not request.is_running:
             if self._admission.foresee(plan, request) is AdmissionResult.ADMITTED:
@@ -292,7 +296,7 @@ class Scheduler:
         elif request.num_to_compute and self._grow(plan, request):
             plan.add(request, plan.chunk(request, others=False))
 
-    def _schedule_decodes(self, plan: StepPlan) -> list[SequenceState]:
+    def _schedule_decodes(self, plan: StepPlan) -> list[Sequence]:
         """Give every decode that is no row its token; returns the prompts in progress."""
         running = sorted(self._running.others, key=lambda request: request.arrival_order)
         if self.cache.available_blocks() <= len(running):
@@ -301,7 +305,7 @@ class Scheduler:
             running.sort(key=self.policy.urgency)
         elif len(running) > plan.budget:
             running.sort(key=lambda request: request.last_scheduled_step)
-        prompts: list[SequenceState] = []
+        prompts: list[Sequence] = []
         for request in running:
             if request.lease is None:
                 continue  # preempted a moment ago
@@ -311,7 +315,7 @@ class Scheduler:
                 plan.add(request, 1)
         return prompts
 
-    def _schedule_prompts(self, plan: StepPlan, prompts: Sequence[SequenceState]) -> None:
+    def _schedule_prompts(self, plan: StepPlan, prompts: abc.Sequence[Sequence]) -> None:
         """Give prompts in progress their next chunks, as far as the reserve allows."""
         ordered = self.policy.order_prompts([request for request in prompts if request.lease is not None])
         for i, request in enumerate(ordered):
@@ -322,7 +326,7 @@ class Scheduler:
             if request.lease is not None and self._grow(plan, request):
                 plan.add(request, min(room, plan.chunk(request, others=others)))
 
-    def _spend_rest(self, plan: StepPlan, put_off: list[SequenceState]) -> None:
+    def _spend_rest(self, plan: StepPlan, put_off: list[Sequence]) -> None:
         """Lengthen chunks, the shortest rest first. One may complete a prefix that others wait for."""
         rank = self.policy.rank
         while plan.budget > 0:
@@ -342,7 +346,7 @@ class Scheduler:
             for entry in plan.entries.values()
             if entry.samples and not entry.request.num_forks and entry.num_logits == 1
         ]
-        rows = self._running.row_requests()
+        rows = [row.request for row in self._running.rows()]
         if not entries and not rows:
             return
         num_tokens = len(rows) + sum(entry.count for entry in plan.entries.values())
@@ -367,7 +371,7 @@ class Scheduler:
         if plan.is_empty and order and not self._admission.waits_for_transfers:
             plan.add_stuck(order[0])  # it does not fit, and nothing else runs
 
-    def _grow(self, plan: StepPlan, request: SequenceState) -> bool:
+    def _grow(self, plan: StepPlan, request: Sequence) -> bool:
         """Give the lease a slot for every known token, preempting others if need be.
 
         False if the request has none: it was preempted itself, or no block can be had even alone.
@@ -387,20 +391,20 @@ class Scheduler:
                 self._admission.preempt(plan, victim)
         return request.lease is not None
 
-    def _rivals(self, request: SequenceState, error: OutOfBlocks) -> list[SequenceState]:
+    def _rivals(self, request: Sequence, error: OutOfBlocks) -> list[Sequence]:
         """The running requests whose blocks could serve this one: at its ceiling, requests of its quota."""
         may_serve = self._admission.may_serve
         return [other for other in self._running if may_serve(other.namespace, request, error)]
 
-    def _give_up_transfer(self, request: SequenceState, error: OutOfBlocks) -> bool:
+    def _give_up_transfer(self, request: Sequence, error: OutOfBlocks) -> bool:
         """Stop a copy, or give up a load without a running request, for its blocks; False: there is none."""
         admission = self._admission
         return admission.stop_copy(request, error, at_once=True) or admission.give_up_load(request, error)
 
     def _build_batch(self, plan: StepPlan) -> Batch:
-        entries, decodes = list(plan.entries.values()), self._running.decode_batch()
+        rows, entries = self._running.rows(), list(plan.entries.values())
         self.stats.num_steps += 1
-        self.stats.computed_tokens += decodes.num_tokens + sum(entry.count for entry in entries)
+        self.stats.computed_tokens += len(rows) + sum(entry.count for entry in entries)
         for tenant, count in self._running.rows_by_tenant().items():
             self.policy.on_served(tenant, count)
         for entry in entries:
@@ -408,7 +412,7 @@ class Scheduler:
             self.stats.computed_prompt_tokens += max(0, end - entry.start)
             self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
         drop_idle_copies(entries, self.cache.block_size)
-        batch = join_batches(decodes, build_batch(entries, self.cache.block_size))
+        batch = build_batch(rows + entries, self.cache.block_size, len(rows))
         if self._states is not None:
             self._states.fill(batch)
         self._running.make_rows(entries)
@@ -433,7 +437,7 @@ class Scheduler:
         if self._guard is not None:
             self._guard.computed(num_tokens, seconds)
 
-    def update_rows(self, requests: Iterable[SequenceState]) -> None:
+    def update_rows(self, requests: Iterable[Sequence]) -> None:
         """The step's tokens have been given out, while the next one runs already. O(requests)."""
         for request in requests:
             if request.lease is not None:
@@ -451,7 +455,7 @@ class Scheduler:
             lease.truncate(request.num_computed)
             lease.commit(request.num_computed)
 
-    def rollback(self, batch: Batch) -> list[SequenceState]:
+    def rollback(self, batch: Batch) -> list[Sequence]:
         """Roll back a failed step: its commits are withdrawn, its requests wait again.
 
         Returns the requests, so that the engine can decide which of them may try again.

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Protocol
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.in_flight_prefixes import Producer
+from radixkv.scheduling.sequence import Sequence
 
 
 class DraftProposer(Protocol):
@@ -22,11 +24,15 @@ class DraftProposer(Protocol):
     def begin(self, num_rows: int, num_samples: int) -> None:
         """Prepare for the drafts of a step of `num_rows` rows with `num_samples` sampled ones."""
 
-    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
+    def draft(self, request: Sequence, most: int) -> abc.Sequence[int]:
         """Return at most `most` tokens that the request may get next; none where no guess pays."""
 
     def granted(self, num_tokens: int) -> None:
         """Record that `num_tokens` tokens of the latest draft are rows of the step now."""
+
+
+#: Lets a request wait for a load that makes its tokens up to a number: `InFlightPrefixes.wait_for`.
+WaitFor = Callable[[Sequence, Producer, int], None]
 
 
 class TierLoads(Protocol):
@@ -39,16 +45,23 @@ class TierLoads(Protocol):
     def begin_step(self) -> None:
         """Prepare for a step: requests are about to be tried."""
 
-    def holds_up(self, request: SequenceState, match: Match) -> bool:
-        """Return True if a request that could be admitted is to wait. O(tokens after the match)."""
+    def holds_up(self, request: Sequence, match: Match, wait_for: WaitFor) -> bool:
+        """Return True if a request that could be admitted is to wait. O(tokens after the match).
 
-    def admitted(self, request: SequenceState) -> None:
-        """Record the first admission of a request, and in its report what tiers did for its prompt."""
+        Args:
+            wait_for: called if it waits for a load.
+        """
 
-    def has_begun(self, request: SequenceState) -> bool:
+    def admitted(self, request: Sequence) -> None:
+        """Record an admission; at a request's first, tell in its report what tiers did for its prompt."""
+
+    def forget(self, request: Sequence) -> None:
+        """Drop all notes of a request that has ended."""
+
+    def has_begun(self, request: Sequence) -> bool:
         """Return True if blocks were, or are being, loaded for a request since it last ran. O(1)."""
 
-    def weigh(self, request: SequenceState, match: Match) -> int:
+    def weigh(self, request: Sequence, match: Match) -> int:
         """Return the tokens that a request misses, with those in a tier counted by the time of their load."""
 
     def loads_as_tokens(self) -> list[int]:

@@ -6,7 +6,7 @@
    checkpoint. Two slots a request are enough for that: `Checkpoints.max_requests` bounds how many run.
 3. When it has run, `completed` makes targets the bases, and wanted states checkpoints.
 4. A request whose prompt another one is computing waits until that one has written a state at the end of
-   their common prefix (`is_coming`): unlike K/V, a state is available only after the step.
+   their common prefix (`coming`): unlike K/V, a state is available only after the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixkv.cache.states.lease_states import LeaseStates, StateStep
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.batch_states import GRID, NO_SLOT, BatchStates, StateSave
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 
 class StateSteps:
@@ -65,7 +65,7 @@ class StateSteps:
             states.saves += [StateSave(r, save.position, save.slot) for save in saves]
         return True
 
-    def _row(self, request: SequenceState) -> int:
+    def _row(self, request: Sequence) -> int:
         row = self._rows.get(request.arrival_order)
         if row is None:
             if not self._free_rows:
@@ -93,15 +93,15 @@ class StateSteps:
 
     # ------------------------------------------------------------------ admission
 
-    def is_coming(self, request: SequenceState, match: Match) -> bool:
-        """Return True if a running request computes, in this step, the state at which this one could resume.
+    def coming(self, request: Sequence, match: Match) -> tuple[Sequence, int] | None:
+        """Return the running request that computes a state at which this one could resume, and its position.
 
-        That request is asked to leave it. O(1) unless the K/V of a match reaches a grid point beyond its
-        state; then O(tokens) for each prompt in progress.
+        It computes that state in this step, and is asked to leave it; None: nobody does. O(1) unless the K/V
+        of a match reaches a grid point beyond its state; then O(tokens) for each prompt in progress.
         """
         at = min(match.num_tokens, request.num_tokens - 1) // GRID * GRID
         if at <= match.resume or request.needs_prompt_logits:
-            return False
+            return None
         tokens = request.tokens(0, at)
         for other in self._running.others:
             lease = other.lease
@@ -115,6 +115,5 @@ class StateSteps:
                 continue
             if other.num_tokens >= at and np.array_equal(other.tokens(0, at), tokens):
                 lease.states.want((at,))
-                request.producer, request.produced_until = other, at
-                return True
-        return False
+                return other, at
+        return None

@@ -10,14 +10,14 @@ already. The unused part goes back to the prompts of the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 # A chunk smaller than this is not worth a place in the batch while more could be had.
 MIN_CHUNK = 16
@@ -73,9 +73,9 @@ class StepPlan:
     num_prompts: int = 1
     entries: dict[int, Entry] = field(default_factory=dict)
     latest_admitted: dict[str, int] = field(default_factory=dict)
-    held_up: dict[int, SequenceState] = field(default_factory=dict)
-    preempted: list[SequenceState] = field(default_factory=list)
-    stuck: list[SequenceState] = field(default_factory=list)
+    held_up: dict[int, Sequence] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+    stuck: list[Sequence] = field(default_factory=list)
     room: dict[NamespaceName, tuple[int, int]] = field(default_factory=dict)
     matches_are_current: bool = False
     batch: Batch | None = None
@@ -93,7 +93,7 @@ class StepPlan:
         """Keep a quarter of the rest for waiting prompts, at least a worthwhile chunk, at most half."""
         self.reserve = min(max(MIN_CHUNK, self.budget // 4), self.budget // 2)
 
-    def add_stuck(self, request: SequenceState) -> None:
+    def add_stuck(self, request: Sequence) -> None:
         """No block can be had for the request, now or later."""
         if request not in self.stuck:
             self.stuck.append(request)
@@ -110,7 +110,7 @@ class StepPlan:
 
     # ------------------------------------------------------------------ tokens
 
-    def chunk(self, request: SequenceState, *, others: bool, scheduled: int = 0) -> int:
+    def chunk(self, request: Sequence, *, others: bool, scheduled: int = 0) -> int:
         """Return how many more tokens the request gets: its wish, within the budget and all caps.
 
         Args:
@@ -127,7 +127,7 @@ class StepPlan:
             most = min(most, max(self.budget // 2, MIN_CHUNK))
         return min(most - scheduled, self.budget)
 
-    def add(self, request: SequenceState, count: int) -> None:
+    def add(self, request: Sequence, count: int) -> None:
         """Put `count` more tokens of a running request into the step, and make them shareable."""
         lease = request.lease
         assert lease is not None
@@ -166,7 +166,7 @@ class StepPlan:
         if more > 0 and not lease.would_dedupe(entry.start + entry.count + more):
             self.add(request, more)
 
-    def add_draft(self, entry: Entry, draft: Sequence[int], cache: PrefixCache, num_running: int) -> int:
+    def add_draft(self, entry: Entry, draft: abc.Sequence[int], cache: PrefixCache, num_running: int) -> int:
         """Append as much of a draft to an entry as there are blocks for; returns how many tokens.
 
         The K/V of a draft is not committed, so it can't be matched. No request is preempted for one.

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from sortedcontainers import SortedKeyList
 
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, MatchedTokens
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 # Waiting requests that are looked at in one step; those after them move up as they go.
 LOOKAHEAD = 1024
@@ -27,7 +28,7 @@ class WaitingQueue:
         self._policy = policy
         self._bound = max_overtake
         # By `policy.line`, then by arrival order; none is empty. Some lines are to be sorted when next read.
-        self._lines: dict[str, dict[int, SequenceState]] = {}
+        self._lines: dict[str, dict[int, Sequence]] = {}
         self._unsorted: set[str] = set()
         self._length = 0
         # Kept beside them where the policy orders all that wait, so that nothing is sorted in a step.
@@ -37,15 +38,15 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._length
 
-    def __contains__(self, request: SequenceState) -> bool:
+    def __contains__(self, request: Sequence) -> bool:
         return request.arrival_order in self._lines.get(self._policy.line(request), ())
 
-    def add(self, request: SequenceState) -> None:
+    def add(self, request: Sequence) -> None:
         """A new request, after all others. O(1); O(log n) or O(tenants) where the policy needs it."""
         self._policy.on_arrival(request, self._lines.keys())
         self.put_back(request)
 
-    def put_back(self, request: SequenceState) -> None:
+    def put_back(self, request: Sequence) -> None:
         """A request that ran before takes its old place. As `add`, and one sort later."""
         name = self._policy.line(request)
         line = self._lines.setdefault(name, {})
@@ -56,7 +57,7 @@ class WaitingQueue:
         if self._by_urgency is not None:
             self._by_urgency.add(request)
 
-    def remove(self, request: SequenceState) -> None:
+    def remove(self, request: Sequence) -> None:
         """Take a request out, if it is in. O(1), or O(log n)."""
         name = self._policy.line(request)
         line = self._lines.get(name)
@@ -69,27 +70,27 @@ class WaitingQueue:
         if self._by_urgency is not None:
             self._by_urgency.remove(request)
 
-    def _line(self, name: str) -> Collection[SequenceState]:
+    def _line(self, name: str) -> Collection[Sequence]:
         """A line's requests in arrival order."""
         if name in self._unsorted:
             self._unsorted.remove(name)
             self._lines[name] = dict(sorted(self._lines[name].items()))
         return self._lines[name].values()
 
-    def in_arrival_order(self) -> list[SequenceState]:
+    def in_arrival_order(self) -> list[Sequence]:
         """All of them. O(n), and with several lines one sort of nearly sorted requests."""
         found = [request for name in self._lines for request in self._line(name)]
         if len(self._lines) > 1:
             found.sort(key=lambda request: request.arrival_order)
         return found
 
-    def firsts(self) -> Iterator[SequenceState]:
+    def firsts(self) -> Iterator[Sequence]:
         """The first of each line, in the order that is kept. O(1) each."""
         if self._by_urgency is not None:
             return iter(self._by_urgency[:1])
         return (next(iter(self._line(name))) for name in list(self._lines))
 
-    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[SequenceState]:
+    def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Sequence]:
         """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
         if self._by_urgency is not None:
             return list(islice(self._by_urgency, LOOKAHEAD))
@@ -99,16 +100,15 @@ class WaitingQueue:
         ordered = list(self._policy.order(waiting, matched_tokens))
         # A request is overtaken in every step in which a later one of its line is: the aged ones are thus the
         # earliest (but for some that ran before), and their order tells nothing of cached prefixes.
-        aged = [request for request in waiting if request.overtaken_steps >= self._bound]
+        overtaken = self._policy.passed.overtaken
+        aged = [request for request in waiting if overtaken.get(request, 0) >= self._bound]
         return self._first_in_line(aged, ordered) if aged else ordered
 
-    def _first_in_line(
-        self, aged: Sequence[SequenceState], ordered: Sequence[SequenceState]
-    ) -> list[SequenceState]:
+    def _first_in_line(self, aged: abc.Sequence[Sequence], ordered: abc.Sequence[Sequence]) -> list[Sequence]:
         """`ordered`, with the aged ones in the first places of their lines."""
         line = self._policy.line
         first = {request.arrival_order for request in aged}
-        by_line: dict[str, list[SequenceState]] = {}
+        by_line: dict[str, list[Sequence]] = {}
         for request in chain(aged, (r for r in ordered if r.arrival_order not in first)):
             by_line.setdefault(line(request), []).append(request)
         if len(by_line) == 1:
@@ -116,15 +116,15 @@ class WaitingQueue:
         turns = {name: iter(requests) for name, requests in by_line.items()}
         return [next(turns[line(request)]) for request in ordered]
 
-    def barred_by(self, request: SequenceState) -> Barred:
+    def barred_by(self, request: Sequence) -> Barred:
         """The requests that may not pass this one any more. O(1)."""
         return self._policy.barred(request, self._bound)
 
     def count_passed(
         self,
         latest_admitted: Mapping[str, int],
-        held_up: Iterable[SequenceState],
-        steps: Callable[[SequenceState], int] = lambda request: 1,
+        held_up: Iterable[Sequence],
+        steps: Callable[[Sequence], int] = lambda request: 1,
     ) -> None:
         """Account for one step. O(requests that arrived before the latest one admitted).
 
@@ -133,14 +133,15 @@ class WaitingQueue:
             held_up: requests that did not fit while others after them were admitted.
             steps: for how many steps an overtaken request counts this one.
         """
+        passed = self._policy.passed
         for request in held_up:
-            request.held_up_steps += 1
+            passed.held_up[request] = passed.held_up.get(request, 0) + 1
         for name, latest in latest_admitted.items():
             if name not in self._lines:
                 continue
             for request in self._policy.overtaken(self._line(name), latest):
-                request.overtaken_steps += steps(request)
-                if self._by_urgency is not None and request.overtaken_steps >= self._bound:
+                passed.overtaken[request] = count = passed.overtaken.get(request, 0) + steps(request)
+                if self._by_urgency is not None and count >= self._bound:
                     self._promote(request, self._by_urgency)
 
     @property
@@ -148,11 +149,10 @@ class WaitingQueue:
         """True if requests that waited too long are promoted, which changes a kept order only."""
         return self._by_urgency is not None
 
-    @staticmethod
-    def _promote(request: SequenceState, by_urgency: SortedKeyList) -> None:
+    def _promote(self, request: Sequence, by_urgency: SortedKeyList) -> None:
         """From now on the request comes before all that are not promoted. O(log n)."""
         by_urgency.remove(request)  # its place depends on what changes
-        request.is_promoted = True
+        self._policy.passed.promoted.add(request)
         by_urgency.add(request)
 
     def check(self) -> None:

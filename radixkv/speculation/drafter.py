@@ -16,7 +16,7 @@ break-even of the step being built (`StepCosts`).
 
 from __future__ import annotations
 
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.speculation.namespace_texts import NamespaceTexts
 from radixkv.speculation.request_text import Continuation, RequestText
 from radixkv.speculation.step_costs import StepCosts
@@ -37,14 +37,14 @@ class Drafter:
         self._max_tokens = max_tokens
         self._continuation = continuation
         self._outputs = NamespaceTexts()
-        self._texts: dict[SequenceState, RequestText] = {}
+        self._texts: dict[Sequence, RequestText] = {}
         self._num_rows = self._num_samples = 0
 
     def begin(self, num_rows: int, num_samples: int) -> None:
         """Prepare for the drafts of a step of `num_rows` rows so far, `num_samples` of them sampled."""
         self._num_rows, self._num_samples = num_rows, num_samples
 
-    def draft(self, request: SequenceState, most: int) -> list[int]:
+    def draft(self, request: Sequence, most: int) -> list[int]:
         """At most `most` guesses of the request's next tokens; none where they don't pay."""
         text = self._texts.get(request)
         if text is None:
@@ -71,14 +71,14 @@ class Drafter:
         """Count tokens of a draft that are rows of the step now."""
         self._num_rows += num_tokens
 
-    def observe(self, request: SequenceState, num_guesses: int, num_right: int) -> None:
+    def observe(self, request: Sequence, num_guesses: int, num_right: int) -> None:
         """Record that the first `num_right` tokens of the request's latest draft were right."""
         text = self._texts.get(request)
         if text is not None and text.match:
             text.acceptance.observe(text.match, num_guesses, num_right)
             text.match = 0
 
-    def ended(self, request: SequenceState) -> None:
+    def ended(self, request: Sequence) -> None:
         """The request has ended: its output may be repeated by others of its namespace. O(output)."""
         if self._texts.pop(request, None) is not None and request.finish_reason in ("stop", "length"):
             self._outputs.add(request.namespace, request.output_token_ids())

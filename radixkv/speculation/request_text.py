@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
 import numpy as np
 
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.speculation.acceptance import Acceptance
 from radixkv.speculation.text_index import LONGEST_MATCH, TextIndex
 
@@ -18,7 +19,7 @@ _PAGE = 64
 _LONGEST_WAIT = 64
 
 #: Cached tokens after the request's text, at most.
-Continuation = Callable[[SequenceState, int], Sequence[int]]
+Continuation = Callable[[Sequence, int], abc.Sequence[int]]
 
 
 class RequestText:
@@ -46,7 +47,7 @@ class RequestText:
         "match",
     )
 
-    def __init__(self, request: SequenceState) -> None:
+    def __init__(self, request: Sequence) -> None:
         prediction = request.params.prediction
         tokens = request.tokens(max(0, request.num_tokens - MAX_INDEXED))
         self._own = TextIndex(tokens)
@@ -55,14 +56,14 @@ class RequestText:
         # The prediction is taken as the answer's beginning until it turns out otherwise.
         output = request.output_token_ids()
         follows = prediction is not None and list(prediction[: len(output)]) == output
-        self._script: Sequence[int] = prediction if follows and prediction else ()
+        self._script: abc.Sequence[int] = prediction if follows and prediction else ()
         self._at = len(output)
         self._look_at, self._wait = 0, 1
         self.context: list[int] = tokens[-LONGEST_MATCH:].tolist()
         self.acceptance = Acceptance(request.params.is_greedy)
         self.match = 0
 
-    def catch_up(self, request: SequenceState) -> None:
+    def catch_up(self, request: Sequence) -> None:
         """Take in the tokens that the request has got meanwhile. O(those tokens)."""
         new = request.tokens(self._length).tolist()
         self._length = request.num_tokens
@@ -74,7 +75,7 @@ class RequestText:
                 self._script, self._at = (), 0
         self.context = (self.context + new)[-LONGEST_MATCH:]
 
-    def follow(self, request: SequenceState, most: int, continuation: Continuation) -> list[int]:
+    def follow(self, request: Sequence, most: int, continuation: Continuation) -> list[int]:
         """Return the next tokens of the repeated text: its cached continuation, or the prediction.
 
         The cache is asked where the text ends, and again after ever longer waits where it knew nothing.

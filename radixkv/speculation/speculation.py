@@ -7,15 +7,14 @@ get, its end tokens, and the tokens its grammar allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from itertools import takewhile
 
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import EngineStats, SpeculationCounts
 from radixkv.engine.hooks import StepHook
-from radixkv.engine.output_processor import sample_of
 from radixkv.scheduling.batch import Entry
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.speculation.drafter import Drafter
 from radixkv.speculation.step_costs import StepCosts
 
@@ -39,7 +38,7 @@ class Speculation(StepHook):
     def attach(self, cache: PrefixCache) -> None:
         self._cache = cache
 
-    def _continuation(self, request: SequenceState, most: int) -> list[int]:
+    def _continuation(self, request: Sequence, most: int) -> list[int]:
         return self._cache.tree.following(request.tokens(), request.namespace, most)
 
     def begin(self, num_rows: int, num_samples: int) -> None:
@@ -54,17 +53,17 @@ class Speculation(StepHook):
         """See `Drafter.granted`."""
         self._guesses.granted(num_tokens)
 
-    def draft(self, request: SequenceState, most: int) -> Sequence[int]:
+    def draft(self, request: Sequence, most: int) -> abc.Sequence[int]:
         """Return tokens that the request's grammar forces, else guesses that the grammar allows.
 
         A token that ends the output is left out: choosing it without a guess is as fast.
         """
-        sample = sample_of(request)
+        sample = request
         state = sample.sampling_state
         most = min(most, self._max_tokens, sample.grows_until - sample.num_output_tokens - 1)
         if most <= 0:
             return ()
-        tokens: Sequence[int] = state.forced_tokens()[:most]
+        tokens: abc.Sequence[int] = state.forced_tokens()[:most]
         if not tokens:
             tokens = self._guesses.draft(request, most)
             if tokens:
@@ -74,15 +73,15 @@ class Speculation(StepHook):
             tokens = list(takewhile(lambda token: token not in ends and token not in stops, tokens))
         return tokens
 
-    def would_guess(self, entries: Sequence[Entry]) -> bool:
+    def would_guess(self, entries: abc.Sequence[Entry]) -> bool:
         self.begin(len(entries), len(entries))
         return any(len(self.draft(entry.request, self._max_tokens)) > 1 for entry in entries)
 
-    def checked(self, request: SequenceState, num_draft_tokens: int, num_accepted: int) -> None:
+    def checked(self, request: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         self.counts.observe(num_draft_tokens, num_accepted)
         self._guesses.observe(request, num_draft_tokens, num_accepted)
 
-    def ended(self, sequence: SequenceState, *, discarded: bool) -> None:
+    def ended(self, sequence: Sequence, *, discarded: bool) -> None:
         self._guesses.ended(sequence)
 
     def add_counts(self, stats: EngineStats) -> None:

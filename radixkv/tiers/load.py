@@ -23,7 +23,7 @@ class TierLoad:
         run: the blocks.
         lease: on all of the text up to their end; None: the load has ended.
         tier: who brings them.
-        num_scheduled, num_computed: where the blocks begin: tokens up to there are cached.
+        num_computed: where the blocks begin: tokens up to there are cached.
         started: a reading of the engine's clock.
         bytes_ahead: bytes queued in the tier before it, at the time of the call.
         deadline: when it is given up, if nothing has arrived; a reading of the engine's clock.
@@ -44,11 +44,10 @@ class TierLoad:
     num_written: int = 0
     has_failed: bool = False
     refused: str | None = None
-    num_scheduled: int = field(init=False)
     num_computed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_scheduled = self.num_computed = self.run.start
+        self.num_computed = self.run.start
 
     def __repr__(self) -> str:
         state = "ended" if self.lease is None else "under way" if self.rows is None else "arrived"

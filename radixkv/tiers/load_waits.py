@@ -22,7 +22,8 @@ from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Match, PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.seams import WaitFor
+from radixkv.scheduling.sequence import Sequence
 from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import NotLoaded, TierWait
 from radixkv.tiers.measured_tier import TOO_SLOW, Found
@@ -56,6 +57,9 @@ class LoadWaits:
         self._transfers = transfers
         self._clock = clock
         self._deadline_s = deadline_s
+        self._uses: dict[Sequence, TierWait] = {}  # of the tiers, by waiting requests
+        # By waiting request: the length of its match, the tokens that it misses, and until when that holds.
+        self._weights: dict[Sequence, tuple[int, int, float]] = {}
         self.model_s = 0.0
         self.next_lookup: float | None = None
 
@@ -72,14 +76,14 @@ class LoadWaits:
     def stop_copy(self, is_rival: Callable[[NamespaceName], bool], *, at_once: bool = False) -> bool:
         return self._transfers.saves.make_room(is_rival, at_once=at_once)
 
-    def holds_up(self, request: SequenceState, match: Match) -> bool:
+    def holds_up(self, request: Sequence, match: Match, wait_for: WaitFor) -> bool:
         if request.needs_prompt_logits:
             return False
-        wait: TierWait | None = request.tier_wait
+        wait = self._uses.get(request)
         loads = self._transfers.loads
         now, matched, step_s = self._clock(), self._found(match), 0.0
         if wait is None:
-            wait = request.tier_wait = TierWait(now + self._deadline_s)
+            wait = self._uses[request] = TierWait(now + self._deadline_s)
         elif wait.load is not None:  # that has ended, or the request would not be tried
             if (
                 matched > wait.matched or match.num_tokens > wait.num_kv_tokens
@@ -128,15 +132,15 @@ class LoadWaits:
                 return False
             load, end = started, part.end
         wait.begin(load, matched, match.num_tokens, now)
-        request.producer, request.produced_until = load, end
+        wait_for(request, load, end)
         return True
 
-    def has_begun(self, request: SequenceState) -> bool:
-        wait: TierWait | None = request.tier_wait
+    def has_begun(self, request: Sequence) -> bool:
+        wait = self._uses.get(request)
         return wait is not None and (wait.load is not None or bool(wait.hits))
 
-    def weigh(self, request: SequenceState, match: Match) -> int:
-        known, now = request.tier_weight, self._clock()
+    def weigh(self, request: Sequence, match: Match) -> int:
+        known, now = self._weights.get(request), self._clock()
         if known is None or known[0] != match.num_tokens or now >= known[2]:
             missing = request.num_tokens - self._found(match)
             until = now + WEIGHT_S
@@ -149,18 +153,25 @@ class LoadWaits:
                 elif found.tier is not None and found.num_blocks:
                     loaded = part.start + found.num_kept * part.block_size - self._found(match)
                     missing -= loaded - int(loaded * found.tier.time_share(part.block_size))
-            known = request.tier_weight = match.num_tokens, missing, until
+            known = self._weights[request] = match.num_tokens, missing, until
         return known[1]
 
     def loads_as_tokens(self) -> list[int]:
         return self._transfers.loads.as_tokens()
 
-    def admitted(self, request: SequenceState) -> None:
-        wait: TierWait | None = request.tier_wait
+    def admitted(self, request: Sequence) -> None:
+        wait = self._uses.get(request)
+        self.forget(request)
+        if request.was_admitted:
+            return
         request.tier_hits = () if wait is None else tuple(wait.hits.values())
         report = request.cache_report
         if wait is not None and report is not None:
             request.cache_report = _with_tier(report, wait.not_loaded)
+
+    def forget(self, request: Sequence) -> None:
+        self._uses.pop(request, None)
+        self._weights.pop(request, None)
 
     def explain(self, report: MissReport, token_ids: TokenIds, namespace: NamespaceName) -> MissReport | None:
         """Return a report as of now with a tier's part of the missing tokens; None: undecided.

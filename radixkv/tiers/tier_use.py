@@ -7,7 +7,8 @@ engine can sleep until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import replace
 
 from radixkv.cache.keys import NamespaceName, TokenIds
@@ -18,7 +19,7 @@ from radixkv.engine.hooks import StepHook
 from radixkv.engine.runner import Runner
 from radixkv.errors import ConfigError
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
@@ -55,7 +56,7 @@ class TierUse(StepHook):
         clock: Callable[[], float],
         load_deadline_s: float,
     ) -> None:
-        tiers: Sequence[Tier] = tier.tiers if isinstance(tier, TierStack) else (tier,)
+        tiers: abc.Sequence[Tier] = tier.tiers if isinstance(tier, TierStack) else (tier,)
         for one in tiers:
             if not isinstance(one, Tier):
                 raise TypeError(
@@ -108,7 +109,7 @@ class TierUse(StepHook):
         if self._transfers is not None:
             self._transfers.saves.start()
 
-    def ended(self, sequence: SequenceState, *, discarded: bool) -> None:
+    def ended(self, sequence: Sequence, *, discarded: bool) -> None:
         """Offer the cached blocks of a sequence to the tiers."""
         if self._transfers is not None and not discarded:
             self._transfers.saves.offer(sequence.encoded, sequence.namespace)
@@ -158,7 +159,7 @@ class TierUse(StepHook):
 
     def _save_texts(
         self,
-        texts: Sequence[tuple[TokenIds, NamespaceName]],
+        texts: abc.Sequence[tuple[TokenIds, NamespaceName]],
         transfers: Transfers,
         tier: TierStack,
         end: float,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trace_tools import build, traces_folder
 
 from benchmarks.pool_usage import measure_pool
-from radixkv.cli.replay.allocators import BuddyAllocator, Sequence
+from radixkv.cli.replay.allocators import BuddyAllocator, ReplayedSequence
 from radixkv.cli.replay.simulate import SCHEMES, simulate
 from radixkv.cli.replay.workload import Workload, from_distribution, from_file
 from radixkv.errors import ConfigError
@@ -79,7 +79,7 @@ def test_buddies_never_overlap_and_merge_again(orders: list[int], seed: int) -> 
     buddy = BuddyAllocator(1000, min_order=3)
     held: dict[int, int] = {}
     for index, length in enumerate(orders):
-        if buddy.admit(Sequence(index, 1, length), 0):
+        if buddy.admit(ReplayedSequence(index, 1, length), 0):
             held[index] = length
         if held and rng.random() < 0.4:
             gone = int(rng.choice(list(held)))
@@ -89,7 +89,7 @@ def test_buddies_never_overlap_and_merge_again(orders: list[int], seed: int) -> 
     for index in held:
         buddy.release(index)
     assert buddy.reserved_slots() == 0
-    assert buddy.admit(Sequence(10**6, 1, 512), 0)  # the largest extent is whole again
+    assert buddy.admit(ReplayedSequence(10**6, 1, 512), 0)  # the largest extent is whole again
 
 
 def test_paper_figures_on_short_chats() -> None:

@@ -80,7 +80,7 @@ def test_names_that_are_gone_are_noticed() -> None:
     assert is_known("PrefixCache.acquire")
     assert not is_known("PrefixCache.acquire_all")
     assert not is_known("radixkv/tools")
-    assert not is_known("SequenceStates")
+    assert not is_known("Sequences")
 
 
 def test_newcomers_need_no_release() -> None:

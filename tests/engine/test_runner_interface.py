@@ -24,7 +24,7 @@ from radixkv.model.loading.loader import load_model
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 NUM_BLOCKS, BLOCK, BUDGET = 12, 8, 64
 PROMPT = list(range(1, 30))
@@ -63,7 +63,7 @@ class Steps:
         """Logits [V] after each prompt, or [len, V] at all its positions; all prompts in the same steps."""
         requests = []
         for i, prompt in enumerate(prompts):
-            request = SequenceState(Request(prompt, SamplingParams(max_tokens=1), request_id=str(i)))
+            request = Sequence(Request(prompt, SamplingParams(max_tokens=1), request_id=str(i)))
             request.prompt_logprobs = [None] if all_logits else None
             requests.append(request)
             self.scheduler.add(request)

@@ -20,7 +20,7 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -30,14 +30,14 @@ def prompt(seed: int, length: int) -> list[int]:
 class WrongGuesses:
     """Guesses for one request, in every step as many as it may."""
 
-    def __init__(self, guessing: SequenceState) -> None:
+    def __init__(self, guessing: Sequence) -> None:
         self.guessing = guessing
 
     def begin(self, num_rows: int, num_samples: int) -> None: ...
 
     def granted(self, num_tokens: int) -> None: ...
 
-    def draft(self, request: SequenceState, most: int) -> list[int]:
+    def draft(self, request: Sequence, most: int) -> list[int]:
         return [VOCAB - 1] * min(most, 20) if request is self.guessing else []
 
 
@@ -53,11 +53,11 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
     """
     cache = PrefixCache(num_blocks := 20, 8)
     model = Parrot(num_blocks, 8)
-    guessing = SequenceState(Request(prompt(2, 6), SamplingParams(), request_id="guessing"))
+    guessing = Sequence(Request(prompt(2, 6), SamplingParams(), request_id="guessing"))
     shared = prompt(1, 12)
     texts = [*(prompt(50 + i, 8) for i in range(num_older)), shared, *(prompt(90 + i, 8) for i in range(30))]
     requests = [
-        SequenceState(Request(tokens, SamplingParams(), request_id=f"r{i}", namespace=namespace))
+        Sequence(Request(tokens, SamplingParams(), request_id=f"r{i}", namespace=namespace))
         for i, tokens in enumerate(texts)
     ]
     scheduler = Scheduler(cache, max_num_batched_tokens=64, drafter=WrongGuesses(guessing))
@@ -83,7 +83,7 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
             scheduler.finish(request)
     scheduler.add(guessing)
     step()
-    copying = SequenceState(
+    copying = Sequence(
         Request([*shared[:11], *prompt(4, 3)], SamplingParams(), request_id="copying", namespace=namespace)
     )
     scheduler.add(copying)

@@ -10,12 +10,12 @@ from radixkv import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Entry, build_batch
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 
 def entry(cache: PrefixCache, seed: int, start: int, count: int, num_logits: int) -> Entry:
     tokens = np.random.default_rng(seed).integers(1, 1000, start + count)
-    request = SequenceState(Request(tokens, SamplingParams(), request_id=f"r{seed}"))
+    request = Sequence(Request(tokens, SamplingParams(), request_id=f"r{seed}"))
     request.lease = cache.acquire(request.tokens())
     return Entry(request, start, count, num_logits=num_logits)
 

@@ -14,7 +14,7 @@ from radixkv import PrefixCache
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 BLOCK = 16
 VOCABULARY = 512
@@ -75,7 +75,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
 
     for i in range(num_running):
         prompt = np.concatenate([families[i % len(families)], own[i][: 8 + i % 32]])
-        scheduler.add(SequenceState(Request(prompt, endless, request_id=str(i))))
+        scheduler.add(Sequence(Request(prompt, endless, request_id=str(i))))
     for _ in range(num_running):
         step()
     assert scheduler.num_running == num_running
@@ -83,7 +83,7 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
     def run() -> None:
         for i in range(16):
             prompt = np.concatenate([families[i % len(families)], own[num_running + i]])
-            request = SequenceState(Request(prompt, endless, request_id="new"))
+            request = Sequence(Request(prompt, endless, request_id="new"))
             scheduler.add(request)
             step()
             scheduler.finish(request, discard=True)

@@ -11,7 +11,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.reuse_guard import PATIENCE
 from radixkv.scheduling.scheduler import Scheduler
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 # The pool is computed in 10.24 s, so that a prefix is in use for 5.12 s. Over 128 tokens are long.
 POOL, BUDGET, TOKEN_S, IN_USE_S = 1024, 64, 0.01, 5.12
@@ -27,10 +27,10 @@ class Bench:
             self.cache, max_num_batched_tokens=BUDGET, clock=lambda: self.now, policy=policy
         )
 
-    def ask(self, seed: int, length: int, *, max_tokens: int = 1, **options) -> SequenceState:
+    def ask(self, seed: int, length: int, *, max_tokens: int = 1, **options) -> Sequence:
         tokens = np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        request = SequenceState(Request(tokens, params, **options), arrival_s=self.now)
+        request = Sequence(Request(tokens, params, **options), arrival_s=self.now)
         self.scheduler.add(request)
         return request
 
@@ -100,7 +100,7 @@ def test_a_prompt_of_which_most_is_cached_does_not_wait():
         bench.step()
     tokens = np.random.default_rng(1).integers(0, 1000, 600, dtype=np.int32)
     longer = np.concatenate([tokens, np.arange(200, dtype=np.int32)])
-    again = SequenceState(Request(longer, SamplingParams(max_tokens=1)), arrival_s=bench.now)
+    again = Sequence(Request(longer, SamplingParams(max_tokens=1)), arrival_s=bench.now)
     bench.scheduler.add(again)
     bench.step()
     assert again.is_running

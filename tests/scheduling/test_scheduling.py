@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
 import pytest
 from paged_language_model import VOCAB, make_engine, run_all
@@ -16,7 +16,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import POLICIES, AdmissionPolicy, MatchedTokens, make_policy
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 
 
 def first_scheduled(model) -> list[str]:
@@ -164,9 +164,7 @@ def test_every_policy_that_a_setting_may_name_can_be_made():
 class LastComeFirst(AdmissionPolicy):
     name = "lifo"
 
-    def order(
-        self, waiting: Sequence[SequenceState], matched_tokens: MatchedTokens
-    ) -> Sequence[SequenceState]:
+    def order(self, waiting: abc.Sequence[Sequence], matched_tokens: MatchedTokens) -> abc.Sequence[Sequence]:
         return waiting[::-1]
 
 

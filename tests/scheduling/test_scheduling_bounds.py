@@ -71,7 +71,7 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, bound, num_blocks, place
         after = {r.request_id: r for r in engine.scheduler.waiting if not r.was_admitted}
         latest = max((order[name] for name in before - after.keys()), default=-1)
         for name, request in after.items():
-            is_produced = request.producer is not None and request.producer.lease is not None
+            is_produced = engine.scheduler.is_produced(request)
             is_long = request.num_tokens > 2 * budget  # it waits for its turn, with a bound of its own
             if latest > order[name] and not is_produced and not is_long:
                 overtaken[name] = overtaken.get(name, 0) + 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import FairPolicy, PriorityPolicy, tenant_of
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.sequence_state import SequenceState
+from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 BOUND = 32
@@ -21,7 +21,7 @@ REQUESTS = st.tuples(
 
 def arrivals(plan):
     for i, (namespace, length, priority) in enumerate(plan):
-        request = SequenceState(
+        request = Sequence(
             Request([1] * length, PARAMS, request_id=str(i), namespace=namespace, priority=priority)
         )
         request.arrival_order = i
@@ -52,7 +52,7 @@ def fair_order(policy, waiting, cached):
             ordered,
             tenant,
             lambda r: tenant_of(r.namespace),
-            lambda r: (0, r.arrival_order) if r.overtaken_steps >= BOUND else (1, 0),
+            lambda r: (0, r.arrival_order) if policy.passed.overtaken[r] >= BOUND else (1, 0),
         )
     return ordered
 
@@ -84,7 +84,7 @@ def test_kept_orders_equal_sorting(plan, data):
         assert queue.in_arrival_order() == waiting
         if policy is fair:
             for request in waiting:
-                request.overtaken_steps = data.draw(st.sampled_from([0, 1, BOUND]))
+                policy.passed.overtaken[request] = data.draw(st.sampled_from([0, 1, BOUND]))
             expected = fair_order(policy, waiting, cached)
         else:
             expected = sorted(waiting, key=policy.urgency)

@@ -29,7 +29,6 @@ from radixkv.engine.adapters import AdapterRegistry
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats, TierCounts
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
-from radixkv.engine.output_processor import find_stop
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
@@ -42,6 +41,7 @@ from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import FinishReason, PrefixPin, Request, RequestTimes
+from radixkv.scheduling.sequence import find_stop
 from radixkv.text.chat_formats.answer_marks import AnswerMarks, AnswerScope
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 

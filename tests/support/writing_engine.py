@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import abc
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from scripted_engine import Asked, ScriptedEngine
 from tiny_models import byte_level_tokenizer
 from tokenizers import AddedToken
 
-from radixkv.engine.output_processor import Sample
 from radixkv.engine.outputs import OutputDelta
 from radixkv.scheduling.request import Request, RequestTimes
+from radixkv.scheduling.sequence import Sequence
 from radixkv.text.tokenizer import Tokenizer
 
 _WANTED = re.compile(r"write:(\w+):")
 
 
-def tokenizer_with(special: Sequence[str] = (), chat_template: str | None = None, **facts: Any) -> Tokenizer:
+def tokenizer_with(
+    special: abc.Sequence[str] = (), chat_template: str | None = None, **facts: Any
+) -> Tokenizer:
     """Return a byte-level tokenizer with further special tokens.
 
     Args:
@@ -59,7 +62,7 @@ class WritingEngine(ScriptedEngine):
         params, most = asked.params, asked.params.max_tokens or len(tokens)
         times = RequestTimes(first_scheduled=0.0, first_token=0.0)
         request = Request(asked.prompt, params)
-        samples = [Sample(request) for _ in range(params.num_samples)]
+        samples = [Sequence(request) for _ in range(params.num_samples)]
         for sample in samples:
             sample.begin_output(self.tokenizer, frozenset({end}), most)
         for at in range(0, len(tokens), self.step):

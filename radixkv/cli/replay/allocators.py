@@ -22,7 +22,7 @@ from radixkv.cli.replay.trace import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class ReplayedSequence:
     """An allocator's view of a sequence: its id, its tokens now, and its final length."""
 
     index: int
@@ -38,7 +38,7 @@ class Allocator(Protocol):
     def ever_fits(self, final: int) -> bool:
         """Return True if a sequence of that final length fits into the empty memory."""
 
-    def admit(self, sequence: Sequence, taken: int) -> bool:
+    def admit(self, sequence: ReplayedSequence, taken: int) -> bool:
         """Try to take slots for a new sequence; `taken`: slots that growing sequences
         hold after their next token."""
 
@@ -47,7 +47,7 @@ class Allocator(Protocol):
     def reserved_slots(self) -> int:
         """Slots held by sequences (contiguous schemes), or saved by sharing as a negative number."""
 
-    def external_slots(self, waiting: Sequence | None) -> int:
+    def external_slots(self, waiting: ReplayedSequence | None) -> int:
         """Free slots that can't serve `waiting` because of where they lie, not because they are too few."""
 
 
@@ -66,7 +66,7 @@ class SlabAllocator:
     def ever_fits(self, final: int) -> bool:
         return self._fits and final <= self._max_length
 
-    def admit(self, sequence: Sequence, taken: int) -> bool:
+    def admit(self, sequence: ReplayedSequence, taken: int) -> bool:
         if not self._free:
             return False
         self._free -= 1
@@ -80,7 +80,7 @@ class SlabAllocator:
     def reserved_slots(self) -> int:
         return len(self._held) * self._max_length
 
-    def external_slots(self, waiting: Sequence | None) -> int:
+    def external_slots(self, waiting: ReplayedSequence | None) -> int:
         return self._lost
 
 
@@ -125,7 +125,7 @@ class BuddyAllocator:
     def ever_fits(self, final: int) -> bool:
         return self.order_of(final) <= self._largest
 
-    def admit(self, sequence: Sequence, taken: int) -> bool:
+    def admit(self, sequence: ReplayedSequence, taken: int) -> bool:
         want = self.order_of(sequence.final)
         for order in range(want, self._largest + 1):
             heap = self._free.get(order)
@@ -166,7 +166,7 @@ class BuddyAllocator:
     def reserved_slots(self) -> int:
         return self._reserved
 
-    def external_slots(self, waiting: Sequence | None) -> int:
+    def external_slots(self, waiting: ReplayedSequence | None) -> int:
         blocked = waiting is not None and self._free_slots >= 1 << self.order_of(waiting.final)
         return self._lost + (self._free_slots if blocked else 0)
 
@@ -200,7 +200,7 @@ class PagedAllocator:
     def ever_fits(self, final: int) -> bool:
         return -(-final // self.page_size) <= self.num_pages
 
-    def admit(self, sequence: Sequence, taken: int) -> bool:
+    def admit(self, sequence: ReplayedSequence, taken: int) -> bool:
         need = -(-(sequence.tokens + 1) // self.page_size)  # so that it can take a step at once
         saved = 0
         path = None
@@ -224,5 +224,5 @@ class PagedAllocator:
     def reserved_slots(self) -> int:
         return -self._saved * self.page_size
 
-    def external_slots(self, waiting: Sequence | None) -> int:
+    def external_slots(self, waiting: ReplayedSequence | None) -> int:
         return 0

@@ -21,7 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixkv.cli.replay.allocators import Allocator, BuddyAllocator, PagedAllocator, Sequence, SlabAllocator
+from radixkv.cli.replay.allocators import (
+    Allocator,
+    BuddyAllocator,
+    PagedAllocator,
+    ReplayedSequence,
+    SlabAllocator,
+)
 from radixkv.cli.replay.trace import Int64Array
 from radixkv.cli.replay.workload import Workload
 from radixkv.errors import ConfigError
@@ -152,7 +158,7 @@ class _Simulation:
         fits = [allocator.ever_fits(final) for final in finals]
         self.refused = fits.count(False)
         self.queue = deque(
-            Sequence(index, tokens, finals[index])
+            ReplayedSequence(index, tokens, finals[index])
             for index, tokens in enumerate(workload.input_lengths.tolist())
             if fits[index]
         )
@@ -273,7 +279,7 @@ class _Simulation:
         """Send the sequence that came last back to the head of the queue, with the tokens it has."""
         index = self.indices.pop()
         self.allocator.release(index)
-        self.queue.appendleft(Sequence(index, int(self.tokens[-1]), int(self.finals[-1])))
+        self.queue.appendleft(ReplayedSequence(index, int(self.tokens[-1]), int(self.finals[-1])))
         self.tokens = self.tokens[:-1]
         self.finals = self.finals[:-1]
         self.taken = self._slots_next()

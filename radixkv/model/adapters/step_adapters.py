@@ -5,7 +5,7 @@
     segments              | start        end    | ...
 
 The scheduler's order of entries is kept where it is of that kind already. Else the runner computes the step
-with its entries moved, and moves the logits back: nothing above the runner sees it.
+with its entries moved; the logits keep their order, so that nothing above the runner sees it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.sampling.device_arrays import to_device
@@ -62,24 +61,6 @@ class StepAdapters:
         return self._address + product * self._stride
 
 
-@dataclass(frozen=True, slots=True)
-class ArrangedStep:
-    """A step as the runner computes it.
-
-    Attributes:
-        adapters: of its rows; None: no row has one.
-        logit_order: int64, the place of each of the original step's logit rows in this one; None: the same.
-    """
-
-    batch: Batch
-    adapters: StepAdapters | None = None
-    logit_order: npt.NDArray[np.int64] | None = None
-
-    def in_order(self, logits: torch.Tensor) -> torch.Tensor:
-        """Bring this step's logits [S, V] into the original step's order."""
-        return logits if self.logit_order is None else logits[to_device(self.logit_order, logits.device)]
-
-
 def adapter_of(entry: Entry, end: int) -> PackedAdapter | None:
     """The adapter that changes rows of an entry, which computes tokens up to `end`; None: none does."""
     request = entry.request.request
@@ -87,21 +68,27 @@ def adapter_of(entry: Entry, end: int) -> PackedAdapter | None:
     return adapter if request.adapter_from < end else None
 
 
-def arrange(batch: Batch) -> ArrangedStep:
-    """Bring the rows of each adapter together. O(entries) where no entry has an adapter, else O(tokens)."""
+def arrange(batch: Batch) -> tuple[Batch, StepAdapters | None]:
+    """Bring the rows of each adapter together.
+
+    O(entries) where no entry has an adapter, else O(tokens).
+
+    Returns:
+        The step as it is computed, its logits in the order of the given one; and the adapters of its rows,
+        None: no row has one.
+    """
     if not any(entry.request.request.adapter for entry in batch.entries):
-        return ArrangedStep(batch)
+        return batch, None
     ends = plain_positions(batch)[batch.query_starts[1:] - 1].tolist()
     adapters = [adapter_of(entry, last + 1) for entry, last in zip(batch.entries, ends, strict=True)]
     if not any(adapters):
-        return ArrangedStep(batch)
+        return batch, None
     names = ["" if adapter is None else adapter.identity for adapter in adapters]
     order = sorted(range(len(names)), key=names.__getitem__)  # stable; no adapter comes first
-    logit_order = None
     if order != list(range(len(order))):
-        batch, logit_order = _moved(batch, order)
+        batch = _moved(batch, order)
         adapters = [adapters[r] for r in order]
-    return ArrangedStep(batch, StepAdapters(_segments(adapters, batch)), logit_order)
+    return batch, StepAdapters(_segments(adapters, batch))
 
 
 def _segments(adapters: Sequence[PackedAdapter | None], batch: Batch) -> list[AdapterRows]:
@@ -125,8 +112,8 @@ def _segments(adapters: Sequence[PackedAdapter | None], batch: Batch) -> list[Ad
     return segments
 
 
-def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.int64]]:
-    """The batch with its entries in another order, and the places of its logits."""
+def _moved(batch: Batch, order: Sequence[int]) -> Batch:
+    """Return the batch with its entries in another order, and its logits in the same as before."""
     starts = batch.query_starts
     counts = np.diff(starts)[order]
     query_starts = np.zeros_like(starts)
@@ -139,9 +126,8 @@ def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.in
         write_slots = write_slots[rows]
     else:
         write_rows = place[write_rows]
-    logit_rows = place[batch.logit_rows]
     fed = batch.fed_tokens
-    moved = replace(
+    return replace(
         batch,
         entries=[batch.entries[r] for r in order],
         token_ids=batch.token_ids[rows],
@@ -151,13 +137,12 @@ def _moved(batch: Batch, order: Sequence[int]) -> tuple[Batch, npt.NDArray[np.in
         block_tables=[batch.block_tables[r] for r in order],
         write_slots=write_slots,
         write_rows=write_rows,
-        logit_rows=np.sort(logit_rows),
+        logit_rows=place[batch.logit_rows],
         fed_tokens=None if fed is None else fed[to_device(rows, fed.device)],
         num_rows=0,
         states=None if batch.states is None else _moved_states(batch.states, order),
         windows=None if batch.windows is None else _moved_windows(batch.windows, order, rows),
     )
-    return moved, np.argsort(np.argsort(logit_rows))
 
 
 def _moved_windows(windows: BatchWindows, order: Sequence[int], rows: npt.NDArray[np.int64]) -> BatchWindows:
