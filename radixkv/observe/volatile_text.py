@@ -8,46 +8,34 @@ words that differ are no name because they have capital letters.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from radixkv.observe.text_difference import TextDifference
 
 MAX_CHARS = 300  # of a value
-_MONTHS = """
-january february march april may june july august september october november december jan feb mar apr jun
-jul aug sep sept oct nov dec januar februar märz maerz mai juni juli oktober dezember jänner janvier
-février fevrier mars avril juin juillet août aout septembre octobre novembre décembre decembre enero
-febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre gennaio febbraio
-aprile maggio giugno luglio settembre ottobre dicembre janeiro fevereiro março maio junho julho setembro
-outubro novembro dezembro januari februari maart mei augustus stycznia lutego marca kwietnia maja czerwca
-lipca sierpnia września października listopada grudnia января февраля марта апреля мая июня июля августа
-сентября октября ноября декабря
-""".split()  # noqa: SIM905
-_WEEKDAYS = """
-monday tuesday wednesday thursday friday saturday sunday mon tue tues wed thu thur thurs fri sat sun
-montag dienstag mittwoch donnerstag freitag samstag sonnabend sonntag lundi mardi mercredi jeudi vendredi
-samedi dimanche lunes martes miércoles miercoles jueves viernes sábado sabado domingo lunedì martedì
-mercoledì giovedì venerdì domenica segunda-feira terça-feira quarta-feira quinta-feira sexta-feira
-maandag dinsdag woensdag donderdag vrijdag zaterdag zondag poniedziałek wtorek środa czwartek piątek
-sobota niedziela понедельник вторник среда четверг пятница суббота воскресенье
-月曜日 火曜日 水曜日 木曜日 金曜日 土曜日
-日曜日 星期一 星期二 星期三 星期四 星期五 星期六 星期日 星期天
-""".split()  # noqa: SIM905
-#: Words that stand inside of written dates and times, and say nothing alone.
-_IN_DATES = """
-st nd rd th er ère º ª de of at um à le den del the kl o uhr am pm a p m z t utc gmt cet cest est edt cst
-cdt mst mdt pst pdt jst ist bst hours hour hrs h min sec s i ii
-""".split()  # noqa: SIM905
+_CONTEXT = 40  # characters before and after a cut that are looked at
+_LANGUAGES = tomllib.loads(Path(__file__).with_name("date_words.toml").read_text(encoding="utf-8"))
+
+
+def _date_words(kind: str) -> frozenset[str]:
+    """Words of dates of all languages."""
+    return frozenset(word for words in _LANGUAGES.values() for word in words.get(kind, ()))
+
+
+_WEEKDAYS = _date_words("weekdays")
+_DATE_NAMES = _date_words("months") | _WEEKDAYS
+_DATE_FILLER = _date_words("filler")
 _SEPARATORS = re.compile(r"[\s.,:;/+\-–—()'’°，、。年月日時时分秒午前後上下號号は]+")
 
-_ISO = (
-    r"\d{4}-\d\d?-\d\d?(?:[T _]\d\d?[:.-]?\d\d(?:[:.-]?\d\d(?:[.,]\d+)?)?"
-    r"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d))?)?"
-)
+_ISO_DATE = r"\d{4}-\d\d?-\d\d?"
+_ISO_TIME = r"[T _]\d\d?[:.-]?\d\d(?:[:.-]?\d\d(?:[.,]\d+)?)?(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d))?"
 _CLOCK = r"[T _,]{1,2}\d\d?:\d\d(?::\d\d)?"
 _TIMES = (
-    ("a timestamp", re.compile(rf"(?<![\w-]){_ISO}(?!\w)", re.ASCII)),
+    ("a timestamp", re.compile(rf"(?<![\w-]){_ISO_DATE}{_ISO_TIME}(?!\w)", re.ASCII)),
+    ("a date", re.compile(rf"(?<![\w-]){_ISO_DATE}(?:{_ISO_TIME})?(?!\w)", re.ASCII)),
     ("a timestamp", re.compile(r"(?<!\w)\d{8}[T_-]?\d{4,6}(?:\.\d+)?Z?(?!\w)", re.ASCII)),
     ("a date", re.compile(r"(?<!\w)\d{4}(?:-W\d\d(?:-\d)?|-[0-3]\d\d)(?!\w)", re.ASCII)),
     (
@@ -73,8 +61,9 @@ _TIMES = (
     ("a time", re.compile(r"\d{1,2} ?[時时点點시](?: ?\d\d? ?[分분])?")),
 )
 _EPOCH = re.compile(r"(?<![\w.])(?:1[0-9]|2[0-4])\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?!\w)", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _YEAR = re.compile(r"(?<!\w)(?:19|20)\d\d(?!\w)", re.ASCII)
-_SAYS_YEAR = re.compile(r"(?:year|jahr|año|ann[ée]e|anno|ano|год|yıl)\W*(?:is|ist|es|est|è|é)?\W*\Z", re.I)
+_SAYS_YEAR = re.compile(rf"(?:{'|'.join(sorted(_date_words('year')))})\W*(?:is|ist|es|est|è|é)?\W*\Z", re.I)
 
 _UUID = re.compile(
     r"(?<![0-9a-zA-Z])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|[0-9a-fA-F]{32})(?![0-9a-zA-Z])"
@@ -289,11 +278,47 @@ def _time(found: TextDifference) -> Volatile | None:
     if _matches(_EPOCH, found):
         return Volatile("timestamp", "a timestamp")
     written = [_written_date(*side) for side in found.sides()]
-    if all(written):
-        return Volatile(
-            "timestamp", "a timestamp" if any(re.search(r"\d:\d", text) for text in written) else "a date"
-        )
-    return None
+    return Volatile("timestamp", _what_is_written(*written)) if all(written) else None
+
+
+def _what_is_written(*dates: str) -> str:
+    return "a timestamp" if any(re.search(r"\d:\d", date) for date in dates) else "a date"
+
+
+def kind_at(before: str, after: str) -> str | None:
+    """Name the kind of text in which a text is cut, or that begins there, as `a date`; None: nothing special.
+
+    For a place that is known in one text only; of two texts `volatile_text` knows more. O(1).
+    """
+    if not after:
+        return None
+    head = before[-_CONTEXT:]
+    text, cut = head + after[:_CONTEXT], len(head)
+    begin = cut + after[0].isspace()  # a token may begin with a blank
+
+    def at_cut(pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.finditer(text)
+        return next((match for match in found if match.start() <= begin and match.end() > cut), None)
+
+    if at_cut(_UUID):
+        return "an id"
+    for what, pattern in (*_TIMES, ("a timestamp", _EPOCH)):
+        if at_cut(pattern):
+            return what
+    date = _written_date(text, begin, begin + 1)
+    if date:
+        return _what_is_written(date)
+    word = at_cut(_OPAQUE)
+    if word is not None and _is_id(word[0], text[: word.start()]):
+        return "an id"
+    return "a number" if at_cut(_NUMBER) else None
+
+
+def _is_id(word: str, before: str) -> bool:
+    if _COLOUR.fullmatch(word) and before.endswith("#"):
+        return False
+    is_labelled = _OWN_LABEL.match(word) or (len(word) >= 4 and _id_label(before))
+    return _is_opaque(word) or bool(is_labelled and any(char.isdigit() for char in word))
 
 
 _WORDS = re.compile(
@@ -301,8 +326,6 @@ _WORDS = re.compile(
     r"[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:-feira)?|[\s\S]"
 )
 _CJK_WEEKDAY = re.compile(r"(?:星期|周|週).|.曜日?")
-_DATE_NAMES = frozenset(_MONTHS + _WEEKDAYS)
-_DATE_WORDS = frozenset(_IN_DATES)
 
 
 def _written_date(text: str, start: int, end: int) -> str:
@@ -326,7 +349,7 @@ def _written_date(text: str, start: int, end: int) -> str:
 
 def _is_of_date(word: str) -> bool:
     lower = word.lower()
-    if lower in _DATE_NAMES or lower in _DATE_WORDS or _CJK_WEEKDAY.fullmatch(lower):
+    if lower in _DATE_NAMES or lower in _DATE_FILLER or _CJK_WEEKDAY.fullmatch(lower):
         return True
     if word.isdigit():
         return len(word) <= 4

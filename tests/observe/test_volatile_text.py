@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.observe.text_difference import differences
-from radixkv.observe.volatile_text import volatile_text
+from radixkv.observe.volatile_text import kind_at, volatile_text
 
 RULES = "You are the agent of a harbour.\n{}\nCount the ships every evening."
 
@@ -219,3 +219,34 @@ def test_names(one: str, other: str) -> None:
 )
 def test_what_is_not_known_has_no_name(one: str, other: str) -> None:
     assert kind_of(one, other) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("It is 2026-11-21 09:", "15:07.", "a timestamp"),
+        ("Today is", " 2026-11-21.", "a date"),
+        ("Heute ist der ", "22. November 2026.", "a date"),
+        ("Сегодня ", "22 ноября 2026 г.", "a date"),
+        ("今天是2026年11月", "22日", "a date"),
+        ("Il est ", "16h41.", "a time"),
+        ("Now: 2026112", "2T164154Z", "a timestamp"),
+        ("Session ", "7f3c1c9a-11d3-4b2a-8888-123456789abc", "an id"),
+        ("Session: blue-", "otter-42", "an id"),
+        ("Visit ", "110 of yours", "a number"),
+        ("For ", "Ann.", None),
+        ("Answer in ", "March style", None),
+        ("May ", "I enter?", None),
+        ("It is 09:15", "", None),
+        ("The colour is #", "ff8800", None),
+    ],
+)
+def test_the_kind_of_text_at_a_cut(before: str, after: str, kind: str | None) -> None:
+    assert kind_at(before, after) == kind
+
+
+def test_a_date_alone_is_no_timestamp() -> None:
+    for one, other in (("2026-11-21", "2026-11-22"), ("2026-11-21", "2026-12-21")):
+        found = volatile_text(differences(RULES.format(one), RULES.format(other))[0])
+        assert found is not None
+        assert (found.kind, found.what) == ("timestamp", "a date")

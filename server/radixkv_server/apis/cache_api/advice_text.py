@@ -10,51 +10,18 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import MEANINGS, Reason
 from radixkv.observe.advisor import MIN_RUN
+from radixkv.observe.volatile_text import kind_at
 
 #: Reasons that the next request does not meet where a tier has what was missing.
 _LOADED_NEXT = (Reason.EVICTED, Reason.EXPIRED, Reason.RESET, Reason.FIRST_SEEN, Reason.NO_STATE)
 MIN_PROMPT_GROUP = 2  # of one alone there is no share to tell
 _SHOWN_CHARS = 40  # of a word
-_CONTEXT = 40  # characters before and after the break in which a kind is looked for
-
-_WRITTEN_DATE = re.compile(
-    r"\b(Mon|Tues?|Wed(nes)?|Thu(rs)?|Fri|Sat(ur)?|Sun)(day)?\b"
-    r"|\b(\d\d?(st|nd|rd|th|\.)? +)?(Jan(uary)?|Feb(ruary)?|Mar(ch)?|Apr(il)?|June?|July?|Aug(ust)?"
-    r"|May(?=[ .]*\d)|Sep(tember)?|Oct(ober)?|Nov(ember)?|Dec(ember)?)\b([ .]*\d+)*"
-    r"|\b\d\d?(st|nd|rd|th|\.)? +May\b"
-)
-_KINDS = (
-    (re.compile(r"\d{4}-\d\d?-\d\d?[T ]\d\d?:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "a timestamp"),
-    (re.compile(r"\b[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "an id"),
-    (re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}"), "a date"),
-    (re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?"), "a time"),
-    (_WRITTEN_DATE, "a date"),
-    (re.compile(r"\b\d{10}(\d{3})?\b"), "a timestamp"),
-    (re.compile(r"\b(?=[0-9a-zA-Z_-]*\d)[0-9a-zA-Z_-]{8,}\b"), "an id"),
-    (re.compile(r"\d+([.,]\d+)*"), "a number"),
-)
 _LITTLE_IS_THE_SAME = (
     f"After it fewer than {MIN_RUN} tokens in a row are the same, "
     "so there is little to win by moving it alone"
 )
 _WORD_BEFORE = re.compile(r"[^\s<>|\"“”]*\Z")
 _WORD_AFTER = re.compile(r"[^\s<>|\"“”]*")
-
-
-def what_is_at(before: str, after: str) -> str | None:
-    """Name the kind of text at a cut, such as `a timestamp`; None: nothing special."""
-    head = before[-_CONTEXT:]
-    text = head + after[:_CONTEXT]
-    for pattern, name in _KINDS:
-        for found in pattern.finditer(text):
-            if found.start() <= len(head) + 1 and found.end() > len(head):
-                return name
-    return None
-
-
-def what_differs(before: str, one: str, other: str) -> str:
-    """Name the difference between two texts after `before`."""
-    return what_is_at(before, one) or what_is_at(before, other) or "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +51,8 @@ class Divergence:
     def with_text(self, before: str, one: str, other: str | None) -> Divergence:
         """Return the divergence with the differing texts, which begin after `before`."""
         words = (word_at(before, one), word_at(before, other) if other else "")
-        return replace(self, kind=what_differs(before, one, other or ""), words=words)
+        kind = kind_at(before, one) or kind_at(before, other or "")
+        return replace(self, kind=kind or "text", words=words)
 
 
 def word_at(before: str, after: str) -> str:

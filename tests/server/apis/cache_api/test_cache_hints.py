@@ -87,11 +87,14 @@ def test_advice_is_about_the_request_that_is_shown(client: httpx.Client) -> None
     for system in ("It is 09:15.", "It is 09:16.", "For Ann.", "For Robert.", "It is 09:17."):
         send(client, chat(f"{system} {RULES}", QUESTION))
     told = client.get("/v1/cache/advice").json()["data"]
-    for one in told:
-        if one["breaker"] is not None and one["breaker"]["kind"] == "timestamp":
-            assert one["kind"] in ("a time", "a number"), one
-            assert "Ann" not in one["advice"]
-    assert any(one["breaker"] for one in told)
+    kinds = {one["breaker"]["kind"]: one for one in told}
+    assert set(kinds) == {"timestamp", "unknown"}, told
+    time, names = kinds["timestamp"], kinds["unknown"]
+    assert time["kind"] == "a time"
+    assert time["breaker"]["now"] == "17"
+    assert "“09:17”" in time["advice"]
+    assert names["kind"] == "text"
+    assert "(“Robert” instead of “Ann”)" in names["advice"]
 
 
 def test_the_cause_is_found_against_the_text_that_is_shown(client: httpx.Client) -> None:
@@ -122,8 +125,8 @@ def test_an_ordinary_next_turn_gets_no_advice(client: httpx.Client) -> None:
     turns = ["A first question?", "An answer.", "A second question, which is new?"]
     send(client, chat(f"Steady. {RULES}", *turns[:1]))
     told = send(client, chat(f"Steady. {RULES}", *turns))
-    if told["reason"] == "first_seen":
-        assert told["explanation"]["advice"] is None
+    assert told["reason"] == "first_seen"
+    assert told["explanation"]["advice"] is None
     assert told["cached_tokens"] > len(RULES) / 2
 
 
