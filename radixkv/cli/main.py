@@ -21,7 +21,6 @@ import radixkv
 from radixkv.engine.config import EMBEDDED_MODEL
 from radixkv.entrypoints.extras import missing_package
 from radixkv.errors import RadixKVError
-from radixkv.model.loading.lean_transformers import allow_lean_imports
 
 app = typer.Typer(
     name="radixkv",
@@ -125,7 +124,6 @@ def _add_refusals(names: Sequence[str], error: ModuleNotFoundError) -> None:
 def main() -> None:
     """Entry point of the `radixkv` command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    allow_lean_imports()
     try:
         command_tree(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
     except RadixKVError as error:

@@ -175,11 +175,9 @@ def _load(config: EngineConfig) -> LoadedModel:
 
     from radixkv.engine.startup import return_freed_memory
     from radixkv.model.device_paths import check_instruction_set, rewrite_layers
-    from radixkv.model.loading.lean_transformers import allow_lean_imports
     from radixkv.model.loading.loader import load_model
 
     check_instruction_set()
-    allow_lean_imports()
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     loaded = load_model(config)

@@ -16,7 +16,6 @@ from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import EngineStoppedError
 from radixkv.helper_process import safe_helpers
-from radixkv.model.loading.lean_transformers import allow_lean_imports
 
 
 def start_engine(
@@ -48,7 +47,6 @@ def start_engine(
 def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
     """In the new process, until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this decides when it ends
-    allow_lean_imports()
     try:
         engine = make()
     except BaseException as error:

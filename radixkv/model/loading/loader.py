@@ -27,7 +27,6 @@ from radixkv.model.loading.checkpoint_formats import check_format
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.gguf_parsing import gguf_parsed_once
-from radixkv.model.loading.lean_transformers import lean_transformers
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
@@ -96,8 +95,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = find_model(config, show_progress)
-    lean = lean_transformers(foreign_code=config.trust_remote_code)
-    with lean, quiet_transformers(), gguf_parsed_once():
+    with quiet_transformers(), gguf_parsed_once():
         return _load(config, source, show_progress)
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from radixkv.model.block_copy import BlockCopy
-from radixkv.model.loading.lean_transformers import allow_lean_imports
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv.model.parallel.commands import Command, Words, decode_batch, decode_copies
@@ -108,7 +107,6 @@ def _parts(payload: bytes, size: int) -> list[memoryview]:
 
 def main(commands: Connection, data: Connection) -> int:
     """Returns the exit status."""
-    allow_lean_imports()
     threading.Thread(target=_end_with_rank_0, args=(data.fileno(),), daemon=True).start()
     logging.getLogger("radixkv").setLevel(logging.ERROR)  # rank 0 says the same
     try:
