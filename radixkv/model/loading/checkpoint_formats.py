@@ -288,7 +288,7 @@ def _reason_against(
             named.add(str(sparse["format"]))
         unknown = sorted(named.difference(_COMPRESSED))
         if unknown:
-            return f"of its variants {', '.join(_COMPRESSED)} are"
+            return f"only these of its variants are expanded rightly: {', '.join(_COMPRESSED)}"
     return None
 
 
