@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Union, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, final
 
 from radixkv.errors import InvalidRequestError
 
@@ -174,3 +174,34 @@ def shared_bytes(a: bytes | bytearray, b: bytes | bytearray) -> int:
         else:
             n = middle
     return same + shared_bytes(a[same:n], b[same:n])
+
+
+class Owner(NamedTuple):
+    """Owner of a prompt's K/V.
+
+    Attributes:
+        tenant: who is served; bound by the server to the API key, never taken from a request's body.
+        salt: divides the tenant's own space; chosen by its clients.
+        adapter: identity of the LoRA adapter on top of the model's weights; empty: the base alone.
+
+    >>> Owner("alice", "s").namespace("sha256:1f")
+    ('alice', 's', '', 'sha256:1f')
+    """
+
+    tenant: str = ""
+    salt: str = ""
+    adapter: str = ""
+
+    def namespace(self, model: str) -> tuple[str, str, str, str]:
+        """The namespace of the prefix cache, tenant first: policies and quotas find it there.
+
+        The parts are framed in a tuple and never joined, so that no choice of strings by one tenant can name
+        another's space.
+
+        Args:
+            model: fingerprint of configuration, weights and dtype; empty: unknown.
+        """
+        return (*self, model)
+
+
+NOBODY = Owner()

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self
 
 from radixkv.cache.accounts import BlockAccount, BlockAccounts, Quota, QuotaUsage, framed_quotas
 from radixkv.cache.block_identity import BlockIdentities, HashFunction, what_computes
+from radixkv.cache.block_leases import BlockLeases
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.cache_stats import CacheStats, snapshot
 from radixkv.cache.capacity import Capacity
@@ -59,15 +60,6 @@ from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.errors import ConfigError, InvalidRequestError
 
 __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
-
-
-class CacheParts(NamedTuple):
-    """The parts of one cache."""
-
-    tree: RadixTree
-    lookup: Lookup
-    namespaces: Namespaces
-    leasing: Leasing
 
 
 class Declared(NamedTuple):
@@ -156,6 +148,7 @@ class PrefixCache:
         self.observer = observer
         self.num_resets = 0  # how often `reset` was called
         self.partial_reuse = partial_reuse
+        self.pin_budget = pin_budget
         self.policy = policy = make_eviction_policy(policy)
         self._groups = groups = BlockAccounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
@@ -175,8 +168,8 @@ class PrefixCache:
         self._changes: ChangeLog | None = None  # nobody has subscribed so far
         self._last: Match | None = None  # a request is usually matched, then acquired
         self._on_session = overridden(policy, "on_session")
-        #: Its parts, for extensions that lease whole blocks, such as `radixkv.tiers.block_leases`.
-        self.parts = CacheParts(tree, lookup, names, leasing)
+        #: Leases on whole blocks, to copy them in or out.
+        self.block_leases = BlockLeases(tree, lookup, names, leasing)
         groups.replace(self._framed(quotas or {}))
 
     def __repr__(self) -> str:

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import TokenIds
-from radixkv.cache.owner import NOBODY, Owner
+from radixkv.cache.keys import NOBODY, Owner, TokenIds
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges

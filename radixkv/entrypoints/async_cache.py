@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
-from radixkv.cache.owner import NOBODY, Owner
+from radixkv.cache.keys import NOBODY, TOKEN_BYTES, EncodedTokens, NamespaceName, Owner, TokenIds
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint

@@ -24,7 +24,6 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.seams import WaitFor
 from radixkv.scheduling.sequence import Sequence
-from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import NotLoaded, TierWait
 from radixkv.tiers.measured_tier import TOO_SLOW, Found
 from radixkv.tiers.tier import TierState
@@ -53,7 +52,7 @@ class LoadWaits:
         self, cache: PrefixCache, transfers: Transfers, clock: Callable[[], float], deadline_s: float
     ) -> None:
         self._cache = cache
-        self._blocks = BlockLeases(cache)
+        self._blocks = cache.block_leases
         self._transfers = transfers
         self._clock = clock
         self._deadline_s = deadline_s

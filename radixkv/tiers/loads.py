@@ -20,7 +20,6 @@ from radixkv.cache.keys import EncodedTokens, NamespaceName
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.model.block_copy import BlockMemory
-from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
 from radixkv.tiers.saves import Saves
@@ -58,7 +57,7 @@ class Loads:
     ) -> None:
         self._states = states
         self._tiers = tiers
-        self._blocks = BlockLeases(cache)
+        self._blocks = cache.block_leases
         self._memory = memory
         self._saves = saves
         self._speeds = speeds

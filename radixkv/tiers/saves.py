@@ -19,7 +19,6 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, PrefixCache
 from radixkv.model.block_copy import BlockCopy, BlockMemory
-from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier_states import TierStates
 from radixkv.tiers.transfer_ends import TransferEnds
@@ -89,7 +88,7 @@ class Saves:
         self.saves_all = False
         self.patience = Patience()
         self._tiers = tiers
-        self._blocks = BlockLeases(cache)
+        self._blocks = cache.block_leases
         self._memory = memory
         self._clock = clock
         self._ends = ends

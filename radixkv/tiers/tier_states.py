@@ -18,7 +18,6 @@ from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.cache.states.checkpoints import Checkpoints
-from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.checkpoint_memory import CheckpointMemory
 from radixkv.tiers.measured_tier import MeasuredTier
 from radixkv.tiers.tier import Bytes
@@ -43,7 +42,7 @@ class TierStates:
         log: TransferLog,
     ) -> None:
         self._tiers = tiers
-        self._blocks = BlockLeases(cache)
+        self._blocks = cache.block_leases
         self._keeper = keeper
         self._memory = memory
         self._log = log

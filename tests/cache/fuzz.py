@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 from cache_model import ModelledCache, Run
-from inspection import inside
 
 from radixkv import PrefixCache
+from radixkv.cache.node import Node
 
 NAMESPACES = ("", "tenant", ("tenant", "salt"))
 
@@ -166,20 +166,28 @@ class Fuzzer:
         return "rebuilt: was damaged"
 
 
-def _lose_a_block(cache: PrefixCache) -> None:
-    pool = inside(cache).capacity.pool
-    pool.num_free += -1 if pool.num_free else 1
+def _any_node(cache: PrefixCache) -> Node:
+    tree = cache.tree.index
+    for node in tree.nodes():
+        return node
+    if not tree.roots:
+        cache.acquire([1])  # nothing is held: all blocks are free
+    return next(iter(tree.roots.values()))
+
+
+def _have_a_block_twice(cache: PrefixCache) -> None:
+    _any_node(cache).blocks.append(0)
 
 
 def _miscount_a_reference(cache: PrefixCache) -> None:
-    next(iter(inside(cache).capacity.leases.values())).node.refs += 1
+    _any_node(cache).refs += 1
 
 
-def _miscount_a_group(cache: PrefixCache) -> None:
-    inside(cache).groups.common.blocks += 1
+def _miscount_an_account(cache: PrefixCache) -> None:
+    _any_node(cache).owner.group.blocks += 1
 
 
-DAMAGES = (_lose_a_block, _miscount_a_reference, _miscount_a_group)
+DAMAGES = (_have_a_block_twice, _miscount_a_reference, _miscount_an_account)
 
 
 def _constant_hash(data: bytes) -> int:

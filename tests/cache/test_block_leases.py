@@ -11,7 +11,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from nightly import tried
 
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.tiers.block_leases import BlockLeases
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 NAMESPACES = st.sampled_from(["", "tenant", ("tenant", "salt")])
@@ -96,14 +95,14 @@ class BlockMoves(RuleBasedStateMachine):
     @rule(target=loads, tokens=TOKENS, namespace=NAMESPACES, most=st.integers(1, 14))
     def begin_load(self, tokens: list[int], namespace: Any, most: int) -> Any:
         match = self.cache.match(tokens, namespace)
-        run = BlockLeases(self.cache).missing(match)
+        run = self.cache.block_leases.missing(match)
         assert match.num_tokens - self.size < run.start <= match.num_tokens
         if not len(run):
             return multiple()
         run = run.part(0, min(most, len(run)))
         free = self.cache.available_blocks(namespace)
         try:
-            lease = BlockLeases(self.cache).reserve(run, match)
+            lease = self.cache.block_leases.reserve(run, match)
         except OutOfBlocks:
             assert free < len(run) + run.start // self.size
             return multiple()
@@ -127,7 +126,7 @@ class BlockMoves(RuleBasedStateMachine):
 
     @rule(target=saves, tokens=TOKENS, namespace=NAMESPACES, which=st.integers(0, 9), some=st.integers(1, 14))
     def begin_save(self, tokens: list[int], namespace: Any, which: int, some: int) -> Any:
-        runs = BlockLeases(self.cache).cached_runs(tokens, namespace)
+        runs = self.cache.block_leases.cached_runs(tokens, namespace)
         assert sum(len(run) for run in runs) * self.size <= self.cache.match(tokens, namespace).num_tokens
         position = 0
         for run in runs:
@@ -138,7 +137,7 @@ class BlockMoves(RuleBasedStateMachine):
             return multiple()
         run = runs[which % len(runs)]
         run = run.part(max(0, len(run) - some), len(run))
-        lease = BlockLeases(self.cache).hold(run, tokens, namespace)
+        lease = self.cache.block_leases.hold(run, tokens, namespace)
         assert lease is not None
         assert len(lease.block_table) == run.end // self.size
         return lease, run, tuple(tokens)[: run.end]
@@ -184,17 +183,17 @@ class TestBlockMoves(BlockMoves.TestCase):  # type: ignore[misc, name-defined]
 def test_what_is_missing_of_public_text_is_public() -> None:
     cache = PrefixCache(20, 4)
     cache.publish(list(range(8)))
-    run = BlockLeases(cache).missing(cache.match(list(range(12)), "tenant"))
+    run = cache.block_leases.missing(cache.match(list(range(12)), "tenant"))
     assert (run.is_public, run.start, run.end) == (True, 0, 8)
 
 
 def test_of_a_run_that_was_evicted_in_part_the_rest_is_held() -> None:
     cache = PrefixCache(20, 4)
-    run = BlockLeases(cache).missing(cache.match(list(range(12))))
+    run = cache.block_leases.missing(cache.match(list(range(12))))
     lease = cache.acquire(list(range(8)))
     lease.commit(8)
     lease.release()
-    held = BlockLeases(cache).hold(run, list(range(12)), "")
+    held = cache.block_leases.hold(run, list(range(12)), "")
     assert held is not None
     assert held.num_tokens == 8
     held.release(used=False)

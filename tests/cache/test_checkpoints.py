@@ -59,7 +59,7 @@ class Model:
 
     def check(self) -> None:
         self.cache.check()
-        tree = self.cache.parts.tree
+        tree = self.cache.tree.index
         for checkpoint in self.cache.states or ():
             assert checkpoint.node is not None
             path = b"".join(node.key for node in tree.path(checkpoint.node))
@@ -357,7 +357,7 @@ class WindowModel(Model):
         self.cache.check()
         keeper: Any = self.cache.states
         for one in keeper:
-            path = b"".join(node.key for node in self.cache.parts.tree.path(one.node))
+            path = b"".join(node.key for node in self.cache.tree.index.path(one.node))
             values, blocks = hashes(decode_tokens(path[: 4 * one.end])), keeper.pool.kept(one.slot)
             assert len(blocks) * self.size >= min(self.window - 1, one.end)
             table = [0] * (one.end // self.size - len(blocks)) + list(blocks)

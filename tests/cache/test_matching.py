@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from inspection import inside
 from stored_prompts import store_checked as store
 
 from radixkv import InvalidRequestError, PrefixCache
@@ -170,9 +169,9 @@ def test_an_empty_tuple_is_no_namespace(call: str) -> None:
 def test_a_path_of_20_000_nodes() -> None:
     cache = PrefixCache(20_001, 1)
     store(cache, np.ones(20_001, np.int32))  # type: ignore[arg-type]
-    node = next(inside(cache).tree.nodes())
+    node = next(cache.tree.index.nodes())
     while len(node.blocks) > 1:
-        node = inside(cache).tree.split(node, len(node.blocks) - 1)
+        node = cache.tree.index.split(node, len(node.blocks) - 1)
     assert cache.stats.num_nodes == 20_001
     tokens = np.ones(20_001, np.int32)
     assert cache.match(tokens).num_tokens == 20_001

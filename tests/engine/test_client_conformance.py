@@ -14,7 +14,7 @@ from engine_process import paged_engine, paged_engine_elsewhere
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.accounts import Quota
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.cache.pins import PinInfo
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.cache_client import CacheClient

@@ -11,7 +11,7 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere
 from paged_language_model import VOCAB, PagedHashModel, greedy_reference, make_engine, run_all
 
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams

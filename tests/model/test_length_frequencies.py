@@ -14,7 +14,7 @@ from tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, AsyncEngine, SamplingParams
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.scheduling.request import Request
 
 ORIGINAL = 64

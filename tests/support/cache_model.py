@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inspection import inside
-
 from radixkv import OutOfBlocks, PrefixCache
-from radixkv.cache.keys import NamespaceName, decode_tokens, frame_namespace
+from radixkv.cache.accounts import QuotaUsage
+from radixkv.cache.keys import NamespaceKey, NamespaceName, decode_tokens
 from radixkv.cache.prefix_cache import Lease, Match
 from radixkv.observe.residency import Residency
 
 PUBLIC = ("(public)",)
+NO_QUOTA = QuotaUsage((), 0, None, 0, 0)
 
 Prefix = tuple[NamespaceName, tuple[int, ...]]
 
@@ -85,7 +85,7 @@ class ModelledCache:
     def _verify_events(self) -> None:
         if self.residency is None:
             return
-        tree = inside(self.cache).tree
+        tree = self.cache.tree.index
         size = self.block_size
         expected = set()
         for node in tree.nodes():
@@ -214,24 +214,32 @@ class ModelledCache:
 
     def _recount_room(self, available: int, namespace: NamespaceName, path: dict[object, int]) -> None:
         """Evict in thought, block by block, for as long as quotas and what is held allow."""
-        cache, capacity = self.cache, inside(self.cache).capacity
-        own = capacity.groups.of(frame_namespace(namespace))
-        left = {node: len(node.blocks) for node in capacity.tree.nodes()}
+        cache = self.cache
+        quotas = {quota.namespace: quota for quota in cache.quota_usage()}
+
+        def quota_of(key: NamespaceKey) -> QuotaUsage:
+            return quotas.get(key) or quotas.get(key[:1], NO_QUOTA)
+
+        own = quota_of(cache.namespace_key(namespace))
+        left = {node: len(node.blocks) for node in cache.tree.index.nodes()}
         children = Counter(node.parent for node in left)
-        used = {group: group.used for group in capacity.groups}
+        used = {quota: quota.used_blocks for quota in quotas.values()}
         own_evicted = evicted = 0
         todo = [node for node in left if not children[node]]
         while True:
             before = evicted
             for node in list(todo):
-                group = node.owner.group
+                quota = quota_of(node.owner.key)
                 if node.refs:
                     continue
-                while left[node] > path.get(node, 0) and (group is own or used[group] > group.floor):
+                while left[node] > path.get(node, 0) and (
+                    quota in (own, NO_QUOTA) or used[quota] > quota.floor
+                ):
                     left[node] -= 1
-                    used[group] -= 1
+                    if quota is not NO_QUOTA:
+                        used[quota] -= 1
                     evicted += 1
-                    own_evicted += group is own
+                    own_evicted += quota is own
                 if not left[node]:
                     todo.remove(node)
                     children[node.parent] -= 1
@@ -241,8 +249,8 @@ class ModelledCache:
                 break
         room = cache.stats.free_blocks + evicted
         if own.ceiling is not None:
-            room = max(0, min(room, own.ceiling - own.used + own_evicted))
-        if self.public and any(group.floor for group in capacity.groups):
+            room = max(0, min(room, own.ceiling - own.used_blocks + own_evicted))
+        if self.public and any(quota.floor for quota in quotas.values()):
             assert available <= room, f"{available} blocks were called available, {room} are"
         else:
             assert available == room, f"{available} blocks were called available, {room} are"
@@ -398,9 +406,8 @@ class ModelledCache:
         assert fresh.stats.free_blocks == fresh.stats.total_blocks == self.num_blocks
         assert (fresh.block_size, fresh.policy.name) == (old.block_size, old.policy.name)
         assert (fresh.enabled, fresh.partial_reuse) == (old.enabled, old.partial_reuse)
-        assert inside(fresh).pins.budget_blocks == inside(old).pins.budget_blocks
-        assert fresh.declared.public_prefixes == old.declared.public_prefixes
-        assert inside(fresh).groups.quotas == inside(old).groups.quotas
+        assert fresh.pin_budget == old.pin_budget
+        assert fresh.declared == old.declared
         self.runs.clear()  # the old cache's leases are gone with it
         self.pins.clear()
         self.matches.clear()

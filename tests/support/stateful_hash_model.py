@@ -72,7 +72,7 @@ class StatefulHashModel(PagedHashModel):
         cache: Any = engine.cache
         for checkpoint in cache.states:
             assert checkpoint.node is not None
-            path = b"".join(node.key for node in cache.parts.tree.path(checkpoint.node))
+            path = b"".join(node.key for node in cache.tree.index.path(checkpoint.node))
             kept = self.slots[checkpoint.slot].astype("<i4").tobytes()
             assert kept == path[: 4 * checkpoint.end], f"{checkpoint!r} is another state"
 

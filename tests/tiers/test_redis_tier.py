@@ -24,7 +24,6 @@ from radixkv.engine.engine import Engine
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import ConfigError
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.tiers.block_leases import BlockLeases
 from radixkv.tiers.open_tiers import check_tiers
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
@@ -382,7 +381,7 @@ def test_a_request_waits_for_the_deadline_at_most(server, tier_of, what, when):
     engine, clock, tier = filled_and_asked(tier_of)
     if when == "before the load":
         # The lookup is answered; the load is asked for in the next step.
-        asked = BlockLeases(engine.cache).missing(engine.cache.match(TEXT))
+        asked = engine.cache.block_leases.missing(engine.cache.match(TEXT))
         until(lambda: tier.lookup(asked)[0] is TierState.HIT)
     {"hangs": server.hang, "is stopped": server.kill}[what]()
     assert waited_s(engine, clock) <= 0.2 + 1e-9

@@ -19,7 +19,7 @@ from radixkv.cache.states.checkpoint import GRID, Checkpoint
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.lease_states import NO_SLOT, CommittedPath, HeldState, LeaseStates
 from radixkv.cache.states.window_checkpoints import WindowCheckpoints
-from radixkv.cache.states.window_pool import MOST_GUESSES
+from radixkv.cache.states.window_pool import MAX_GUESSES
 
 
 class LeaseWindows:
@@ -62,7 +62,7 @@ class LeaseWindows:
 
     def room_for_draft(self, end: int) -> int:
         """Return how many guesses may follow token `end`."""
-        return MOST_GUESSES
+        return MAX_GUESSES
 
     def plan(self, end: int) -> bool:
         """Have blocks for the tokens up to `end`, guesses included; False: requests hold all. O(blocks)."""

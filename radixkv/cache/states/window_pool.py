@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.state_pool import StatePool
 
-#: Most guessed tokens of a request in a step: blocks for them stay when the guesses were wrong.
-MOST_GUESSES = GRID
+#: Guessed tokens of a request in a step, at most: blocks for them stay when the guesses were wrong.
+MAX_GUESSES = GRID
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class WindowSpec:
         The window before the last grid point, the tokens since, guesses, and a partial block at either end;
         one more where a step is planned ahead.
         """
-        return (self.tokens + GRID + MOST_GUESSES) // block_size + 3
+        return (self.tokens + GRID + MAX_GUESSES) // block_size + 3
 
     def max_requests(self, block_size: int) -> int:
         """Most requests that may run, so that a step never lacks a block."""

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import TokenIds
-from radixkv.cache.owner import NOBODY, Owner
+from radixkv.cache.keys import NOBODY, Owner, TokenIds
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import EncodedTokens, NamespaceKey, TokenIds
-from radixkv.cache.owner import NOBODY, Owner
+from radixkv.cache.keys import NOBODY, EncodedTokens, NamespaceKey, Owner, TokenIds
 from radixkv.cache.pins import PinInfo
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint

@@ -20,7 +20,7 @@ class PromptBlocks:
 
     Args:
         token_ids: of the prompt, at least one.
-        namespace: whose it is, see `radixkv.cache.owner`; public text is found in each.
+        namespace: whose it is, see `radixkv.cache.keys`; public text is found in each.
 
     Raises:
         InvalidRequestError: no token ids, or no namespace.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.engine.adapters import adapter_part
 from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of

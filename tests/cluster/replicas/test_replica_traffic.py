@@ -19,7 +19,7 @@ from paged_language_model import LetterTokenizer, make_engine
 from pool_traffic import FREE, POLICIES, Ask, Oracle, Parrot, Traffic
 
 from radixkv.cache.accounts import Quota
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import ContextLengthExceededError, EngineStoppedError, RequestFailedError

@@ -15,7 +15,7 @@ from paged_language_model import greedy_reference
 from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.cache.accounts import Quota
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.client import EngineClient
 from radixkv.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv_server.activity.activity import SeenRequest
 from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice

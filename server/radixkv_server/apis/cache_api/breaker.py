@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import TOKEN_BYTES, Owner, encode_tokens, shared_bytes
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.observe.advisor import same_later
 from radixkv.observe.breaker import Breaker, make_breaker

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.cache.owner import Owner
+from radixkv.cache.keys import Owner
 from radixkv_server.tenants.tenant import Tenant
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockLeases: leases on whole blocks whose contents are copied in or out.
+"""BlockLeases: leases on whole blocks whose contents are copied in or out, as tiers do.
 
-A copy is no use of the cache: nothing is counted as a lookup or a hit, and no order of eviction changes.
+To copy a block is not to use it: nothing is counted as a lookup or a hit, and no order of eviction changes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from radixkv.cache.keys import (
     encode_tokens,
 )
 from radixkv.cache.lease import Lease
-from radixkv.cache.lookup import Match
+from radixkv.cache.leasing import Leasing
+from radixkv.cache.lookup import Lookup, Match
+from radixkv.cache.namespaces import Namespaces
 from radixkv.cache.node import Namespace
-from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.states.checkpoint import Checkpoint
 
 
 class BlockLeases:
-    """Leases on the whole blocks of a cache."""
+    """Leases on the whole blocks of one cache: `PrefixCache.block_leases`."""
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._tree, self._lookup, self._namespaces, self._leasing = cache.parts
+    def __init__(self, tree: RadixTree, lookup: Lookup, namespaces: Namespaces, leasing: Leasing) -> None:
+        self._tree = tree
+        self._lookup = lookup
+        self._namespaces = namespaces
+        self._leasing = leasing
 
     def missing(self, match: Match) -> BlockRun:
         """Return the whole blocks of a prompt after its match, which must be current, in one namespace.
