@@ -103,7 +103,7 @@ def _hashed(record: Record, known: KnownChains) -> _Hashed:
         found = 0, _Hashed(Grown([]), xxhash.xxh3_128(begun), False, None, None)
     done, (before, hashed, is_told, user, system) = found
     more, hashed = [], hashed.copy()
-    for text, role, kind, message, name, _ in record.blocks[done:]:
+    for text, role, kind, message, name, *_ in record.blocks[done:]:
         if message >= 0 and role != "system" and not is_told:
             hashed.update(record.parameters.encode("utf-8", "surrogatepass"))
             is_told = True

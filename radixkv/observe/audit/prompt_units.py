@@ -59,7 +59,7 @@ def _pieces(blocks: Sequence[Block], before: Block | None) -> list[str]:
     """
     pieces = []
     message, is_first = (_NO_MESSAGE, True) if before is None else (before.message, False)
-    for text, role, kind, number, name, _ in blocks:
+    for text, role, kind, number, name, *_ in blocks:
         if number != message or kind != "text" or name:
             message = number
             shown = "" if kind in ("text", "media") else kind

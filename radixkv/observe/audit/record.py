@@ -26,6 +26,7 @@ class Block(NamedTuple):
         message: index of its message; -1: a tool.
         name: name of the tool, or of the called function.
         ttl: time to live in seconds of a breakpoint at its end, or `DEFAULT_TTL`; None: no breakpoint.
+        call_id: id of the call that it is, or that it is a result of; empty: none.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Block(NamedTuple):
     message: int
     name: str = ""
     ttl: float | None = None
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,13 +133,18 @@ def chat_message(message: Json, index: int) -> Iterator[Block]:
         calls.append(message["function_call"])
     content = message.get("content")
     if content or not calls:
-        yield from _content(content, role, index, ttl_of(message))
+        yield from _content(content, role, index, ttl_of(message), _id(message.get("tool_call_id")))
     for call in calls:
         function = call.get("function") or call.get("custom") or call
         if isinstance(function, dict):
             arguments = function.get("arguments", function.get("input"))
             text = arguments if isinstance(arguments, str) else _as_json(arguments or {})
-            yield Block(text, role, "call", index, str(function.get("name") or ""))
+            name = str(function.get("name") or "")
+            yield Block(text, role, "call", index, name, call_id=_id(call.get("id")))
+
+
+def _id(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _messages(body: Json) -> Iterator[Json]:
@@ -152,10 +157,12 @@ def _messages(body: Json) -> Iterator[Json]:
         yield message
 
 
-def _content(content: Any, role: str, index: int, ttl: float | None = None) -> Iterator[Block]:
+def _content(
+    content: Any, role: str, index: int, ttl: float | None = None, call_id: str = ""
+) -> Iterator[Block]:
     """Blocks of a content: text, or a list of parts; the last one carries `ttl` if none of its own."""
     if content is None or isinstance(content, str):
-        yield Block(content or "", role, "text", index, "", ttl)
+        yield Block(content or "", role, "text", index, "", ttl, call_id)
         return
     parts = content if isinstance(content, list) else [content]
     for number, part in enumerate(parts):
@@ -163,7 +170,7 @@ def _content(content: Any, role: str, index: int, ttl: float | None = None) -> I
         if own is None and number + 1 == len(parts):
             own = ttl
         text, kind = _part_text(part)
-        yield Block(text, role, kind, index, "", own)
+        yield Block(text, role, kind, index, "", own, call_id)
 
 
 def _part_text(part: Any) -> tuple[str, BlockKind]:
@@ -206,7 +213,9 @@ def _anthropic(body: Json) -> Iterator[Block]:
         # Each result is a message of its own to everybody else.
         for part in content:
             if isinstance(part, dict) and part.get("type") == "tool_result":
-                yield from _content(part.get("content"), "tool", index, ttl_of(part))
+                yield from _content(
+                    part.get("content"), "tool", index, ttl_of(part), _id(part.get("tool_use_id"))
+                )
             else:
                 yield from anthropic_content([part], role, index)
             index += 1
@@ -220,7 +229,8 @@ def anthropic_content(content: Any, role: str, index: int) -> Iterator[Block]:
     for part in content:
         if isinstance(part, dict) and part.get("type") == "tool_use":
             text = _as_json(part.get("input") or {})
-            yield Block(text, role, "call", index, str(part.get("name") or ""), ttl_of(part))
+            name = str(part.get("name") or "")
+            yield Block(text, role, "call", index, name, ttl_of(part), _id(part.get("id")))
         else:
             yield from _content([part], role, index)
 
@@ -279,9 +289,10 @@ def _response_item(item: Json, kind: str, role: str, index: int) -> Iterator[Blo
     elif kind in _CALLS:
         given = item.get("arguments", item.get("input"))
         arguments = given if isinstance(given, str) else _as_json(given or {})
-        yield Block(arguments, "assistant", "call", index, str(item.get("name") or ""))
+        name = str(item.get("name") or "")
+        yield Block(arguments, "assistant", "call", index, name, call_id=_id(item.get("call_id")))
     elif kind in _OUTPUTS:
-        yield from _content(item.get("output"), "tool", index)
+        yield from _content(item.get("output"), "tool", index, call_id=_id(item.get("call_id")))
     elif kind == "message":
         role = "system" if role == "developer" else role
         yield from _content(item.get("content"), role, index, ttl_of(item))

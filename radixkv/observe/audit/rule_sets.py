@@ -28,6 +28,7 @@ class RuleSet:
         tools_first: True: prompts are cached in the order tools, system, messages; chat templates of engines
             mostly show the tools after the system's text.
         holds_clients: True: text of known clients about themselves at the head of prompts is held constant.
+        orders_results: True: results of parallel calls are in the order of the calls, however they arrive.
         by_key: True: callers with different keys share nothing.
         read_cost, write_cost: cost of a token relative to a computed one; of a write by its time to live.
     """
@@ -43,6 +44,7 @@ class RuleSet:
     keeps_answers: bool = True
     tools_first: bool = False
     holds_clients: bool = False
+    orders_results: bool = False
     by_key: bool = False
     read_cost: float = 0.0
     write_cost: Mapping[float, float] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class RuleSet:
 RULE_SETS = {
     rules.name: rules
     for rules in (
-        RuleSet("radixkv", holds_clients=True, by_key=True),
+        RuleSet("radixkv", holds_clients=True, orders_results=True, by_key=True),
         RuleSet("vllm", block_tokens=16),
         RuleSet("sglang"),
         RuleSet(

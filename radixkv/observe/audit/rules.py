@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
-from radixkv.errors import OutOfBlocks
+from radixkv.errors import InvalidRequestError, OutOfBlocks
 from radixkv.observe.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
 from radixkv.observe.audit.observation import Fault, Observation, Reason
@@ -30,9 +30,10 @@ from radixkv.observe.audit.prompt_break import (
 )
 from radixkv.observe.audit.prompt_keys import KnownChains, PromptKeys, keys_of
 from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
-from radixkv.observe.audit.record import Block, Record
+from radixkv.observe.audit.record import Block, Json, Record
 from radixkv.observe.audit.rule_sets import RuleSet
 from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
 _BLOCK_TOKENS = 16  # of the tree, where hits need be no whole blocks
@@ -183,6 +184,11 @@ class Rules:
         if not self.rule_set.tools_first and record.tools:
             record = replace(record, blocks=_system_first(record.blocks))
         if self.rule_set.holds_clients and (blocks := _held_constant(record.blocks)) is not record.blocks:
+            record = replace(record, blocks=blocks)
+        if (
+            self.rule_set.orders_results
+            and (blocks := _in_order_of_calls(record.blocks)) is not record.blocks
+        ):
             record = replace(record, blocks=blocks)
         record = self._with_model(record)
         units = self.coding.encode(record)
@@ -398,6 +404,32 @@ def _age(earlier: EarlierPrompt | None, record: Record) -> float | None:
     if earlier is None or earlier.time is None or record.time is None:
         return None
     return record.time - earlier.time
+
+
+def _in_order_of_calls(blocks: Sequence[Block]) -> Sequence[Block]:
+    """Return the blocks with results of calls in the order of the calls, as a server renders them. O(blocks).
+
+    Results that fit no calls, which a server refuses, stay where they are.
+    """
+    if not any(block.role == "tool" for block in blocks):
+        return blocks
+    groups = [list(group) for _, group in itertools.groupby(blocks, key=lambda block: block.message)]
+    try:
+        order = order_of_results([_as_message(group) for group in groups])
+    except InvalidRequestError:
+        return blocks
+    if order == sorted(order):
+        return blocks
+    return tuple(block for at in order for block in groups[at])
+
+
+def _as_message(blocks: Sequence[Block]) -> Json:
+    """Return what a message of blocks says of calls, in OpenAI's form."""
+    first = blocks[0]
+    calls = [
+        {"id": block.call_id, "function": {"name": block.name}} for block in blocks if block.kind == "call"
+    ]
+    return {"role": first.role, "tool_call_id": first.call_id, "tool_calls": calls}
 
 
 def _held_constant(blocks: Sequence[Block]) -> Sequence[Block]:

@@ -387,3 +387,58 @@ def test_what_a_client_writes_about_itself_breaks_no_prompt_of_this_server(in_pa
     assert all(one.breaker is None for one in seen["radixkv"])
     assert all(one.cached_tokens < 0.1 * one.prompt_tokens for one in seen["vllm"][1:])
     assert {one.breaker.kind for one in seen["vllm"][1:] if one.breaker} == {"client_metadata"}
+
+
+NAMES = ("alpha", "beta", "gamma")
+GO_ON = {"role": "user", "content": "go on"}
+
+
+def _chat(order: tuple[int, ...]) -> dict[str, Any]:
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": NAMES[i], "arguments": "{}"}}
+        for i in range(3)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"from {NAMES[i]}"} for i in order]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls}
+    return {"model": "m", "messages": [{"role": "user", "content": SYSTEM}, turn, *results, GO_ON]}
+
+
+def _messages(order: tuple[int, ...]) -> dict[str, Any]:
+    calls = [{"type": "tool_use", "id": f"c{i}", "name": NAMES[i], "input": {}} for i in range(3)]
+    results = [{"type": "tool_result", "tool_use_id": f"c{i}", "content": f"from {NAMES[i]}"} for i in order]
+    turns = [{"role": "user", "content": SYSTEM}, {"role": "assistant", "content": calls}]
+    last = {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]}
+    return {"model": "claude-x", "max_tokens": 9, "messages": [*turns, last]}
+
+
+def _responses(order: tuple[int, ...]) -> dict[str, Any]:
+    calls = [
+        {"type": "function_call", "call_id": f"c{i}", "name": NAMES[i], "arguments": "{}"} for i in range(3)
+    ]
+    results = [
+        {"type": "function_call_output", "call_id": f"c{i}", "output": f"from {NAMES[i]}"} for i in order
+    ]
+    return {"model": "m", "input": [{"role": "user", "content": SYSTEM}, *calls, *results, GO_ON]}
+
+
+@pytest.mark.parametrize("make", [_chat, _messages, _responses])
+def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(make: Any) -> None:
+    seen = {}
+    for name in ("radixkv", "vllm"):
+        rules = Rules(rule_set(name), byte_coding())
+        rules.observe(make_record(make((0, 1, 2)), time=0.0))
+        observations = [
+            rules.observe(make_record(make(order), time=1.0 + n))
+            for n, order in enumerate(itertools.permutations(range(3)))
+        ]
+        seen[name] = [one.prompt_tokens - one.cached_tokens for one in observations]
+        assert observations[0].reason == "hit"
+    assert seen["radixkv"] == [1] * 6, "as the server renders it, in whatever order they arrived"
+    assert min(seen["vllm"][1:]) > len("from alpha"), "as it was sent"
+
+
+def test_results_that_fit_no_call_stay_where_they_are() -> None:
+    for order in ((2,), (0, 0), (1, 0, 2, 2)):
+        rules = Rules(rule_set("radixkv"), byte_coding())
+        seen = [rules.observe(make_record(_chat(order), time=time)) for time in (0.0, 1.0)]
+        assert seen[1].cached_tokens == seen[1].prompt_tokens - 1
