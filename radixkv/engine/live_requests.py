@@ -54,7 +54,7 @@ class FaultRecovery:
 
     @property
     def next_alone(self) -> Sequence | None:
-        """The request to run alone in the next step; None: any may run."""
+        """The next request to run alone; None: any may run."""
         return self._to_run_alone[0] if self._to_run_alone else None
 
     def step_failed(
@@ -72,14 +72,14 @@ class FaultRecovery:
         return []
 
     def step_passed(self, requests: Iterable[Sequence]) -> None:
-        """A step of these requests came through: they are cleared. O(1) where nothing had failed."""
+        """Clear the requests of a step that came through. O(1) where nothing had failed."""
         self._rebuilds_in_a_row = 0
         if self._to_run_alone:
             passed = {id(request) for request in requests}
             self._to_run_alone = [request for request in self._to_run_alone if id(request) not in passed]
 
     def clear(self, request: Sequence) -> None:
-        """The request has ended, or can't run alone just now."""
+        """Clear a request that has ended, or can't run alone just now."""
         if request in self._to_run_alone:
             self._to_run_alone.remove(request)
 
@@ -112,12 +112,12 @@ class LiveRequests:
         clock: seconds, monotonic.
         hooks: called when a sample ends.
         drafter: called when a draft has been checked; None: there are no drafts.
-        faults: is told who came through a step, and who ended.
+        faults: decides which requests run alone after a fault.
         counters: count how samples ended.
         lengths: see `radixkv.engine.input_processor.PromptLimits`.
 
     Attributes:
-        output: what their users are told.
+        output: results for their users.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class LiveRequests:
         self._by_id: dict[str, Request] = {}  # in the order of their arrival
 
     def attach(self, cache: PrefixCache, scheduler: Scheduler) -> None:
-        """From now on they are scheduled by this one, over this cache."""
+        """Schedule the requests with this scheduler from now on, over this cache."""
         self._cache, self._scheduler = cache, scheduler
 
     def all(self) -> list[Request]:
-        """All of them, by arrival."""
+        """Return all requests by arrival."""
         return list(self._by_id.values())
 
     def add(self, request: Request) -> None:
@@ -159,7 +159,7 @@ class LiveRequests:
         self._scheduler.add(request.samples[0])
 
     def unfinished(self, request_id: str) -> list[Sequence]:
-        """The samples of a request that still run or wait; none where the id is unknown."""
+        """Return the samples of a request that still run or wait; none where the id is unknown."""
         request = self._by_id.get(request_id)
         return [] if request is None else request.unfinished()
 
@@ -203,7 +203,7 @@ class LiveRequests:
                 sample.grows_until = min(sample.max_output_tokens, most)
 
     def _pin(self, sample: Sequence) -> None:
-        """Its prompt has been computed: pin what its user asked for, as far as the budget goes."""
+        """Pin the computed prompt's prefixes that its user asked for, as far as the budget goes."""
         request = sample.request
         if not request.pins or request.num_pinned_tokens is not None:
             return
@@ -221,7 +221,7 @@ class LiveRequests:
         sample.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
-        """Note when requests began, take the logprobs of prompts, and end requests that need no more."""
+        """Record when requests began, collect logprobs of prompts, and end requests that need no more."""
         for entry, first, end in batch.logit_spans():
             sample = entry.request
             if sample.times.first_scheduled is None:
@@ -237,7 +237,7 @@ class LiveRequests:
                 self._end_prompt(sample, logits[end - 1], now)
 
     def _end_prompt(self, sample: Sequence, logits: torch.Tensor, now: float) -> None:
-        """The prompt has been computed, and is all that was asked for."""
+        """End a request whose prompt has been computed, and that asked for nothing else."""
         failure = self.output.check_logits(logits)
         if failure is not None:
             self.fail(sample, failure)
@@ -285,7 +285,7 @@ class LiveRequests:
             self.close(sample.request)
 
     def close(self, request: Request) -> None:
-        """All samples of a request have ended: deliver it, once."""
+        """Deliver a request whose samples have all ended, once."""
         if self._by_id.pop(request.request_id, None) is not None:
             self.output.close(request)
 

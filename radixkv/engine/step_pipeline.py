@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StepPipeline: launches an engine's steps, and, where that is asked for, the next before one is waited for.
+"""Steps on the device: launched, waited for, and where that pays, the next one launched before the wait.
 
     GPU     | step n              | step n + 1          | step n + 2
     host      plan n + 1, launch, |   give out n, plan n + 2, launch,  | give out n + 1
               wait for n          |   wait for n + 1                   |
 
-The host gives out a step's tokens (text, stops, deltas, the ends of requests) while the next one runs. A
-request that ended, or was aborted, meanwhile was computed for nothing in that next step: it is left out of
-it. Whatever needs the tokens first, such as admissions, drafts, penalties, grammars and forks, is planned
-when they are known: then nothing runs ahead for a step.
+The host processes a step's tokens (text, stops, deltas, the ends of requests) while the next one runs. A
+request that ended or was aborted meanwhile is left out of that next step, which has computed it for nothing.
+Admissions, drafts, penalties, grammars and forks need the tokens first: where a step has one of these, no
+step runs ahead.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class StepPipeline:
             self._ahead = launch(
                 self._runner, batch, self._make_forks, started, after=step, keeps_logits=True
             )
-        except ENDS_PROCESS as error:  # this step is given up: nothing of it has been told to anybody
+        except ENDS_PROCESS as error:  # this step is given up: nothing of it was given out
             self._interruption = error
         except BaseException as error:
             self._ahead = LaunchedStep(batch, started, step.logits, error=error)
@@ -238,15 +238,15 @@ class StepPipeline:
             raise error
 
     def discard(self) -> None:
-        """Give up the step that runs ahead: nothing of it has been told to anybody."""
+        """Give up the step that runs ahead: nothing of it was given out."""
         self._ahead = None
 
 
 def decodes_that_go_on(entries: abc.Sequence[Entry]) -> list[Entry] | None:
-    """Of a step's entries those whose requests get more than its token; None: some tokens must be known.
+    """Return the entries whose requests go on after a step; None: some of its tokens must be known first.
 
-    They must be where logits depend on them (penalties, grammars), where forks begin, and after drafts; and a
-    prompt that is not complete goes on by a chunk.
+    The tokens must be known where logits depend on them (penalties, grammars), where forks begin, after
+    drafts, and where a prompt goes on by a chunk.
     """
     going_on = []
     for entry in entries:

@@ -2,15 +2,16 @@
 """Admission: which waiting requests run in a step, why the others don't, and the way back.
 
 Admission is `PrefixCache.acquire`: the cached prefix is locked, blocks for the rest are allocated. Preemption
-is a release, and back into the queue. All rules of who is admitted are in here, but for those in which the
-policies differ (`radixkv.scheduling.policy`):
+releases the lease and queues the request again. All rules of admission are in here, but for those in which
+the policies differ (`radixkv.scheduling.policy`):
 
- 1. The first of a line, or the most urgent, may be entitled to room: others are preempted for it.
+ 1. The first of a line, or the most urgent, may be entitled to room: running requests are preempted for it.
  2. Requests are tried in the policy's order, with those overtaken too often first in their lines.
- 3. One whose next tokens are being computed waits for them.
- 4. One fits if there are a sequence slot and the blocks, and one block of headroom is left for each that
-    runs: an admission must not cause a preemption at once. With nothing else running it may take all.
- 5. Requests after one that does not fit may pass it, unless it is of a smaller rank or was passed too often.
+ 3. A request whose next tokens are being computed waits for them.
+ 4. A request fits if there are a sequence slot and the blocks, and one block of headroom is left for each
+    running request: an admission must not cause a preemption at once. With nothing else running, it may take
+    all blocks.
+ 5. A request that does not fit may be passed, unless its rank is smaller or it was passed too often.
  6. When little of the budget is left and many prompts are in progress, the rest is for short prompts.
  7. A prompt with much to compute is not tried before its turn (`long_prompts`); it bars no other request.
 """
@@ -87,7 +88,7 @@ class AdmissionControl:
     # ------------------------------------------------------------------ order and room
 
     def make_room(self, plan: StepPlan) -> Sequence | None:
-        """Preempt others for the one who is entitled to room, if that makes it fit; returns who it is."""
+        """Preempt running requests for the entitled one, if that makes it fit; return the entitled one."""
         if self._long_prompts is not None:
             self._long_prompts.begin_step()
         if not len(self._waiting):
@@ -100,7 +101,7 @@ class AdmissionControl:
         return request
 
     def _displace(self, plan: StepPlan, request: Sequence) -> None:
-        """Preempt others for a waiting request, if that makes it fit."""
+        """Preempt running requests for a waiting one, if that makes it fit."""
         victims = self._policy.displaced_for(request, self._running)
         slots = plan.sequence_slots + sum(victim.num_sequence_slots for victim in victims)
         freed = sum(len(victim.lease.block_table) for victim in victims if victim.lease)
@@ -114,10 +115,10 @@ class AdmissionControl:
                 return
 
     def in_order(self, plan: StepPlan, entitled: Sequence | None = None) -> list[Sequence]:
-        """The waiting requests in the order in which to try them; none if no admission is possible.
+        """Return the waiting requests in the order of trial; none if no admission is possible.
 
         Args:
-            entitled: for whom room was made: it, or else the first of its line, is tried first.
+            entitled: the request that room was made for: it, or else the first of its line, comes first.
         """
         if plan.sequence_slots <= 0 or plan.budget <= 0 or not len(self._waiting):
             return []
@@ -134,7 +135,7 @@ class AdmissionControl:
         return [first, *(request for request in order if request is not first)]
 
     def more_urgent(self, order: abc.Sequence[Sequence], prompts: abc.Sequence[Sequence]) -> list[Sequence]:
-        """The requests of `order` that go before all prompts in progress, as their rank is smaller."""
+        """Return the requests of `order` with a smaller rank than all prompts in progress."""
         if not prompts or not order:
             return []
         rank = self._policy.rank
@@ -149,12 +150,12 @@ class AdmissionControl:
     # ------------------------------------------------------------------ cached prefixes
 
     def _matched_tokens(self, plan: StepPlan, requests: abc.Sequence[Sequence]) -> list[int]:
-        """The lengths of the requests' cached prefixes.
+        """Return the lengths of the requests' cached prefixes.
 
-        For a request that waits for its producer the earlier length: it does not compete meanwhile.
-        When more than `MAX_RENEWED` wait, only that many are looked up, in turn: a new prefix
-        of one of a thousand is noticed four steps later at most (its admission always looks again).
-        O(requests), and a lookup for each that is looked at and whose part of the tree changed.
+        A request that waits for its producer keeps its earlier length: it does not compete meanwhile. When
+        more than `MAX_RENEWED` wait, only that many are looked up, in turn: a new prefix of one in a thousand
+        is noticed four steps later at most (its admission always looks again). O(requests), and a lookup for
+        each whose part of the tree has changed.
         """
         chosen = requests
         if len(requests) > MAX_RENEWED:
@@ -171,7 +172,7 @@ class AdmissionControl:
         return [(matches.get(request) or self._match(plan, request)).resume for request in requests]
 
     def _match(self, plan: StepPlan, request: Sequence) -> Match:
-        """The request's cached prefix."""
+        """Return the request's cached prefix."""
         match = self._matches.get(request)
         if match is None or not (plan.matches_are_current or self._cache.is_current(match)):
             match = self._matches[request] = self._cache.match(request.lookup_tokens, request.namespace)
@@ -201,7 +202,7 @@ class AdmissionControl:
         """Return whether there are blocks to admit it: `ADMITTED`, `NO_BLOCKS` or `AT_CEILING`.
 
         Args:
-            freed: blocks that others would give up for it.
+            freed: blocks that preempted requests would give up for it.
         """
         if not len(self._running):
             return AdmissionResult.ADMITTED
@@ -231,11 +232,11 @@ class AdmissionControl:
         return False
 
     def _room(self, plan: StepPlan, namespace: NamespaceName, freed: int = 0) -> tuple[int, int]:
-        """The blocks that a new request may take of the pool, and as many as its tenant's ceiling allows.
+        """Return the blocks that a new request may take of the pool, and those that its ceiling allows.
 
-        A block of headroom is kept for each running request. Under a ceiling only for requests of its own
-        tenant: others take nothing of its room. If none of these runs, the ceiling is left to the
-        cache: the tenant's pins give way only to requests that could never fit.
+        A block of headroom is kept for each running request. Under a ceiling, only those of its tenant need
+        headroom: requests of other tenants don't use its room. If none of its tenant runs, the ceiling is
+        left to the cache: the tenant's pins give way only to requests that could never fit.
         """
         room = plan.room.get(namespace) if not freed else None
         if room is not None:
@@ -254,8 +255,8 @@ class AdmissionControl:
         """Return True if a request that fits may start although only the reserve of the budget is left.
 
         Args:
-            held_back: namespaces of earlier requests that may not. If they are another tenant's, the cached
-                part of this one's prompt must not decide.
+            held_back: namespaces of earlier requests that may not. If one is another tenant's, the cached
+                part of this prompt must not decide.
         """
         if plan.budget > plan.reserve or plan.num_chunks < MANY_PROMPTS:
             return True
@@ -273,11 +274,11 @@ class AdmissionControl:
         if plan.budget <= 0 or plan.sequence_slots <= 0 or not self._any_fits(plan, ordered):
             return []
         rank = self._policy.rank
-        put_off: list[Sequence] = []
+        postponed: list[Sequence] = []
         unfit: list[Sequence] = []
-        num_passed = 0  # of `unfit`: those before the last one admitted
-        at_ceiling: dict[str, list[Sequence]] = {}  # by tenant: others take no room of theirs
-        barred: set[str] = set()  # tenants of whom nobody may be admitted any more
+        num_passed = 0  # the first ones of `unfit`, which the last admission has passed
+        at_ceiling: dict[str, list[Sequence]] = {}  # by tenant: other tenants' requests don't use its room
+        barred: set[str] = set()  # tenants without further admissions in this step
         held_back: set[NamespaceName] = set()
         for i, request in enumerate(ordered):
             if plan.budget <= 0 or plan.sequence_slots <= 0:
@@ -290,14 +291,14 @@ class AdmissionControl:
             if tenant in at_ceiling and rank(request) > rank(at_ceiling[tenant][0]):
                 continue
             if self._long_prompts is not None and not self._has_turn(plan, request):
-                is_late = self._long_prompts.put_off(request)
+                is_late = self._long_prompts.postpone(request)
                 if is_late and self._fits(plan, request) is not AdmissionResult.AT_CEILING:
                     self._long_prompts.close_line(request)
                 continue
             result = self.foresee(plan, request)
             if result is AdmissionResult.ADMITTED:
                 if self._fits_reserve(plan, request, held_back):
-                    result = self.admit(plan, request, others=i + 1 < len(ordered))
+                    result = self.admit(plan, request, shares_budget=i + 1 < len(ordered))
                 else:
                     held_back.add(request.namespace)
                     result = AdmissionResult.NO_BUDGET
@@ -305,7 +306,7 @@ class AdmissionControl:
                 num_passed = len(unfit)
                 plan.held_up.update((other.arrival_order, other) for other in at_ceiling.get(tenant, ()))
             elif result in (AdmissionResult.IN_FLIGHT, AdmissionResult.NO_BUDGET):
-                put_off.append(request)
+                postponed.append(request)
             else:
                 bars = self._waiting.barred_by(request)
                 if result is AdmissionResult.AT_CEILING:
@@ -317,10 +318,14 @@ class AdmissionControl:
                 if bars is not Barred.NOBODY:
                     barred.add(tenant)
         plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
-        return put_off
+        return postponed
 
-    def admit(self, plan: StepPlan, request: Sequence, *, others: bool) -> AdmissionResult:
-        """Take the request's blocks and its first chunk; nothing changes unless it is admitted."""
+    def admit(self, plan: StepPlan, request: Sequence, *, shares_budget: bool) -> AdmissionResult:
+        """Give a request its blocks and its first chunk; nothing changes unless it is admitted.
+
+        Args:
+            shares_budget: requests after it in this step have prompt tokens to compute, too.
+        """
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         match = self._match(plan, request)
         if skip is None and self._running.num_rows:
@@ -347,18 +352,18 @@ class AdmissionControl:
             )
         except OutOfBlocks as error:
             if self.stop_copy(request, error):
-                return self.admit(plan, request, others=others)
+                return self.admit(plan, request, shares_budget=shares_budget)
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
                 return AdmissionResult.NO_BLOCKS
             if not self._running.num_of(tenant_of(request.namespace)) and not self.waits_for_transfers:
-                plan.add_stuck(request)  # nobody else's end would give it a block
+                plan.add_stuck(request)  # the end of another request would give it no block
             return AdmissionResult.AT_CEILING
         self._waiting.remove(request)
         self._matches.pop(request, None)
         self._in_flight.admitted(request)
         request.lease = lease
-        if lease.states is not None:  # what a user declared as steady
+        if lease.states is not None:  # the user declared these prefixes as steady
             asked = request.request
             lease.states.want_ends((*asked.checkpoints, *(pin.num_tokens for pin in asked.pins)))
             if asked.keep_tokens is not None:
@@ -384,7 +389,7 @@ class AdmissionControl:
         if self._tier_loads is not None:
             self._tier_loads.admitted(request)
         request.was_admitted = True
-        plan.add(request, plan.chunk(request, others=others))
+        plan.add(request, plan.chunk(request, shares_budget=shares_budget))
         return AdmissionResult.ADMITTED
 
     def may_serve(self, namespace: NamespaceName, request: Sequence, error: OutOfBlocks) -> bool:
@@ -411,7 +416,7 @@ class AdmissionControl:
         )
 
     def make_entry(self, plan: StepPlan, request: Sequence) -> None:
-        """Make a row an entry of its own in this step: its lease knows its tokens."""
+        """Turn a row into an entry of the plan: its lease gets all its tokens."""
         self._running.drop_row(request)
         plan.row_left()
         # The tokens fit into its last block, so no request is preempted for them.
@@ -438,7 +443,7 @@ class AdmissionControl:
             self._tier_loads.forget(request)
 
     def put_back(self, request: Sequence) -> bool:
-        """A running request waits again, without a lease; whether it was a row."""
+        """Let a running request wait again, without a lease; return True if it was a row."""
         was_row = self._running.remove(request)
         self._waiting.put_back(request)
         self._in_flight.forget(request)

@@ -148,7 +148,7 @@ def build_batch(entries: list[Entry], block_size: int, num_rows: int = 0) -> Bat
     Block tables are the leases' own views: build the batch after the last lease operation of the step.
 
     Args:
-        entries: in the order in which they took and committed their blocks.
+        entries: in the order in which their blocks were allocated and committed.
         num_rows: leading entries that compute the last token of their request, with a known place: see
             `Entry.block_table`.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """In-flight prefixes: lets a request wait for the tokens that another one, its producer, is computing.
 
-There is one entry per prompt in progress: the identity of its whole blocks in the cache, and its tokens
-after them up to and including the next one to compute. A waiting request looks up its own first missing
-token. That is enough, and exact to the token: whoever computes that token has committed all before it, so
-the waiting request's match ends just where that prompt has come to. Once found, the request remembers its
-producer and up to where their tokens agree, and is not looked at again until the producer has come there.
+There is one entry per prompt in progress: the identity of its whole blocks in the cache, and its tokens after
+them up to and including the next one to compute. A waiting request looks up its own first missing token. That
+is enough, and exact to the token: a prompt that computes that token has committed all before it, so the
+waiting request's match ends just where that prompt has come to. The producer is remembered, with the number
+of tokens that both have in common; the request is not looked at again until the producer has come there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PrefixKey = tuple[tuple[str, ...], bytes, bytes]
 
 
 def prefix_key(request: Sequence, identity: bytes, num_whole: int, num_tokens: int) -> PrefixKey:
-    """Key of a request's first `num_tokens` tokens: namespace, whole blocks, tokens after these.
+    """Return the key of a request's first `num_tokens` tokens: namespace, whole blocks, tokens after these.
 
     Args:
         identity, num_whole: of its whole blocks in the cache, and their tokens.
@@ -70,7 +70,7 @@ class InFlightPrefixes:
         self._awaited: dict[Sequence, tuple[Producer, int]] = {}
 
     def announce(self, request: Sequence, num_scheduled: int) -> None:
-        """`request` computes its tokens up to `num_scheduled` in this step, then goes on. O(block)."""
+        """Record that a request computes its tokens up to `num_scheduled` in this step. O(block)."""
         if self._key_of:
             self._withdraw(request)
         self._scheduled[request] = num_scheduled

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long prompts: a prompt with much to compute begins when its turn to be computed has come, not before.
 
-An admission takes the blocks of a whole prompt. Taken long before the token budget can compute them, these
-blocks displace prefixes that are asked for again a second later; their owners come back cold and take blocks
-in turn. The halving rule ends this: a prompt that misses more than `threshold` tokens begins only if every
-long prompt in progress has at least twice as many left to compute.
+An admission allocates the blocks of a whole prompt. Allocated long before the token budget can compute them,
+these blocks displace prefixes that are asked for again a second later; their owners come back cold and
+displace others in turn. The halving rule ends this: a prompt that misses more than `threshold` tokens begins
+only if every long prompt in progress has at least twice as many left to compute.
 
     in progress     |=================== 40,000 left ===================|
     12,000 missing  begins: 2 x 12,000 <= 40,000
@@ -14,14 +14,15 @@ long prompt in progress has at least twice as many left to compute.
 At most log2(longest / threshold) long prompts are in progress, and their held, not computed blocks
 are at most twice the blocks of the longest. With no long prompt in progress the next one begins.
 
-It waits, too, while it would displace prefixes that are in use (`reuse_guard`) and others run.
+It waits, too, while it would displace prefixes that are in use (`reuse_guard`) and other requests run.
 
-Exempt are a prompt of a smaller rank, from prompts of larger ones; one prompt at a time of a tenant that the
-policy lets go first; and any prompt while those in progress, capped as they are, leave a part of the step.
+There are three exceptions. A prompt does not wait for prompts of a larger rank. One prompt at a time of a
+tenant without running requests may begin early, where the policy says so. And any prompt may begin while
+those in progress, capped as they are, leave a part of the step.
 
-A long prompt is passed by at most `max_overtake` later long ones of its line; after that no other one of its
-line begins before it. It then waits at most for the tokens that it was queued behind, the tokens of these,
-and twice the tokens of the longest.
+A long prompt is passed by at most `max_overtake` later long ones of its line; after that, no other one of its
+line begins before it. It then waits at most for the tokens that it was queued behind, the tokens of the
+prompts that passed it, and twice the tokens of the longest.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 # Steps whose budget a prompt may miss before it counts as long.
 SHORT_STEPS = 2
-# More steps than any request may be overtaken in.
+# More steps than the bound on overtaking ever allows.
 TOO_MANY_STEPS = 1 << 30
 
 
@@ -80,12 +81,12 @@ class LongPrompts:
         self._max_overtake = max_overtake
         self._tier_loads = tier_loads
         self._guard = guard
-        self._waiting: set[Sequence] = set()  # those whose turn had not come when last tried
+        self._waiting: set[Sequence] = set()  # their turn had not come when they were last tried
         self._passes: dict[Sequence, int] = {}  # later long prompts of its line that began meanwhile
-        self._early: set[Sequence] = set()  # begun beside long prompts since its tenant has nothing running
-        # Of the step being built: begun prompts by line; delayed ones; lines in which no other one begins.
+        self._early: set[Sequence] = set()  # begun beside long prompts, as their tenant had none running
+        # Of the step being built: begun prompts by line; namespaces of postponed prompts; closed lines.
         self._begun: dict[str, list[int]] = {}
-        self._put_off: set[NamespaceName] = set()
+        self._postponed: set[NamespaceName] = set()
         self._closed: set[str] = set()
 
     @property
@@ -103,12 +104,12 @@ class LongPrompts:
 
     def begin_step(self) -> None:
         """Forget the last step's prompts."""
-        self._begun, self._put_off, self._closed = {}, set(), set()
+        self._begun, self._postponed, self._closed = {}, set(), set()
         if self._guard is not None:
             self._guard.begin_step()
 
     def has_turn(self, request: Sequence, match: Match) -> bool:
-        """True if a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
+        """Return True if a waiting request may begin now. O(running), and O(tokens) where a tier is asked.
 
         Args:
             match: its cached prefix.
@@ -131,15 +132,15 @@ class LongPrompts:
         return False
 
     def _begins(self, request: Sequence, missing: int) -> bool:
-        """True if a long prompt may begin beside those in progress."""
+        """Return True if a long prompt may begin beside those in progress."""
         if self._policy.line(request) in self._closed:
             return False
         # Behind another tenant's long prompt, the cached part of this one must not decide which comes first.
-        needed = missing if self._put_off <= {request.namespace} else request.num_tokens
+        needed = missing if self._postponed <= {request.namespace} else request.num_tokens
         own, rank = self._policy.rank(request), self._policy.rank
         rivals = [
             other
-            for other in self._running.others
+            for other in self._running.without_row
             if self._is_long(other.num_to_compute) and rank(other) <= own
         ]
         loads: list[int] = []
@@ -150,14 +151,14 @@ class LongPrompts:
         has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)
         if has_turn and not self._displaces_used(request, needed):
             return True
-        goes_first = self._policy.goes_first(request, self._running.num_of)
-        if not goes_first or any(other in self._early for other in rivals):
+        may_begin_early = self._policy.may_begin_early(request, self._running.num_of)
+        if not may_begin_early or any(other in self._early for other in rivals):
             return False
         self._early.add(request)
         return True
 
     def _displaces_used(self, request: Sequence, needed: int) -> bool:
-        """True if a long prompt waits for prefixes in use to be idle for longer, while others run."""
+        """Return True if a long prompt waits, while others run, for prefixes in use to be idle for longer."""
         if self._guard is None or self._was_passed(request):
             return False
         if 2 * needed <= request.num_tokens:  # its own prefix is in use, and would be idle for longer
@@ -171,13 +172,13 @@ class LongPrompts:
         return missing > self._threshold
 
     def _chunk(self, request: Sequence) -> int:
-        """The most tokens that a prompt in progress gets in a step."""
+        """Return the largest number of tokens that a prompt in progress gets in a step."""
         cap = min(self._max_chunk, MAX_LOGITS_CHUNK) if request.needs_prompt_logits else self._max_chunk
         return min(request.num_to_compute, cap)
 
-    def put_off(self, request: Sequence) -> bool:
-        """Note a request whose turn has not come; whether it was passed as often as it may be."""
-        self._put_off.add(request.namespace)
+    def postpone(self, request: Sequence) -> bool:
+        """Record that a request's turn has not come; return True if it may not be passed any more."""
+        self._postponed.add(request.namespace)
         return self._was_passed(request)
 
     def _was_passed(self, request: Sequence) -> bool:
@@ -188,17 +189,17 @@ class LongPrompts:
         self._closed.add(self._policy.line(request))
 
     def began(self, request: Sequence) -> None:
-        """Note a request that was just admitted."""
+        """Record an admission."""
         if self._guard is not None and not request.was_admitted:
             self._guard.admitted(request.num_computed, request.num_tokens)
         if self._is_long(request.num_to_compute):
             self._begun.setdefault(self._policy.line(request), []).append(request.arrival_order)
 
     def steps_overtaken(self, request: Sequence) -> int:
-        """Return for how many steps a request was overtaken by the step's admissions.
+        """Return the number of steps for which this step's admissions count as overtaking a request.
 
-        One; none if it waits for its turn, as short prompts that begin meanwhile cost it nothing; and more
-        than any bound once it was passed by as many long ones as allowed.
+        It is 1, but 0 for a prompt that waits for its turn, as short prompts that begin meanwhile cost it
+        nothing. It is more than any bound once as many long prompts as allowed have passed it.
         """
         if request not in self._waiting:
             return 1

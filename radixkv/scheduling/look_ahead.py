@@ -5,10 +5,10 @@
     step n + 1    computes position p + 1, in a slot of the request's lease: of its last block, or of one that
                   is reserved for it
 
-No lease hears of the results of step n + 1 before its request has got the token and the step has run. If step
-n chose the request's last token, the slot is beyond the lease's count when it is released: it is in
-no prefix, and the next owner of the block, a later step or a load from a tier, writes to it after step
-n + 1: runners execute calls in order.
+A lease gets the tokens of step n + 1 only when its request has them and the step has run. If step n chose the
+request's last token, the slot is beyond the lease's count when the lease is released: it is in no prefix. The
+next owner of the block, a later step or a load from a tier, writes to it after step n + 1, as runners execute
+calls in order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LookAhead:
         return build_batch(rows, size, len(rows))
 
     def _reserve(self, request: Sequence, num_tokens: int) -> bool:
-        """Make sure that the request has slots for `num_tokens` tokens; without preemption."""
+        """Give a request slots for `num_tokens` tokens, without preemption; False: too few blocks."""
         lease = request.lease
         assert lease is not None
         if len(lease.block_table) * self._cache.block_size >= num_tokens:

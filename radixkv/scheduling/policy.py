@@ -22,7 +22,7 @@ A request may be passed for `max_overtake` steps:
                      to be the most urgent of all, for good, as a running request is that got no tokens for so
                      long. So a backlog of unimportant requests takes one place in `max_overtake`
 
-A request kept waiting by its own tenant's ceiling bars only that tenant: others take no room of its.
+A request kept waiting by its own tenant's ceiling bars only that tenant: other tenants don't use its room.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class AdmissionPolicy:
         self.weights = dict(weights or {})
         self.passed = PassedRequests()
 
-    # ------------------------------------------------------------------ who is tried first
+    # ------------------------------------------------------------------ order of trial
 
     def line(self, request: Sequence) -> str:
-        """Return the line of the request: there is one, or one for each tenant. O(1)."""
+        """Return the name of the request's line: there is one, or one for each tenant. O(1)."""
         return ""
 
     def sort_key(self) -> Callable[[Sequence], Urgency] | None:
-        """Sort key of the queue, if the order among waiting requests never changes.
+        """Return the sort key of the queue, if the order among waiting requests never changes.
 
         Then `merge` and `order` are not asked, and requests are promoted if they were overtaken too
         often, or have run without a token for as long.
@@ -119,7 +119,7 @@ class AdmissionPolicy:
         return None
 
     def merge(self, lines: Mapping[str, Collection[Sequence]], limit: int) -> list[Sequence]:
-        """At most `limit` waiting requests, before they are ordered. O(limit).
+        """Return at most `limit` waiting requests, before they are ordered. O(limit).
 
         Args:
             lines: each line's requests in arrival order; none is empty.
@@ -127,7 +127,7 @@ class AdmissionPolicy:
         return list(islice(next(iter(lines.values())), limit)) if lines else []
 
     def order(self, waiting: abc.Sequence[Sequence], matched_tokens: MatchedTokens) -> abc.Sequence[Sequence]:
-        """The order in which to try `waiting`, which is what `merge` gave.
+        """Return the result of `merge` in the order of trial.
 
         Args:
             matched_tokens: the lengths of the cached prefixes of some requests.
@@ -135,31 +135,31 @@ class AdmissionPolicy:
         return waiting
 
     def rank(self, request: Sequence) -> float:
-        """The request's class of urgency: of a smaller one, it goes before all others and is not passed."""
+        """Return the request's class of urgency: a smaller one is tried earlier, and never passed."""
         return 0
 
     def urgency(self, request: Sequence) -> Urgency:
-        """Smaller is more urgent: the rank, then arrival."""
+        """Return rank and arrival: a smaller pair is more urgent."""
         return (self.rank(request), request.arrival_order)
 
     def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
-        """True if a prompt with this many tokens to compute may start although only the reserve is left."""
+        """Return True if a prompt with so many tokens to compute may start in the reserve of a step."""
         return True
 
-    # ------------------------------------------------------------------ for how long
+    # ------------------------------------------------------------------ bound on overtaking
 
     def overtaken(self, line: Iterable[Sequence], latest: int) -> Iterable[Sequence]:
-        """Requests of a line, in arrival order, overtaken by the admission of `latest` (by arrival)."""
+        """Return the requests of a line that the admission of `latest` (by arrival) has overtaken."""
         return takewhile(lambda request: request.arrival_order <= latest, line)
 
     def barred(self, request: Sequence, bound: float) -> Barred:
-        """Requests that may not pass this one any more, once it was passed in `bound` steps. O(1)."""
+        """Return which requests may not pass this one any more, once it was passed in `bound` steps. O(1)."""
         return Barred.ALL if self.passed.overtaken.get(request, 0) >= bound else Barred.NOBODY
 
-    # ------------------------------------------------------------------ for whom others give way
+    # ------------------------------------------------------------------ who is preempted
 
     def entitled(self, firsts: Iterable[Sequence], num_running: Callable[[str], int]) -> Sequence | None:
-        """The waiting request that room is made for, if the policy makes room. O(lines).
+        """Return the waiting request that room is made for, if the policy makes room. O(lines).
 
         Args:
             firsts: the first of each line, in the order that the queue is kept in.
@@ -167,8 +167,8 @@ class AdmissionPolicy:
         """
         return None
 
-    def goes_first(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
-        """True if a long prompt need not wait for those in progress. O(1).
+    def may_begin_early(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
+        """Return True if a long prompt need not wait for those in progress. O(1).
 
         Args:
             num_running: how many requests of a tenant run.
@@ -176,11 +176,11 @@ class AdmissionPolicy:
         return False
 
     def displaced_for(self, request: Sequence, running: Iterable[Sequence]) -> abc.Sequence[Sequence]:
-        """The running requests worth preempting for a waiting one that does not fit, who goes first first."""
+        """Return the running requests that may be preempted for a waiting one, the first victim first."""
         return ()
 
     def victim(self, rivals: Iterable[Sequence], in_step: Container[int]) -> Sequence:
-        """Choose the running request that gives way when one of them needs a block. O(rivals).
+        """Choose the running request to preempt when one of them needs a block. O(rivals).
 
         The highest rank first (under `priority`: the largest number). Of equals, a request that has got no
         token since it was last resumed is spared, so that every preemption is followed by progress; a request
@@ -199,7 +199,7 @@ class AdmissionPolicy:
     # ------------------------------------------------------------------ among running requests
 
     def order_prompts(self, prompts: list[Sequence]) -> list[Sequence]:
-        """The order in which prompts in progress get tokens: one by turn, then the shortest rest first."""
+        """Sort prompts in progress for the budget: one by turn, then those with the least to compute."""
         if len(prompts) > 1:
             turn = min(prompts, key=lambda request: (request.last_scheduled_step, request.arrival_order))
             prompts.sort(key=lambda request: (request is not turn, request.num_to_compute))
@@ -208,16 +208,20 @@ class AdmissionPolicy:
     # ------------------------------------------------------------------ events
 
     def on_served(self, tenant: str, num_tokens: int) -> None:
-        """Told how many tokens of a tenant a step computes."""
+        """Record the number of tokens that a step computes for a tenant."""
 
     def on_arrival(self, request: Sequence, tenants: Collection[str]) -> None:
-        """Told of a new request, before it is queued, and of the tenants that have one there."""
+        """Record a new request, before it is queued.
+
+        Args:
+            tenants: tenants with waiting requests.
+        """
 
 
 def longest_prefix_first(
     waiting: abc.Sequence[Sequence], lengths: abc.Sequence[int]
 ) -> abc.Sequence[Sequence]:
-    """Each namespace keeps its positions; in them its longest cached prefixes come first, then arrival.
+    """Sort each namespace's requests in their own places: the longest cached prefix first, then arrival.
 
     O(n log n).
     """
@@ -249,9 +253,9 @@ class PrefixPolicy(AdmissionPolicy):
 class PriorityPolicy(AdmissionPolicy):
     """Smallest `priority` first, then arrival; promoted requests before all.
 
-    A more urgent request may displace a less urgent one, never the other way round: none passes a more
-    urgent request that waits for room, and room is made for it by preemption. A promoted one waits for room
-    as the others do: it displaces the same requests as its priority does, and is displaced by none.
+    A more urgent request may displace a less urgent one, never the other way round: no request passes a more
+    urgent one that waits for room, and room is made for it by preemption. A promoted request waits for room
+    like any other: it displaces the requests that its priority displaces, and is displaced by none.
     """
 
     name = "priority"
@@ -291,10 +295,10 @@ class PriorityPolicy(AdmissionPolicy):
 
 
 class FairPolicy(AdmissionPolicy):
-    """Serve first the tenant with the least work done for its weight (see `tenant_of`), its own as `prefix`.
+    """Least served tenant first, for its weight (see `tenant_of`); its requests in the order of `prefix`.
 
-    A tenant without running requests need not wait for the end of others' requests: a slot and room are made
-    for one request of its own, by preempting the newest of the tenant with the most.
+    A tenant without running requests need not wait until a request of another tenant ends: a slot and room
+    are made for one of its requests, by preempting the newest request of the tenant with the most.
 
     Args:
         weights: tenant -> share; a tenant without an entry has weight 1.
@@ -316,7 +320,7 @@ class FairPolicy(AdmissionPolicy):
         return tenant_of(request.namespace)
 
     def merge(self, lines: Mapping[str, Collection[Sequence]], limit: int) -> list[Sequence]:
-        """Places for the tenants' requests, in arrival order for each. O(limit * log tenants).
+        """Return places for the tenants' requests, in arrival order for each. O(limit * log tenants).
 
         Each request counts as served once it is tried, so that equal tenants take turns in one step.
         """
@@ -342,15 +346,18 @@ class FairPolicy(AdmissionPolicy):
         return Barred.ITS_LINE if self.passed.overtaken.get(request, 0) >= bound else Barred.NOBODY
 
     def entitled(self, firsts: Iterable[Sequence], num_running: Callable[[str], int]) -> Sequence | None:
-        """The first request of the least served tenant among the tenants without running ones."""
+        """Return the first request of the least served tenant among those without running requests."""
         idle = (first for first in firsts if not num_running(tenant_of(first.namespace)))
         return min(idle, key=lambda first: (self._level(first), first.arrival_order), default=None)
 
-    def goes_first(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
+    def may_begin_early(self, request: Sequence, num_running: Callable[[str], int]) -> bool:
         return not num_running(tenant_of(request.namespace))
 
     def displaced_for(self, request: Sequence, running: Iterable[Sequence]) -> abc.Sequence[Sequence]:
-        """The newest of the tenant with the most at the time, but never a tenant's last. O(n log n)."""
+        """Return the newest requests of tenants with the most at the time, never a tenant's last one.
+
+        O(n log n).
+        """
         by_tenant: dict[str, list[Sequence]] = {}
         for other in running:
             by_tenant.setdefault(tenant_of(other.namespace), []).append(other)
@@ -369,7 +376,7 @@ class FairPolicy(AdmissionPolicy):
         return prompts
 
     def _level(self, request: Sequence) -> float:
-        """Service of its tenant so far, for its weight."""
+        """Return the service of a request's tenant so far, divided by its weight."""
         return self.served.get(tenant_of(request.namespace), 0.0)
 
     def on_served(self, tenant: str, num_tokens: int) -> None:
@@ -393,7 +400,7 @@ POLICIES: dict[str, type[AdmissionPolicy]] = {
 
 
 def make_policy(name: str, *, weights: Mapping[str, float] | None = None) -> AdmissionPolicy:
-    """The policy called `name`.
+    """Return the policy called `name`.
 
     Raises:
         ConfigError: there is none of that name.

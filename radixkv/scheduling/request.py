@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Request: a user's request to an engine, made once at the edge, and its output.
 
-The same object is checked, queued and scheduled, gets its samples and tells their outcome. Another process
+The same object is checked, queued and scheduled, and has the samples and their outcome. Another process
 gets a copy of it. An option of a request is a field here, read where it has its effect.
 """
 
@@ -130,7 +130,7 @@ class Request:
         session_done: no later prompt goes on from this one: when it has ended, what only it needed is evicted
             first.
         text: the prompt as text, where it was tokenised on the way; None: it came as token ids.
-        stream: each step's deltas are told, not only the output at the end.
+        stream: each step gives deltas, not only the end the whole output.
 
     Attributes:
         is_checked: the engine's limits allow it.

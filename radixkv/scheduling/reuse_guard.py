@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """ReuseGuard: while others keep the engine busy, a long prompt displaces no cached prefix that is in use.
 
-An agent that pauses for a second uses its prefix, though no request holds it. To evict it for another agent's
-prompt is to compute it again a second later. How long an idle prefix is worth its blocks follows from the
-machine alone: a share of the pool that is kept for the time to compute the whole pool has cost as much as its
-computation. Half of that time is taken, so that prompts which turn the pool over at full speed do not
-wait for one another.
+An agent that pauses for a second uses its prefix, though no request holds it. If the prefix is evicted for
+another agent's prompt, it is computed again a second later. How long an idle prefix is worth its blocks
+follows from the machine alone: blocks that are kept for the time to compute the whole pool have cost as much
+as their computation. The guard allows half of that time, so that prompts which turn the pool over at full
+speed do not wait for one another.
 
     idle for   0 ---- in use ---- half of the time to compute the pool ---- may go for a long prompt ---->
 
@@ -57,13 +57,13 @@ class ReuseGuard:
         self._too_many.clear()
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """Take in how long a step took; steps at least half full tell the time of a token of a prompt."""
+        """Record the duration of a step; those at least half full tell the time of a prompt's token."""
         if 2 * num_tokens >= self._budget and seconds > 0:
             self._seconds = _DECAY * self._seconds + seconds
             self._tokens = _DECAY * self._tokens + num_tokens
 
     def admitted(self, num_found: int, num_tokens: int) -> None:
-        """Take in how many of a new request's tokens were cached."""
+        """Record how many of a new request's tokens were cached."""
         self._came_back = _DECAY * self._came_back + (2 * num_found >= num_tokens)
         self._admitted = _DECAY * self._admitted + 1
 
@@ -76,7 +76,7 @@ class ReuseGuard:
         return IN_USE_SHARE * pool * self._seconds / self._tokens
 
     def holds_back(self, request: Sequence, num_tokens: int) -> bool:
-        """True if room for these tokens would now be made of prefixes in use. O(leaves that would go)."""
+        """Return True if room for these tokens would displace prefixes in use. O(evicted leaves)."""
         age_s = self.in_use_s
         if not age_s:
             return False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """RunningRequests: the requests with a lease, and the decodes among them that need nothing from the cache.
 
-Of sixteen decode steps of a request, fifteen put their token into the last block of its lease, which exists
-already and is unshared. Such a request is a row: its entry is kept from step to step, and only its numbers
-change. Its lease gets the tokens all together (`flush_tokens`) when the block is full and the row goes on in
-a new one, when the request is no row any more, or when somebody else's prompt goes on with just these tokens
+In fifteen of sixteen decode steps, a request's token goes to the last block of its lease, which exists
+already and is unshared. Such a request is a row: its entry is kept from step to step, and only its position
+changes. Its lease gets the tokens all together (`flush_tokens`) in three cases: the block is full and the row
+needs a new one, the row is dissolved, or another request's prompt goes on with just these tokens
 (`continuation`). So with a thousand decodes the cache is called for about sixty of them in a step.
 
     tokens of a row's request
@@ -42,7 +42,7 @@ class RunningRequests:
         self._stats = stats
         self._requests: dict[int, Sequence] = {}
         self._rows: dict[int, Entry] = {}
-        self._others: dict[int, Sequence] = {}  # those that are no rows
+        self._without_row: dict[int, Sequence] = {}  # those that are no rows
         # What the leases of rows have of their tokens; and rows by that.
         self._committed: dict[int, PrefixKey] = {}
         self._by_committed: dict[PrefixKey, dict[int, Sequence]] = {}
@@ -55,9 +55,9 @@ class RunningRequests:
         return iter(self._requests.values())
 
     @property
-    def others(self) -> Collection[Sequence]:
-        """Requests that are no rows: they need more than a row in a step."""
-        return self._others.values()
+    def without_row(self) -> Collection[Sequence]:
+        """Running requests that are no rows: prompts in progress, and decodes that need the cache."""
+        return self._without_row.values()
 
     @property
     def num_rows(self) -> int:
@@ -70,23 +70,23 @@ class RunningRequests:
     def rows_by_tenant(self) -> dict[str, int]:
         """Number of rows of each running tenant, 0 included. O(tenants + requests that are no rows)."""
         counts = dict(self._num_by_tenant)
-        for request in self._others.values():
+        for request in self._without_row.values():
             counts[tenant_of(request.namespace)] -= 1
         return counts
 
     def add(self, request: Sequence) -> None:
-        """A request that has been given a lease. O(1)."""
+        """Add a request that has got a lease. O(1)."""
         self._num_by_tenant[tenant_of(request.namespace)] += 1
-        self._requests[request.arrival_order] = self._others[request.arrival_order] = request
+        self._requests[request.arrival_order] = self._without_row[request.arrival_order] = request
 
     def remove(self, request: Sequence, *, flush: bool = True) -> bool:
-        """Take a request out, if it is in; whether it was a row. O(1).
+        """Take a request out, if it is in; return True if it was a row. O(1).
 
         Args:
             flush: give its lease the tokens computed without it.
         """
         was_row = self.drop_row(request, flush=flush)
-        self._others.pop(request.arrival_order, None)
+        self._without_row.pop(request.arrival_order, None)
         if self._requests.pop(request.arrival_order, None) is not None:
             tenant = tenant_of(request.namespace)
             self._num_by_tenant[tenant] -= 1
@@ -97,21 +97,21 @@ class RunningRequests:
     # ------------------------------------------------------------------ rows
 
     def make_rows(self, entries: Iterable[Entry]) -> None:
-        """Make rows of those whose next token will have a place in the last block of their lease.
+        """Make rows of the requests whose next token has a place in the last block of their lease.
 
-        None of them shares blocks with forks, so no other lease's operation changes its block table.
+        None of them shares blocks with forks, so operations on other leases don't change its block table.
         """
         for entry in entries:
             if entry.samples and not entry.draft:
                 self._make_row(entry.request, entry.request.num_tokens)
 
     def _make_row(self, request: Sequence, end: int) -> None:
-        """Make a row of a request whose lease has `end` tokens, and room for one more in its last block."""
+        """Make a row of a request whose lease has `end` tokens, if its last block has room for one more."""
         size, lease = self._block_size, request.lease
         if not end % size or request.shares_blocks or request.num_sequence_slots > 1:
             return
         assert lease is not None
-        del self._others[request.arrival_order]
+        del self._without_row[request.arrival_order]
         row = Entry(request, start=end, count=1, samples=True, num_logits=1)
         self._rows[request.arrival_order] = row
         self._place(row)
@@ -124,7 +124,7 @@ class RunningRequests:
         row.slot_offset = (int(table[-1]) - (len(table) - 1)) * self._block_size
 
     def _next_block(self, row: Entry) -> bool:
-        """Let a row whose block is full go on in a new one; False: its lease gets none."""
+        """Give a row whose block is full a new one; False: there is none."""
         request, start = row.request, row.start
         flush_tokens(request)
         lease = request.lease
@@ -152,10 +152,9 @@ class RunningRequests:
         return key
 
     def update_row(self, request: Sequence) -> None:
-        """A running request has got its token while the next step runs already. O(1).
+        """Bring a row up to date whose request has got its token while the next step runs already. O(1).
 
-        Its lease gets the tokens that a step planned ahead has computed in a new block, as a row
-        then; a row that has filled its block is none any more.
+        A full row is dissolved. A request whose step was planned ahead in a new block becomes a row there.
         """
         row, lease = self._rows.get(request.arrival_order), request.lease
         assert lease is not None
@@ -167,7 +166,7 @@ class RunningRequests:
             self._make_row(request, request.num_computed)
 
     def drop_row(self, request: Sequence, *, flush: bool = False) -> bool:
-        """Make a request no row any more; whether it was one. O(1).
+        """Dissolve a request's row; return True if there was one. O(1).
 
         Args:
             flush: give its lease the tokens computed without it.
@@ -175,20 +174,20 @@ class RunningRequests:
         row = self._rows.pop(request.arrival_order, None)
         if row is not None:
             request.last_scheduled_step = self._stats.num_steps - 1
-            self._others[request.arrival_order] = request
+            self._without_row[request.arrival_order] = request
             self._forget_committed(request)
         if flush:
             flush_tokens(request)
         return row is not None
 
     def refresh_rows(self, *, dissolve: bool) -> None:
-        """Before a step: rows whose block is full go on in a new one. O(rows).
+        """Prepare the rows for a step: those whose block is full get a new one. O(rows).
 
-        Those for which the step is no plain decode, or that get no block, are no rows any more: who goes for
-        blocks is decided among all that are none.
+        A row is dissolved if the step is no plain decode for it, or if it gets no block: requests without a
+        row may have to be preempted for blocks.
 
         Args:
-            dissolve: leave no row at all: not everybody can have a token.
+            dissolve: dissolve all rows: the budget is too small for all of them.
         """
         full, others, size = [], [], self._block_size
         starts = [row.request.num_computed for row in self._rows.values()]
@@ -209,13 +208,13 @@ class RunningRequests:
     def continuation(
         self, request: Sequence, num_matched: int, identity: bytes, num_whole: int
     ) -> Sequence | None:
-        """The row whose tokens go on where the cached prefix of a waiting `request` ends. O(1) if none.
+        """Return the row that goes on where a waiting request's cached prefix ends. O(1) if there is none.
 
         Args:
             num_matched: tokens of that prefix.
             identity, num_whole: of its whole blocks, and their tokens.
 
-        Of several the one that agrees with it longest: where they agree, their tokens are one another's.
+        Of several, it is the one that agrees with the request for the most tokens.
         """
         if not num_matched or num_matched >= request.most_found:
             return None
@@ -245,7 +244,7 @@ class RunningRequests:
             assert lease is not None, f"{request!r} runs without a lease"
             assert lease.num_tokens <= request.num_tokens
             row = self._rows.get(order)
-            assert (row is None) is (order in self._others)
+            assert (row is None) is (order in self._without_row)
             if row is None:
                 assert request.num_computed <= lease.num_tokens
             else:
@@ -256,7 +255,7 @@ class RunningRequests:
                 end = len(table) * self._block_size
                 assert end - self._block_size < request.num_computed <= end
                 assert lease.num_tokens <= request.num_computed
-        assert len(self._rows) + len(self._others) == len(self._requests)
+        assert len(self._rows) + len(self._without_row) == len(self._requests)
         assert sum(len(alike) for alike in self._by_committed.values()) == len(self._rows)
         counted = Counter(tenant_of(request.namespace) for request in self._requests.values())
         assert self._num_by_tenant == counted, "the tenants' running requests are miscounted"

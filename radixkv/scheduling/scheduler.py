@@ -6,7 +6,7 @@ The life of a request in here:
  1. `add` puts it into the queue; one that can never fit is refused by the engine before.
  2. Each `schedule()` first gives every running request its tokens: one for a decode, a chunk for a prompt. A
     decode with room in its last block is a row (`running`), without a call of the cache. A decode that finds
-    no block preempts the least urgent running request: a release, nothing else.
+    no block preempts the least urgent running request, which only releases its lease.
  3. With the budget that is left it admits waiting requests in the policy's order (`admission`): the cached
     prefix is locked, blocks for the rest are allocated. A request whose next tokens another one is computing
     waits for them (`in_flight_prefixes`).
@@ -60,7 +60,7 @@ class Scheduler:
         drafter: guesses tokens for the requests that get one in a step; None: no guesses.
         tier_loads: lets requests wait for blocks that a tier has; None: there are no tiers.
         clock: seconds, for the ages of prefixes in use (`reuse_guard`); None: there is no such guard.
-        stats: counters that are gone on with.
+        stats: counters to continue; None: new ones.
     """
 
     def __init__(
@@ -152,7 +152,9 @@ class Scheduler:
     @property
     def reserved_tokens(self) -> int:
         """Tokens of running prompts that have blocks and are not computed. O(running)."""
-        return sum(request.num_to_compute for request in self._running.others if request.num_to_compute > 1)
+        return sum(
+            request.num_to_compute for request in self._running.without_row if request.num_to_compute > 1
+        )
 
     @property
     def has_work(self) -> bool:
@@ -168,12 +170,12 @@ class Scheduler:
         return self._in_flight.is_produced(request)
 
     def add(self, request: Sequence) -> None:
-        """Put a new request at the end of the queue; O(1)."""
+        """Put a new request at the end of the queue. O(1)."""
         self._number(request)
         self._waiting.add(request)
 
     def add_fork(self, fork: Sequence, parent: Sequence) -> None:
-        """Take in a fork: beside its parent if a slot is free; else it waits, and hits the same blocks."""
+        """Add a fork: it runs beside its parent if a slot is free, else it waits and hits the same blocks."""
         self._number(fork)
         fork.was_admitted = parent.was_admitted
         if parent.lease is not None and len(self._running) < self.max_num_seqs:
@@ -194,7 +196,7 @@ class Scheduler:
         self._next_arrival += 1
 
     def requeue(self, request: Sequence, namespace: NamespaceName) -> None:
-        """Have a running request wait again in its old place, to be computed in another namespace."""
+        """Let a running request wait again in its old place, to be computed in another namespace."""
         self._admission.put_back(request)
         request.namespace = namespace
         request.num_preemptions += 1
@@ -226,7 +228,7 @@ class Scheduler:
             self._tier_loads.begin_step()
         running = self._running
         running.refresh_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
-        taken = running.num_rows + sum([request.num_sequence_slots for request in running.others])
+        taken = running.num_rows + sum([request.num_sequence_slots for request in running.without_row])
         plan = StepPlan(
             number=self.stats.num_steps,
             budget=self.max_num_batched_tokens - running.num_rows,
@@ -244,16 +246,16 @@ class Scheduler:
         return plan
 
     def schedule_ahead(self, entries: abc.Sequence[Entry], num_ending: int) -> Batch | None:
-        """The step after one that still runs; None: what that one gives must be known first.
+        """Plan the step after one that still runs; None: the tokens of that one must be known first.
 
         Args:
             entries: decodes of the running step that go on.
-            num_ending: requests of it that are at their end.
+            num_ending: requests of that step that end with it.
         """
         running, waiting = self._running, self._waiting
         if not entries or len(entries) + num_ending != len(running):
             return None
-        if len(waiting):  # it must be certain that nobody could be admitted
+        if len(waiting):  # it must be certain that no admission would be possible
             if num_ending or len(running) < self.max_num_seqs:
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_of) is not None:
@@ -274,17 +276,17 @@ class Scheduler:
             plan.set_reserve()
         admission.admit_in_order(plan, admission.more_urgent(order, prompts))
         self._schedule_prompts(plan, prompts)
-        put_off = admission.admit_in_order(plan, order)
+        postponed = admission.admit_in_order(plan, order)
         plan.reserve = 0
         self._schedule_prompts(plan, [r for r in prompts if r.arrival_order not in plan.entries])
-        self._spend_rest(plan, put_off)
+        self._spend_rest(plan, postponed)
         if self._drafter is not None and plan.budget > 0:
             self._add_drafts(plan, self._drafter)
         if plan.is_empty and len(waiting) and not plan.stuck:
             self._unblock(plan)
         waiting.count_passed(plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken)
         if waiting.promotes:
-            for request in self._running.others:
+            for request in self._running.without_row:
                 if request.last_scheduled_step < plan.number - self.max_overtake:
                     self.policy.passed.promoted.add(request)
 
@@ -292,16 +294,16 @@ class Scheduler:
         """Schedule nothing but this request."""
         if not request.is_running:
             if self._admission.foresee(plan, request) is AdmissionResult.ADMITTED:
-                self._admission.admit(plan, request, others=False)
+                self._admission.admit(plan, request, shares_budget=False)
         elif request.num_to_compute and self._grow(plan, request):
-            plan.add(request, plan.chunk(request, others=False))
+            plan.add(request, plan.chunk(request, shares_budget=False))
 
     def _schedule_decodes(self, plan: StepPlan) -> list[Sequence]:
-        """Give every decode that is no row its token; returns the prompts in progress."""
-        running = sorted(self._running.others, key=lambda request: request.arrival_order)
+        """Give each decode without a row its token; return the prompts in progress."""
+        running = sorted(self._running.without_row, key=lambda request: request.arrival_order)
         if self.cache.available_blocks() <= len(running):
-            # A request may have to go: serve the most urgent first, so that no request already in this step
-            # is ever the victim.
+            # One may have to be preempted: serve the most urgent first, so that no request already in this
+            # step is ever the victim.
             running.sort(key=self.policy.urgency)
         elif len(running) > plan.budget:
             running.sort(key=lambda request: request.last_scheduled_step)
@@ -322,11 +324,11 @@ class Scheduler:
             room = plan.budget - plan.reserve
             if room <= 0:
                 return
-            others = i + 1 < len(ordered) or len(self._waiting) > 0
+            shares_budget = i + 1 < len(ordered) or len(self._waiting) > 0
             if request.lease is not None and self._grow(plan, request):
-                plan.add(request, min(room, plan.chunk(request, others=others)))
+                plan.add(request, min(room, plan.chunk(request, shares_budget=shares_budget)))
 
-    def _spend_rest(self, plan: StepPlan, put_off: list[Sequence]) -> None:
+    def _spend_rest(self, plan: StepPlan, postponed: list[Sequence]) -> None:
         """Lengthen chunks, the shortest rest first. One may complete a prefix that others wait for."""
         rank = self.policy.rank
         while plan.budget > 0:
@@ -335,7 +337,7 @@ class Scheduler:
             prompts.sort(key=lambda entry: (rank(entry.request), entry.request.num_to_compute - entry.count))
             for entry in prompts:
                 plan.lengthen(entry)
-            put_off = self._admission.admit_in_order(plan, put_off)
+            postponed = self._admission.admit_in_order(plan, postponed)
             if plan.budget == before:
                 return
 
@@ -364,7 +366,7 @@ class Scheduler:
                     drafter.granted(count)
 
     def _unblock(self, plan: StepPlan) -> None:
-        """Nothing could be scheduled although requests wait: find out who is in the way."""
+        """Try again if nothing could be scheduled although requests wait; the first may be stuck."""
         assert not len(self._running), f"{self.running} were left out of a step that has room"
         order = self._admission.in_order(plan)
         self._admission.admit_in_order(plan, order)
@@ -372,9 +374,10 @@ class Scheduler:
             plan.add_stuck(order[0])  # it does not fit, and nothing else runs
 
     def _grow(self, plan: StepPlan, request: Sequence) -> bool:
-        """Give the lease a slot for every known token, preempting others if need be.
+        """Give the lease a slot for every known token; preempt other requests if need be.
 
-        False if the request has none: it was preempted itself, or no block can be had even alone.
+        Returns:
+            False: the request has no lease: it was preempted itself, or no block can be had even alone.
         """
         while request.lease is not None and request.lease.num_tokens < request.num_tokens:
             try:
@@ -392,7 +395,7 @@ class Scheduler:
         return request.lease is not None
 
     def _rivals(self, request: Sequence, error: OutOfBlocks) -> list[Sequence]:
-        """The running requests whose blocks could serve this one: at its ceiling, requests of its quota."""
+        """Return the running requests whose blocks could serve this one."""
         may_serve = self._admission.may_serve
         return [other for other in self._running if may_serve(other.namespace, request, error)]
 
@@ -421,7 +424,7 @@ class Scheduler:
     # ------------------------------------------------------------------ after the step
 
     def complete(self, batch: Batch) -> None:
-        """The model has run: the step's tokens have their K/V. Drafts are left to `accept`."""
+        """Record that a step has run: its tokens have their K/V. Drafts are left to `accept`."""
         for entry in batch.entries[: batch.num_rows]:
             entry.request.num_computed = entry.start + 1
         for entry in batch.entries[batch.num_rows :]:
@@ -438,16 +441,16 @@ class Scheduler:
             self._guard.computed(num_tokens, seconds)
 
     def update_rows(self, requests: Iterable[Sequence]) -> None:
-        """The step's tokens have been given out, while the next one runs already. O(requests)."""
+        """Bring rows up to date whose tokens were given out while the next step runs already. O(requests)."""
         for request in requests:
             if request.lease is not None:
                 self._running.update_row(request)
 
     def accept(self, entry: Entry, num_accepted: int) -> None:
-        """The request has got the first `num_accepted` tokens of the entry's draft; the others were wrong.
+        """Commit the first `num_accepted` tokens of an entry's draft; the rest of the draft was wrong.
 
-        The computed right ones are shareable from now on. To be called once a step for each entry
-        with a draft, after `complete` and before the request is finished. O(draft).
+        To be called once a step for each entry with a draft, after `complete` and before the request is
+        finished. O(draft).
         """
         request, lease = entry.request, entry.request.lease
         if lease is not None:
@@ -458,7 +461,8 @@ class Scheduler:
     def rollback(self, batch: Batch) -> list[Sequence]:
         """Roll back a failed step: its commits are withdrawn, its requests wait again.
 
-        Returns the requests, so that the engine can decide which of them may try again.
+        Returns:
+            The requests, of which the engine decides who may try again.
         """
         if self._states is not None:
             self._states.failed(batch.entries)

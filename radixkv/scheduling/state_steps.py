@@ -77,7 +77,7 @@ class StateSteps:
 
     @staticmethod
     def completed(entries: Iterable[Entry]) -> None:
-        """The step has run: its states are there. O(entries)."""
+        """Record that a step has run: its states are there. O(entries)."""
         for entry in entries:
             lease = entry.request.lease
             if lease is not None and lease.states is not None:
@@ -103,7 +103,7 @@ class StateSteps:
         if at <= match.resume or request.needs_prompt_logits:
             return None
         tokens = request.tokens(0, at)
-        for other in self._running.others:
+        for other in self._running.without_row:
             lease = other.lease
             if (
                 lease is None

@@ -5,7 +5,7 @@
     |<------------------ spent: entries ----------------->|<------------- budget left ------------->|
 
 The reserve is for the first few waiting prompts, and for short ones when many long prompts are in progress
-already. The unused part goes back to the prompts of the step.
+already. Prompts of the step get the unused part.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class StepPlan:
         in_flight: receives the computed prefixes; None: nothing is shared.
         reserve: tokens of the budget that are kept for waiting prompts.
         num_prompts: requests, running or waiting, that have prompt tokens to compute.
-        entries: by arrival order, in the order in which they took and committed their blocks.
+        entries: by arrival order, in the order in which their blocks were allocated and committed.
         latest_admitted: the largest arrival order among those admitted, by line.
-        held_up: by arrival order, who did not fit while others after them were admitted.
-        preempted: requests that lost their lease for others, and wait again.
+        held_up: by arrival order, requests that did not fit while later ones were admitted.
+        preempted: requests that were preempted in this step, and wait again.
         stuck: requests that need a block which can't be had even alone; the engine ends them.
         room: by namespace, the known number of available blocks, until a lease is changed.
         matches_are_current: whether all waiting requests were looked up since a lease was changed.
@@ -94,27 +94,27 @@ class StepPlan:
         self.reserve = min(max(MIN_CHUNK, self.budget // 4), self.budget // 2)
 
     def add_stuck(self, request: Sequence) -> None:
-        """No block can be had for the request, now or later."""
+        """Record that no block can be had for a request, now or later."""
         if request not in self.stuck:
             self.stuck.append(request)
 
     def row_left(self) -> None:
-        """A decode is no row any more: its token is in the budget again."""
+        """Record that a row was dissolved: its token is in the budget again."""
         self.num_rows -= 1
         self.budget += 1
 
     def leases_changed(self) -> None:
-        """Drop the knowledge of room and matches."""
+        """Forget the known room and matches: a lease has changed."""
         self.room.clear()
         self.matches_are_current = False
 
     # ------------------------------------------------------------------ tokens
 
-    def chunk(self, request: Sequence, *, others: bool, scheduled: int = 0) -> int:
-        """Return how many more tokens the request gets: its wish, within the budget and all caps.
+    def chunk(self, request: Sequence, *, shares_budget: bool, scheduled: int = 0) -> int:
+        """Return the number of further tokens for a request: all it needs, within the budget and all caps.
 
         Args:
-            others: requests after it in this step have prompt tokens to compute, too.
+            shares_budget: requests after it in this step have prompt tokens to compute, too.
             scheduled: tokens that it has in this step already.
         """
         most = request.num_to_compute
@@ -123,7 +123,7 @@ class StepPlan:
         if self.max_chunk is not None:
             if self.num_prompts > 1:
                 most = min(most, self.max_chunk)
-        elif others:
+        elif shares_budget:
             most = min(most, max(self.budget // 2, MIN_CHUNK))
         return min(most - scheduled, self.budget)
 
@@ -156,10 +156,10 @@ class StepPlan:
             self.in_flight.announce(request, entry.start + entry.count)
 
     def lengthen(self, entry: Entry) -> None:
-        """Give the prompt of an entry as much of the rest as it can use."""
+        """Give an entry's prompt as many further tokens as the budget allows."""
         request, lease = entry.request, entry.request.lease
         assert lease is not None
-        more = self.chunk(request, others=False, scheduled=entry.count)
+        more = self.chunk(request, shares_budget=False, scheduled=entry.count)
         # Where others have cached the continuation, committing more would replace the block where the entry
         # ends, one that this step is to write and perhaps to copy from. A step's writes are decided once:
         # the next step takes over theirs.
@@ -167,14 +167,14 @@ class StepPlan:
             self.add(request, more)
 
     def add_draft(self, entry: Entry, draft: abc.Sequence[int], cache: PrefixCache, num_running: int) -> int:
-        """Append as much of a draft to an entry as there are blocks for; returns how many tokens.
+        """Append as much of a draft to an entry as there are blocks for; return the number of tokens.
 
         The K/V of a draft is not committed, so it can't be matched. No request is preempted for one.
         """
         request, lease = entry.request, entry.request.lease
         assert lease is not None
         if lease.shares_tail:
-            return 0  # to be copied first, and what this step computes of it can't be
+            return 0  # it is to be copied first, and tokens of this very step can't be
         size = cache.block_size
         room = len(lease.block_table) * size - lease.num_tokens
         if len(draft) > room:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The waiting requests, the order in which they are tried, and how often they were passed."""
+"""Waiting requests, their order of trial, and counts of how often they were passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sortedcontainers import SortedKeyList
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, MatchedTokens
 from radixkv.scheduling.sequence import Sequence
 
-# Waiting requests that are looked at in one step; those after them move up as they go.
+# Most waiting requests that are looked at in one step.
 LOOKAHEAD = 1024
 
 
@@ -42,12 +42,12 @@ class WaitingQueue:
         return request.arrival_order in self._lines.get(self._policy.line(request), ())
 
     def add(self, request: Sequence) -> None:
-        """A new request, after all others. O(1); O(log n) or O(tenants) where the policy needs it."""
+        """Add a new request at the end. O(1); O(log n) or O(tenants) where the policy needs it."""
         self._policy.on_arrival(request, self._lines.keys())
         self.put_back(request)
 
     def put_back(self, request: Sequence) -> None:
-        """A request that ran before takes its old place. As `add`, and one sort later."""
+        """Put a request that has run back in its old place. As `add`, and one sort later."""
         name = self._policy.line(request)
         line = self._lines.setdefault(name, {})
         if line and request.arrival_order < next(reversed(line)):
@@ -71,41 +71,42 @@ class WaitingQueue:
             self._by_urgency.remove(request)
 
     def _line(self, name: str) -> Collection[Sequence]:
-        """A line's requests in arrival order."""
+        """Return a line's requests in arrival order."""
         if name in self._unsorted:
             self._unsorted.remove(name)
             self._lines[name] = dict(sorted(self._lines[name].items()))
         return self._lines[name].values()
 
     def in_arrival_order(self) -> list[Sequence]:
-        """All of them. O(n), and with several lines one sort of nearly sorted requests."""
+        """Return all requests in arrival order. O(n), and one sort where there are several lines."""
         found = [request for name in self._lines for request in self._line(name)]
         if len(self._lines) > 1:
             found.sort(key=lambda request: request.arrival_order)
         return found
 
     def firsts(self) -> Iterator[Sequence]:
-        """The first of each line, in the order that is kept. O(1) each."""
+        """Iterate over the first of each line, in the order that is kept. O(1) each."""
         if self._by_urgency is not None:
             return iter(self._by_urgency[:1])
         return (next(iter(self._line(name))) for name in list(self._lines))
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Sequence]:
-        """At most `LOOKAHEAD` requests in the order in which to try them. O(n log n) for n looked at."""
+        """Return at most `LOOKAHEAD` requests in the order of trial. O(n log n) for n looked at."""
         if self._by_urgency is not None:
             return list(islice(self._by_urgency, LOOKAHEAD))
         waiting = self._policy.merge({name: self._line(name) for name in list(self._lines)}, LOOKAHEAD)
         if not waiting:
             return []
         ordered = list(self._policy.order(waiting, matched_tokens))
-        # A request is overtaken in every step in which a later one of its line is: the aged ones are thus the
-        # earliest (but for some that ran before), and their order tells nothing of cached prefixes.
-        overtaken = self._policy.passed.overtaken
-        aged = [request for request in waiting if overtaken.get(request, 0) >= self._bound]
+        # A request is overtaken in every step in which a later one of its line is. So the aged ones are the
+        # earliest (but for some that ran before), and their order reveals nothing about cached prefixes.
+        overtaken, aged = self._policy.passed.overtaken, []
+        if overtaken or self._bound <= 0:
+            aged = [request for request in waiting if overtaken.get(request, 0) >= self._bound]
         return self._first_in_line(aged, ordered) if aged else ordered
 
     def _first_in_line(self, aged: abc.Sequence[Sequence], ordered: abc.Sequence[Sequence]) -> list[Sequence]:
-        """`ordered`, with the aged ones in the first places of their lines."""
+        """Return `ordered` with the aged ones in the first places of their lines."""
         line = self._policy.line
         first = {request.arrival_order for request in aged}
         by_line: dict[str, list[Sequence]] = {}
@@ -117,7 +118,7 @@ class WaitingQueue:
         return [next(turns[line(request)]) for request in ordered]
 
     def barred_by(self, request: Sequence) -> Barred:
-        """The requests that may not pass this one any more. O(1)."""
+        """Return which requests may not pass this one any more. O(1)."""
         return self._policy.barred(request, self._bound)
 
     def count_passed(
@@ -126,12 +127,12 @@ class WaitingQueue:
         held_up: Iterable[Sequence],
         steps: Callable[[Sequence], int] = lambda request: 1,
     ) -> None:
-        """Account for one step. O(requests that arrived before the latest one admitted).
+        """Count the passed requests of a step. O(requests that arrived before the latest one admitted).
 
         Args:
             latest_admitted: the largest arrival order of the step's admissions, by line.
             held_up: requests that did not fit while others after them were admitted.
-            steps: for how many steps an overtaken request counts this one.
+            steps: returns the number of steps for which this one counts, for an overtaken request.
         """
         passed = self._policy.passed
         for request in held_up:
@@ -150,7 +151,7 @@ class WaitingQueue:
         return self._by_urgency is not None
 
     def _promote(self, request: Sequence, by_urgency: SortedKeyList) -> None:
-        """From now on the request comes before all that are not promoted. O(log n)."""
+        """Put a request before all that are not promoted, from now on. O(log n)."""
         by_urgency.remove(request)  # its place depends on what changes
         self._policy.passed.promoted.add(request)
         by_urgency.add(request)
