@@ -10,8 +10,7 @@ import torch
 
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.state_layers.steps import PagedStep
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchStates
+from radixkv.scheduling.batch import Batch, BatchStates
 from radixkv.scheduling.length_classes import plain_positions
 from radixkv_kernels import Bytes
 from radixkv_kernels.registry import make_state_backend

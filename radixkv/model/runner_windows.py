@@ -13,8 +13,7 @@ from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
 from radixkv.sampling.device_arrays import to_device
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchWindows
+from radixkv.scheduling.batch import Batch, BatchWindows
 from radixkv_kernels import AttentionBackend, Bytes, KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
 from radixkv_kernels.kv_groups import GroupedKV

@@ -23,7 +23,7 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Callable, Iterable
 
 from radixkv.cache.keys import NamespaceName
@@ -33,16 +33,14 @@ from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
 from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
-from radixkv.scheduling.look_ahead import LookAhead
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import DraftProposer, TierLoads
 from radixkv.scheduling.sequence import Sequence
-from radixkv.scheduling.state_steps import StateSteps
+from radixkv.scheduling.state_steps import StateSteps, make_state_steps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
-from radixkv.scheduling.window_steps import make_state_steps
 
 
 class Scheduler:
@@ -97,7 +95,6 @@ class Scheduler:
         if cache.states is not None:
             self._states = make_state_steps(cache.states, self._running, max_num_seqs)
         self._in_flight = InFlightPrefixes(cache, self._states)
-        self._look_ahead = LookAhead(cache, self._running, policy, stats)
         self._guard: ReuseGuard | None = None
         if clock is not None:
             self._guard = ReuseGuard(cache, budget=max_num_batched_tokens, clock=clock)
@@ -248,6 +245,16 @@ class Scheduler:
     def schedule_ahead(self, entries: abc.Sequence[Entry], num_ending: int) -> Batch | None:
         """Plan the step after one that still runs; None: the tokens of that one must be known first.
 
+        Decodes go on by one token each, whichever they get:
+
+            step n        computes position p of a request, and chooses a token that the host does not know yet
+            step n + 1    computes position p + 1, in a slot of the lease's last block, or of a reserved one
+
+        A lease gets the tokens of step n + 1 only when its request has them and the step has run. If step n
+        chose the request's last token, the slot is beyond the lease's count when the lease is released: it is
+        in no prefix. The next owner of the block, a later step or a load from a tier, writes to it after step
+        n + 1, as runners execute calls in order.
+
         Args:
             entries: decodes of the running step that go on.
             num_ending: requests of that step that end with it.
@@ -260,10 +267,43 @@ class Scheduler:
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_of) is not None:
                 return None
-        batch = self._look_ahead.plan(entries)
-        if batch is not None and self._states is not None and not self._states.fill(batch, ahead=True):
+        size, rows = self.cache.block_size, []
+        for entry in entries:
+            request, position = entry.request, entry.start + entry.count
+            if request.shares_blocks or not self._reserve_ahead(request, position + 1):
+                return None
+            rows.append(Entry(request, start=position, count=1, samples=True, num_logits=1))
+        for row in rows:
+            request, block = row.request, row.start // size
+            assert request.lease is not None
+            row.block_table = request.lease.block_table
+            row.slot_offset = (int(row.block_table[block]) - block) * size
+            request.last_scheduled_step = self.stats.num_steps
+        for tenant, count in Counter([tenant_of(row.request.namespace) for row in rows]).items():
+            self.policy.on_served(tenant, count)
+        self.stats.num_steps += 1
+        self.stats.num_steps_ahead += 1
+        self.stats.computed_tokens += len(rows)
+        batch = build_batch(rows, size, len(rows))
+        if self._states is not None and not self._states.fill(batch, ahead=True):
             return None
         return batch
+
+    def _reserve_ahead(self, request: Sequence, num_tokens: int) -> bool:
+        """Give a request slots for `num_tokens` tokens, without preemption; False: too few blocks."""
+        lease = request.lease
+        assert lease is not None
+        if len(lease.block_table) * self.cache.block_size >= num_tokens:
+            return True
+        # A block for each running request's next token stays.
+        if self.cache.available_blocks(request.namespace) <= len(self._running):
+            return False
+        self._running.drop_row(request, flush=True)
+        try:
+            lease.reserve(num_tokens)
+        except OutOfBlocks:
+            return False
+        return True
 
     def _fill(self, plan: StepPlan) -> None:
         """Distribute the budget: decodes, prompts in progress, waiting requests, longer chunks, drafts."""

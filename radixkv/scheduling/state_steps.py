@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StateSteps: the states' part of the scheduler: slots and ring rows of each step.
+"""States and windows in the scheduler: slots, ring rows and window blocks of each step.
 
 1. A request is admitted at its deepest checkpoint and replays cached tokens beyond it (`Lease.resume_at`).
 2. When a step is built, `fill` takes a slot for each request that crosses a grid point, and for each wanted
@@ -16,9 +16,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from radixkv.cache.prefix_cache import Match
-from radixkv.cache.states.lease_states import LeaseStates, StateStep
-from radixkv.scheduling.batch import Batch, Entry
-from radixkv.scheduling.batch_states import GRID, NO_SLOT, BatchStates, StateSave
+from radixkv.cache.states.checkpoint import GRID
+from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.lease_states import NO_SLOT, LeaseStates, StateStep
+from radixkv.cache.states.lease_windows import LeaseWindows
+from radixkv.scheduling.batch import Batch, BatchStates, BatchWindows, Entry, StateSave
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence import Sequence
 
@@ -117,3 +119,38 @@ class StateSteps:
                 lease.states.want((at,))
                 return other, at
         return None
+
+
+class WindowSteps(StateSteps):
+    """Plans the windows of one scheduler's steps.
+
+    Their blocks are of a pool of their own, and each request writes all rows of a step to its own ones,
+    replayed rows, too, whose K/V of other layers is shared. The blocks of a window are there after the step,
+    as a state is: all else is as for states.
+    """
+
+    def fill(self, batch: Batch, *, ahead: bool = False) -> bool:
+        """Give a step its tables. False: a block is missing, which happens to steps planned ahead only."""
+        tables = []
+        positions, slots = batch.positions, np.empty(batch.num_tokens, np.int64)
+        for entry, first in zip(batch.entries, batch.query_starts.tolist(), strict=False):
+            lease = entry.request.lease
+            assert lease is not None
+            windows = lease.states
+            assert isinstance(windows, LeaseWindows)
+            size = lease.tree.block_size
+            if not windows.plan(entry.start + entry.count):
+                assert ahead, f"no block for the window of {entry.request!r}"
+                return False
+            assert windows.base.position <= entry.start, f"{entry!r} begins before {windows.base}"
+            table = np.array(windows.table, np.int32)
+            tables.append(table)
+            at = positions[first : first + entry.count]
+            slots[first : first + entry.count] = table[at // size].astype(np.int64) * size + at % size
+        batch.windows = BatchWindows(tables, slots)
+        return True
+
+
+def make_state_steps(keeper: Checkpoints, running: RunningRequests, max_num_seqs: int) -> StateSteps:
+    """Make the planner of a model's windows where they are freed, or of its states."""
+    return (WindowSteps if keeper.frees_windows else StateSteps)(running, max_num_seqs)

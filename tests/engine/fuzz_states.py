@@ -28,10 +28,10 @@ from scripted_tier import WildTier
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 from windowed_hash_model import WindowedHashModel
 
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.batch_states import GRID
 from radixkv.scheduling.request import PrefixPin
 from radixkv.tiers.checkpoint_memory import bytes_per_window
 from radixkv.tiers.disk.disk_tier import DiskTier

@@ -22,8 +22,7 @@ from radixkv.model.parallel.commands import decode_batch, encode_batch
 from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
 from radixkv.model.parallel.share import Share
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchStates, StateSave
+from radixkv.scheduling.batch import Batch, BatchStates, StateSave
 
 PROMPT = [(17 * i) % 300 + 3 for i in range(45)]
 #: One family of each architecture, with a window where there is one.

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from radixkv.model.runner import ModelRunner
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchStates, StateSave
+from radixkv.scheduling.batch import Batch, BatchStates, StateSave
 from radixkv_kernels.states import GRID
 
 #: Tokens of a block, and blocks of the sequence.

@@ -22,11 +22,11 @@ from scripted_tier import SlowCopies, WildTier
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 
 from radixkv.cache.accounts import Quota
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.engine import Engine
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import GRID
 from radixkv.scheduling.request import PrefixPin
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.disk.disk_tier import DiskTier

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from paged_language_model import PagedHashModel
 
+from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.engine import Engine
 from radixkv.model.block_copy import BlockCopy
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import GRID, fold_position
+from radixkv.scheduling.batch import Batch, fold_position
 
 _GARBAGE = np.array([-7], dtype=np.int64)
 #: Room for the tokens of a test's longest text.

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from radixkv.model.adapters.packed_adapter import PackedAdapter
 from radixkv.sampling.device_arrays import to_device
-from radixkv.scheduling.batch import Batch, Entry
-from radixkv.scheduling.batch_states import BatchStates, BatchWindows
+from radixkv.scheduling.batch import Batch, BatchStates, BatchWindows, Entry
 from radixkv.scheduling.length_classes import plain_positions
 
 

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.batch_states import BatchStates, BatchWindows, StateSave
+from radixkv.scheduling.batch import Batch, BatchStates, BatchWindows, StateSave
 
 Words: TypeAlias = "npt.NDArray[np.int64]"
 
