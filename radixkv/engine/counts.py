@@ -204,7 +204,7 @@ class Counters:
     _last_model_end: float | None = None
 
     def model_called(self, started: float, ended: float) -> float:
-        """A model call came through, at these clock readings; its seconds since the one before it ended."""
+        """Count a model call by its clock readings; return its seconds, from the end of the one before."""
         if self._last_model_end is not None:
             started = max(started, self._last_model_end)
             self.gap_time_s += started - self._last_model_end

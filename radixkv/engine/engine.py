@@ -12,9 +12,9 @@ The life of a request:
  5. Each token is decoded to text; stop conditions are checked; a delta goes out.
  6. A finished request releases its lease. Its computed prefix stays cached, evictable.
 
-What steps bring to requests, and how these end, is in `radixkv.engine.live_requests`. What to do about faults
-is decided in `radixkv.engine.live_requests` and done here, in `_recovery`. None of them leaks a block or
-disturbs another request. Extensions are called before, in and after each step: `radixkv.engine.hooks`.
+`radixkv.engine.live_requests` gives the results of steps to requests and ends these. It also decides what
+follows a fault, which is done here, in `_recovery`: no fault leaks a block or disturbs another request.
+Extensions are called before, in and after each step: `radixkv.engine.hooks`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.adapters import AdapterRegistry
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import Counters, EngineStats
 from radixkv.engine.hooks import StepHook
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import Runner
+from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, decodes_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,
@@ -50,16 +52,14 @@ from radixkv.sampling.sampler import SampledToken
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
+from radixkv.scheduling.length_classes import LengthClasses
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats
 
-if TYPE_CHECKING:
-    from radixkv.engine.config import EngineConfig
-    from radixkv.engine.startup import EngineSummary
-    from radixkv.scheduling.length_classes import LengthClasses
+if TYPE_CHECKING:  # engines without text do without its libraries
     from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
@@ -69,7 +69,7 @@ CHECK_STEPS = "RADIXKV_CHECK_STEPS"
 
 
 class Engine:
-    """A model, a cache, a loop. Not thread-safe: `AsyncEngine` gives it a thread of its own.
+    """Model, cache and step loop. Not thread-safe: `AsyncEngine` gives it a thread of its own.
 
     Args:
         config: the settings.
@@ -247,9 +247,9 @@ class Engine:
 
     @property
     def idle_s(self) -> float | None:
-        """For how many seconds a step would do nothing, unless a request comes or a transfer ends.
+        """Seconds until a step has something to do, unless a request comes or a transfer ends before.
 
-        0.0: there is something to do now. None: there is no limit.
+        0.0: it has now. None: there is no limit.
         """
         if self.runner.failure is not None or (self.scheduler.has_work and not self._is_blocked):
             return 0.0
@@ -261,7 +261,7 @@ class Engine:
         return min(limits, default=None)
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on any thread, when a transfer has ended or the runner failed: something is to do."""
+        """Call `wake`, on any thread, when a step has work: a transfer has ended, or the runner failed."""
         for hook in self.hooks:
             hook.wake_with(wake)
         self.runner.on_failure(wake)
@@ -352,7 +352,7 @@ class Engine:
         return batch
 
     def _process(self, step: LaunchedStep, runs: abc.Sequence[abc.Sequence[SampledToken]]) -> None:
-        """Give a step's tokens out."""
+        """Give the tokens of a step to its requests."""
         seconds = self._counters.model_called(step.started, self.clock())
         self.scheduler.step_computed(step.batch.num_tokens, seconds)
         for hook in self.hooks:
@@ -362,7 +362,7 @@ class Engine:
             self.scheduler.update_rows(entry.request for entry in step.batch.entries)
 
     def _end_stuck(self, sample: Sequence) -> None:
-        """End a request for which no block can be had: an answer that has begun is as long as it can be."""
+        """End a request that can get no block: an answer that has begun ends here, another one fails."""
         if sample.is_finished:
             return
         if sample.num_tokens > sample.num_prompt_tokens:
@@ -385,7 +385,7 @@ class Engine:
     # ------------------------------------------------------------------ faults
 
     def _rollback(self, batch: Batch, error: BaseException) -> None:
-        """Runner or sampler failed: nothing of the step counts, and its requests wait again."""
+        """Take a step back in which runner or sampler failed: its requests wait again."""
         self._counters.pause()
         requests = self.scheduler.rollback(batch)
         if not isinstance(error, ENDS_ENGINE):
@@ -414,7 +414,7 @@ class Engine:
             raise error
 
     def _rebuild(self, error: BaseException) -> None:
-        """A broken invariant: give up the cache's contents, keep every request. O(waiting and running)."""
+        """Give up the cache's contents after a broken invariant; keep every request. O(requests)."""
         logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
         self._counters.num_rebuilds += 1
         self._counters.pause()
@@ -431,7 +431,7 @@ class Engine:
             sample.arrival_order = -1
             self.scheduler.add(sample)
         for request in self.requests:
-            if request.is_finished:  # it broke while it ended
+            if request.is_finished:  # the fault came while it ended
                 self._requests.close(request)
         for sample, failure in self._faults.invariant_broke(unfinished, error):
             self._requests.fail(sample, failure)
@@ -439,7 +439,7 @@ class Engine:
     # ------------------------------------------------------------------ figures
 
     def stats(self) -> EngineStats:
-        """A snapshot of all counters; cheap."""
+        """Return a snapshot of all counters; cheap."""
         output = self._requests.output
         stats = self._counters.snapshot(self.scheduler, output.num_generated, self.cache.stats)
         for hook in self.hooks:

@@ -42,7 +42,7 @@ _PIECE = 65536
 
 
 def encode_prompt(tokenizer: Any, text: str, *, add_special_tokens: bool, allow_special: bool) -> list[int]:
-    """The ids of a user's text, whatever the tokenizer does with it; any thread.
+    """Return the ids of a user's text, whatever the tokenizer does with it; any thread.
 
     Args:
         tokenizer: a `radixkv.text.tokenizer.Tokenizer`, or what stands for one.
@@ -128,7 +128,7 @@ class PromptLimits:
             raise self.too_long(f"{num_tokens} tokens", param)
 
     def too_long(self, size: str, param: str = "prompt") -> ContextLengthExceededError:
-        """The error for a prompt of such a size."""
+        """Return the error for a prompt of such a size."""
         most = self.max_model_len
         limit, advice = f"This model's maximum context length is {most} tokens", "Please reduce the length"
         if most < self.context_length:
@@ -167,7 +167,7 @@ def _check_num_bad(num_tokens: int) -> None:
 
 
 def _token_words(params: SamplingParams) -> Iterator[abc.Sequence[int]]:
-    """The token ids among `bad_words`."""
+    """Iterate over the `bad_words` that are token ids."""
     for word in params.bad_words:
         if not isinstance(word, str):
             yield word
@@ -188,7 +188,7 @@ def _check_pins(pins: abc.Sequence[PrefixPin], num_tokens: int) -> None:
 
 
 class InputProcessor:
-    """Checks requests against the engine's limits, and makes them.
+    """Checks requests against the engine's limits, and makes their sequences.
 
     Args:
         limits: what prompts must keep to.
@@ -228,7 +228,7 @@ class InputProcessor:
     def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        """Token ids of a text; any thread. See `radixkv.text.tokenizer.Tokenizer.encode`.
+        """Return the token ids of a text; any thread. See `radixkv.text.tokenizer.Tokenizer.encode`.
 
         Raises:
             InvalidRequestError: there is no tokenizer, or it fails on the text.
@@ -254,7 +254,7 @@ class InputProcessor:
         """
         if request.is_checked:
             return
-        self._take_adapter(request)
+        self._acquire_adapter(request)
         if isinstance(request.prompt, str):
             request.text = request.prompt
         request.prompt = self.encode(request.prompt)
@@ -266,8 +266,8 @@ class InputProcessor:
         self._check_tokens(request.params)
         request.is_checked = True
 
-    def _take_adapter(self, request: Request) -> None:
-        """Have the adapter that a request names."""
+    def _acquire_adapter(self, request: Request) -> None:
+        """Acquire the adapter that a request names."""
         if request.lora:
             request.adapter = self.adapters.acquire(request.lora)
         elif self.adapters.is_enabled and adapter_part(request.namespace):
@@ -286,7 +286,7 @@ class InputProcessor:
         return self.limits.encode(self.tokenize(plain) if isinstance(plain, str) else plain)
 
     def encode_words(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with their `bad_words` as token ids; any thread. O(length of the words).
+        """Return the parameters with their `bad_words` as token ids; any thread. O(length of the words).
 
         Raises:
             InvalidRequestError: a word can't be tokenised, or they have too many tokens.
@@ -303,7 +303,7 @@ class InputProcessor:
         return replace(params, bad_words=sorted(words))
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The tokens of a word at the beginning of a text, and after a space."""
+        """Return the tokens of a word at the beginning of a text, and after a space."""
         bare = word.lstrip() or word
         try:
             spellings = [tuple(self.tokenize(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
@@ -328,7 +328,7 @@ class InputProcessor:
         self._check_choice(params)
 
     def _check_choice(self, params: SamplingParams) -> None:
-        """Refuse what leaves not one token to begin with; what does so later fails then."""
+        """Refuse parameters that leave no token to begin with. (One left without later fails then.)"""
         ends = {*params.stop_token_ids, *self._ends(params)} if params.min_tokens else set[int]()
         bad = {word[0] for word in _token_words(params) if len(word) == 1}
         allowed, avoided = params.allowed_token_ids, ends | bad
@@ -427,7 +427,7 @@ class InputProcessor:
         request.samples = [sample]
 
     def forks(self, parent: Sequence) -> list[Sequence]:
-        """The other samples of a request whose prompt is complete; sample i draws with seed + i."""
+        """Make the other samples of a request whose prompt is complete; sample i draws with seed + i."""
         forks = []
         for i in range(1, parent.num_forks + 1):
             fork = Sequence(parent.request, parent.tokens(), arrival_s=parent.times.arrival, index=i)
@@ -444,7 +444,7 @@ class InputProcessor:
         return forks
 
     def room_after(self, prompt: TokenIds, namespace: NamespaceName) -> int:
-        """Tokens that can be generated after a prompt, in the context, the pool and the namespace's quota.
+        """Return how many tokens can follow a prompt, in the context, the pool and the namespace's quota.
 
         On the engine's thread: it looks at the cache.
         """

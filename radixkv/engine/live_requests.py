@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unfinished requests of an engine: what its steps bring them, how they end, and what follows a fault.
+"""Unfinished requests of an engine: results of steps, ends of requests, and recovery from faults.
 
 `FaultRecovery` decides which requests run alone, which are cleared, and which fail:
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class FaultRecovery:
-    """The bisection of one engine: the requests that still have to run alone, in that order."""
+    """Decisions after faults: the requests that still have to run alone, in that order."""
 
     def __init__(self) -> None:
         self._to_run_alone: list[Sequence] = []
@@ -60,10 +60,7 @@ class FaultRecovery:
     def step_failed(
         self, requests: abc.Sequence[Sequence], error: BaseException
     ) -> list[tuple[Sequence, Failure]]:
-        """Record a failed step of these requests; return the failing ones: the one that was alone in it.
-
-        The others are bisected.
-        """
+        """Record a failed step; return the requests that fail: one that was alone in it."""
         if isinstance(error, ENDS_ENGINE):
             return []
         if len(requests) == 1 and requests[0] in self._to_run_alone:

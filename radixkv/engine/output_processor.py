@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled tokens to outputs: deltas of a streamed request, the whole output of any other at its end.
+"""OutputProcessor: from sampled tokens to outputs, deltas for streams and whole outputs for other requests.
 
 What fails here (a decoder, a stop condition, a sampling state) belongs to one request and comes back as its
 `Failure`. Nothing in here holds blocks or a place in a queue.
@@ -18,13 +18,10 @@ from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
-from radixkv.scheduling.sequence import Sequence, TextSource
+from radixkv.scheduling.sequence import Sequence, SequenceTimes, TextSource
 
 if TYPE_CHECKING:
     import torch
-
-    from radixkv.scheduling.sequence import SequenceTimes
-
 
 logger = logging.getLogger("radixkv")
 
@@ -65,7 +62,7 @@ class OutputProcessor:
         return result
 
     def add_tokens(self, sample: Sequence, run: abc.Sequence[SampledToken], now: float) -> Failure | None:
-        """Give a request its next tokens; its `finish_reason` says then if it ended.
+        """Append tokens to a request; its `finish_reason` says then if it has ended.
 
         Tokens after its end are left out.
 
@@ -92,7 +89,7 @@ class OutputProcessor:
         return None
 
     def _add_token(self, sample: Sequence, token: SampledToken) -> Failure | None:
-        """Give a request one token."""
+        """Append one token to a request."""
         if token.token_id < 0:
             failure = sample.sampling_state.failure
             if failure is not None:
@@ -125,7 +122,7 @@ class OutputProcessor:
         return None
 
     def add_prompt_logits(self, sample: Sequence, start: int, logits: torch.Tensor) -> Failure | None:
-        """Take the logprobs of prompt tokens; logits [N, V] at position p belong to token p + 1.
+        """Record the logprobs of prompt tokens; logits [N, V] at position p belong to token p + 1.
 
         Args:
             start: position of the first row.
@@ -157,7 +154,7 @@ class OutputProcessor:
         return None if bool(row.max().isfinite()) else _NOT_NUMBERS
 
     def end(self, sample: Sequence, reason: FinishReason, now: float) -> None:
-        """End a sample without another token: its last delta goes out."""
+        """End a sample without another token; deliver its last delta."""
         sample.times.finished = now
         try:
             sample.abort(reason)
@@ -206,7 +203,7 @@ def _delta(
     *,
     is_last: bool,
 ) -> OutputDelta:
-    """New parts of one sample."""
+    """Return the new parts of one sample as a delta."""
     request = sample.request
     delta = OutputDelta(sample.request_id, index, text, token_ids, logprobs or None)
     delta.accepted_draft_tokens, sample.accepted_draft_tokens = sample.accepted_draft_tokens, 0
@@ -234,7 +231,7 @@ def _delta(
 
 
 def _ranked(samples: abc.Sequence[Sequence]) -> list[Sequence]:
-    """Samples by descending mean logprob of their tokens."""
+    """Return samples by descending mean logprob of their tokens."""
 
     def mean_logprob(sample: Sequence) -> float:
         return sample.cumulative_logprob / max(1, sample.num_output_tokens)
@@ -243,7 +240,7 @@ def _ranked(samples: abc.Sequence[Sequence]) -> list[Sequence]:
 
 
 def _ranked_deltas(request: Request) -> list[OutputDelta]:
-    """The n best of best_of samples that have ended, each as one delta, by mean logprob of their tokens."""
+    """Return the n best of best_of samples, each as one delta, by mean logprob of their tokens."""
     wanted = request.params.logprobs is not None
     best = _ranked(request.samples)[: request.params.n]
     return [
@@ -260,7 +257,7 @@ def _ranked_deltas(request: Request) -> list[OutputDelta]:
 
 
 def _collect(request: Request) -> RequestOutput:
-    """The finished request as one object, the n best samples first when best_of > n."""
+    """Return a finished request as one object, the n best samples first when best_of > n."""
     params = request.params
     ranked = _ranked(request.samples) if request.is_ranked else request.samples
     first = request.samples[0]

@@ -22,21 +22,21 @@ class StartupPhases:
 
     @classmethod
     def since_process_start(cls, name: str) -> StartupPhases:
-        """Phases beginning with `name`, which began with the process and ends now: Python and its imports."""
+        """Return phases whose first, `name`, began with the process and ends now: Python and its imports."""
         phases = cls()
         phases.seconds[name] = max(0.0, time.time() - psutil.Process().create_time())
         return phases
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times the block."""
+        """Measure the time of a block as a phase."""
         started = time.monotonic()
         yield
         self._last = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + self._last - started
 
     def ends_now(self, name: str) -> None:
-        """A phase that lasted from the end of the one before until now."""
+        """Record a phase that lasted from the end of the one before until now."""
         now = time.monotonic()
         self.seconds[name] = now - self._last
         self._last = now
@@ -79,7 +79,7 @@ class EngineSummary:
 
 
 def resident_memory() -> int:
-    """Bytes of RAM that the process takes up now, mapped files included."""
+    """Return the bytes of RAM that the process occupies now, mapped files included."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -73,7 +73,7 @@ class LaunchedStep:
     error: BaseException | None = None
 
     def drop_surplus(self) -> None:
-        """Leave out requests whose token has turned out to be another than was fed, or the last. O(entries).
+        """Leave out requests that got another token than the step was fed, or their last one. O(entries).
 
         The step before it has been waited for, and its tokens have been given out.
         """

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +22,8 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence import Sequence
-
-if TYPE_CHECKING:
-    from radixkv.scheduling.scheduler import Scheduler
 
 #: Part of a namespace's key that names a class of longer sequences; keys of the shortest class end before it.
 LENGTH_PART = 4

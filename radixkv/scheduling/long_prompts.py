@@ -27,19 +27,15 @@ prompts that passed it, and twice the tokens of the longest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.policy import AdmissionPolicy
+from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import TierLoads
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
-
-if TYPE_CHECKING:
-    from radixkv.scheduling.reuse_guard import ReuseGuard
 
 # Steps whose budget a prompt may miss before it counts as long.
 SHORT_STEPS = 2

@@ -247,7 +247,7 @@ class Scheduler:
 
         Decodes go on by one token each, whichever they get:
 
-            step n        computes position p of a request, and chooses a token that the host does not know yet
+            step n        computes position p of a request; the host does not know the chosen token yet
             step n + 1    computes position p + 1, in a slot of the lease's last block, or of a reserved one
 
         A lease gets the tokens of step n + 1 only when its request has them and the step has run. If step n

@@ -29,16 +29,16 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.keys import EncodedTokens, NamespaceName, TokenIds, encode_tokens
+from radixkv.cache.prefix_cache import Lease
+from radixkv.cache.reporting.explain import MissReport, TierHit
+from radixkv.sampling.logprobs import TokenLogprobs
+from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.scheduling.request import FinishReason, Request
 from radixkv.text.chat_formats.answer_marks import AnswerScope
+from radixkv.text.text_tokenizer import TextDecoder
 
-if TYPE_CHECKING:
-    from radixkv.cache.prefix_cache import Lease
-    from radixkv.cache.reporting.explain import MissReport, TierHit
-    from radixkv.sampling.logprobs import TokenLogprobs
-    from radixkv.sampling.sampling_params import SamplingParams
+if TYPE_CHECKING:  # it brings torch
     from radixkv.sampling.sampling_state import SamplingState
-    from radixkv.scheduling.request import FinishReason, Request
-    from radixkv.text.text_tokenizer import TextDecoder
 
 
 @dataclass(slots=True)
