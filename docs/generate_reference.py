@@ -18,14 +18,17 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from typer import Context
 from typer.models import ArgumentInfo
 
 from radixkv.cli.main import command_tree
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig
+from radixkv.option_names import TABLE_OF
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv_server.app import APIS
 from radixkv_server.http.fields import field_rows
+from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "reference"
@@ -97,19 +100,22 @@ class Parameter:
 
 def parameters(command: Callable[..., Any]) -> list[Parameter]:
     signature = inspect.signature(command, eval_str=True)
-    return [Parameter.of(p) for p in signature.parameters.values()]
+    return [Parameter.of(p) for p in signature.parameters.values() if p.annotation is not Context]
 
 
 def settings_table(kind: type, serve: list[Parameter]) -> list[str]:
-    """Each field of a class of settings; its flag is the one of `radixkv serve` that has its name."""
+    """Each field of a class of settings, with its flag of `radixkv serve` or its table of the file."""
     helps = setting_helps(kind)
     params = {param.name: param for param in serve}
     rows = []
     for field in fields(kind):
         param = params.get(field.name)
-        flag = "" if param is None else "the argument" if param.is_argument else param.label()
+        if field.name in TABLE_OF:
+            flag = f"in the file, `[{TABLE_OF[field.name]}]`"
+        else:
+            flag = "" if param is None else "the argument" if param.is_argument else param.label()
         rows.append((code(field.name), flag, code(field.type), default_of(field), cell(helps[field.name])))
-    return table(("setting", "flag of `radixkv serve`", "type", "default", "meaning"), rows)
+    return table(("setting", "`radixkv serve`", "type", "default", "meaning"), rows)
 
 
 def configuration(serve: list[Parameter]) -> str:
@@ -119,7 +125,9 @@ def configuration(serve: list[Parameter]) -> str:
         f"Written by `{COMMAND}` from the code: change the docstrings there, not this page.",
         "",
         "Every setting of the engine is a keyword of `LLM(model, ...)` and of `EngineConfig(model, ...)`,",
-        "which `AsyncEngine.from_config` takes, and an option of the [commands](cli.md) that load a model.",
+        "which `AsyncEngine.from_config` takes. Those with a flag are options of the [commands](cli.md) that",
+        "load a model; the others have their place in a table of the file of `radixkv serve --config FILE`",
+        "([operations](../operations.md#settings)).",
         "A value out of range is a `ConfigError` that names the setting, the value and the range; for an",
         "unknown name it says which one was meant. [The Python API](../python_api.md) has examples.",
         "",
@@ -135,6 +143,12 @@ def configuration(serve: list[Parameter]) -> str:
         "",
         *settings_table(ServerSettings, serve),
         "",
+        "## Replicas",
+        "",
+        f"`{ReplicaSettings.__module__}.{ReplicaSettings.__name__}`; see [replicas](../replicas.md).",
+        "",
+        *settings_table(ReplicaSettings, serve),
+        "",
     ]
     return "\n".join(lines)
 
@@ -146,7 +160,7 @@ def options_table(params: list[Parameter]) -> list[str]:
 
 def command_page(name: str, command: Callable[..., Any]) -> list[str]:
     params = parameters(command)
-    names = {field.name for field in fields(EngineConfig)}
+    names = {field.name for field in fields(EngineConfig)} - set(TABLE_OF)
     if not names <= {param.name for param in params}:
         names = set()
     own = [param for param in params if param.name not in names - {"model"} and param.name != "help_all"]

@@ -18,6 +18,34 @@ from radixkv.errors import ConfigError, InvalidRequestError
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
+#: Table of the configuration file of `radixkv serve` -> the settings that have their place there and no flag.
+#: In Python they are keywords like all others.
+_TABLES = {
+    "engine": "attention_backend max_tokens_per_request ghost_blocks pin_budget max_overtake "
+    "long_prompt_tokens max_long_overtake namespace_weights max_draft_tokens share_prefix_attention "
+    "async_scheduling restart_engine max_loras max_lora_rank",
+    "server": "unknown_fields structured_additional_properties",
+    "limits": "max_queue request_timeout_s tensor_parallel_timeout_s max_body_bytes max_header_bytes "
+    "max_json_depth max_json_parts max_messages max_prompts max_samples header_timeout_s body_timeout_s "
+    "keep_alive_s slow_client_timeout_s ping_interval_s max_stored_responses max_stored_bytes "
+    "max_background_responses max_websockets background_timeout_s",
+    "replicas": "max_replicas target_queue_s scale_down_after_s replica_cpus replica_gpus",
+}
+TABLES = tuple(_TABLES)
+TABLE_OF = {name: table for table, names in _TABLES.items() for name in names.split()}
+
+
+def place_of(setting: str) -> str:
+    """Return where `radixkv serve` takes a setting: its flag, or its place in the configuration file.
+
+    >>> place_of("block_size"), place_of("max_queue")
+    ('flag --block-size', 'table [limits] of `radixkv serve --config FILE`')
+    """
+    if setting in TABLE_OF:
+        return f"table [{TABLE_OF[setting]}] of `radixkv serve --config FILE`"
+    return "flag --" + setting.removesuffix("_s").replace("_", "-")
+
+
 #: Options of `LLM`: the name elsewhere -> what to write here.
 ENGINE_NAMES = {
     "model_path": "here it is model",

@@ -31,7 +31,8 @@ from radixkv.cli.bench.workloads import served_model
 
 BLOCK = 16
 CONTEXT = 12_000  # of `cliff` at scale 1
-ARGUMENTS = {"with": [], "without": ["--long-prompt-tokens", "100000000"]}
+#: Rules -> the configuration file of their server.
+RULES = {"with": "", "without": "[engine]\nlong_prompt_tokens = 100_000_000\n"}
 SHOWN = (
     "turns_per_s",
     "hit_rate_after_first",
@@ -76,7 +77,7 @@ def main() -> None:
     )
     parser.add_argument("--kind", choices=sorted(KINDS), default="cliff")
     parser.add_argument("--agents", type=int, nargs="+", default=[14, 28, 42], help="the first ones fit")
-    parser.add_argument("--rules", choices=sorted(ARGUMENTS), nargs="+", default=["with", "without"])
+    parser.add_argument("--rules", choices=sorted(RULES), nargs="+", default=["with", "without"])
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of an agent's first prompt")
     parser.add_argument("--pool", type=int, default=204_800, help="tokens")
     parser.add_argument(
@@ -91,11 +92,10 @@ def main() -> None:
         table.add_column(column.replace("_", " "))
     options = ["--num-blocks", str(arguments.pool // BLOCK), "--max-num-seqs", "64", "--warm-up", "quick"]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
-        model = str(model_folder(Path(folder)))
-        urls = {
-            rule: servers.enter_context(started_server([model, *options, *ARGUMENTS[rule]]))
-            for rule in arguments.rules
-        }
+        model, urls = str(model_folder(Path(folder))), {}
+        for rule in arguments.rules:
+            (config := Path(folder) / f"{rule}.toml").write_text(RULES[rule])
+            urls[rule] = servers.enter_context(started_server([model, *options, "--config", str(config)]))
         for count in arguments.agents:
             for rule, url in urls.items():
                 row = found[f"{rule} {count}"] = run(url, count, arguments)

@@ -18,6 +18,7 @@ import http.client
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -217,11 +218,15 @@ def flood(server: Server, count: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def serving(arguments: list[str]) -> Iterator[str]:
     """The URL of a server that runs meanwhile."""
-    command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", "--max-queue", str(QUEUE), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    try:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(f"[limits]\nmax_queue = {QUEUE}\n")
+        file.flush()
+        options = ("--port", "0", "--config", file.name, *arguments)
+        command = [sys.executable, "-m", "radixkv", "serve", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
         first = process.stdout.readline()
+    try:
         assert "ready on" in first, "the server did not start"
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield first.split()[-1]

@@ -23,6 +23,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -257,8 +258,11 @@ def killed(server: Server, number: int, times: int) -> dict[str, Any]:
 
 def scaled_down(model: str, blocks: int) -> dict[str, int]:
     """Streams that were cut while a second replica came and left."""
-    bounds = ("--replicas", "1", "--max-replicas", "2", "--target-queue", "0.05", "--scale-down-after", "3")
-    server = Server(model, *bounds, "--num-blocks", str(blocks), "--threads", "1")
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write("[replicas]\nmax_replicas = 2\ntarget_queue_s = 0.05\nscale_down_after_s = 3\n")
+        file.flush()
+        bounds = ("--replicas", "1", "--config", file.name)
+        server = Server(model, *bounds, "--num-blocks", str(blocks), "--threads", "1")
     counts: dict[str, int] = {}
     try:
         stop = threading.Event()

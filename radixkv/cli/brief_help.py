@@ -9,46 +9,42 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from radixkv.cli.config_file import refuse_settings_of_tables
 from radixkv.cli.vllm_flags import refuse_vllm_flags
 
 #: Panel -> its options by the names of their settings: the ones listed by `--help`, and the others.
 PANELS: dict[str, tuple[str, str]] = {
     "Model": (
         "dtype device quantization gguf max_model_len chat_template",
-        "attention_backend generation_config allow_download trust_remote_code seed warm_up",
+        "generation_config allow_download trust_remote_code seed warm_up",
     ),
     "Cache": (
         "kv_cache_memory state_memory window_memory kv_cache_dtype gpu_memory_utilization kv_tier",
-        "enable_prefix_caching block_size num_blocks kv_events eviction_policy ghost_blocks pin_budget",
+        "enable_prefix_caching block_size num_blocks kv_events eviction_policy",
     ),
     "Adapters": (
         "lora lora_dir",
-        "max_loras max_lora_rank",
+        "",
     ),
     "Scheduling and speed": (
         "threads max_num_seqs deterministic speculation",
-        "max_num_batched_tokens max_tokens_per_request max_queue scheduling_policy max_overtake "
-        "namespace_weights max_draft_tokens share_prefix_attention async_scheduling request_timeout_s "
-        "restart_engine",
+        "max_num_batched_tokens scheduling_policy",
     ),
     "Several engines": (
         "replicas tensor_parallel",
-        "tensor_parallel_timeout_s ray_address",
+        "ray_address",
     ),
     "Server": (
         "config_file host port served_model_names allowed_hosts allowed_origins",
-        "unknown_fields header_timeout_s body_timeout_s keep_alive_s slow_client_timeout_s ping_interval_s "
         "shutdown_delay_s shutdown_grace_s console",
     ),
-    "Keys and limits": (
+    "Keys": (
         "api_keys admin_keys keys_file",
-        "api_key_file max_body_bytes max_header_bytes max_json_depth max_json_parts max_messages max_prompts "
-        "max_samples",
+        "api_key_file",
     ),
     "Chats and answers": (
         "chat_format response_store",
-        "normalize_clients canonical_tools tools_first trust_request_chat_template "
-        "structured_additional_properties max_stored_responses max_stored_bytes",
+        "images normalize_clients canonical_tools tools_first trust_request_chat_template",
     ),
     "Logs and metrics": (
         "log_level access_log",
@@ -71,8 +67,10 @@ class BriefHelp(TyperCommand):
         self.params.sort(key=lambda param: _place(order, getattr(param, "rich_help_panel", None)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; flags that vLLM has in their place are refused with a hint."""
-        refuse_vllm_flags(args, [option for param in self.params for option in param.opts])
+        """Parse arguments; settings without a flag and flags of vLLM's are refused with a hint."""
+        known = [option for param in self.params for option in (*param.opts, *param.secondary_opts)]
+        refuse_settings_of_tables(args, known)
+        refuse_vllm_flags(args, known)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file of `radixkv serve`: TOML with the names of the flags, which win over it."""
+"""The configuration file of `radixkv serve`: TOML with the names of flags and of settings without one.
+
+Flags win over the file. Settings without a flag, most of them limits, are set there alone.
+"""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperArgument, TyperOption
 
 from radixkv.errors import ConfigError
+from radixkv.option_names import TABLE_OF, TABLES, place_of
 
 Parameter = TyperArgument | TyperOption
+Settings = TypeVar("Settings")
 
-SECTIONS = ("server", "engine")
+#: Key in a context's `meta` of the entries without a flag: setting -> its place in the file, and its value.
+_ENTRIES = "radixkv: entries of the configuration file"
+
+#: Type of a setting -> the types of TOML that it takes, and their name.
+_TOML_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "an integer"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "a text"),
+    "Mapping[str, float]": ((dict,), "a table"),
+}
 
 
 def take_config_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -31,28 +47,77 @@ def take_config_file(context: typer.Context, path: Path | None) -> Path | None:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from error
         try:
-            context.default_map = dict(_defaults(context, tables))
+            defaults = dict(_defaults(context, tables))
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from error
+        context.meta[_ENTRIES] = {
+            name: (f"--config {path}: {name}", defaults.pop(name)) for name in TABLE_OF if name in defaults
+        }
+        context.default_map = defaults
     return path
 
 
+def with_entries(context: typer.Context, settings: Settings) -> Settings:
+    """Return a command's settings with the file's entries for those that have no flag.
+
+    Args:
+        settings: a dataclass, as the flags made it.
+
+    Raises:
+        ConfigError: an entry is of another type than its setting, or out of its range.
+    """
+    changes = {}
+    for item in fields(settings):  # type: ignore[arg-type]
+        if item.name in context.meta.get(_ENTRIES, {}):
+            where, value = context.meta[_ENTRIES][item.name]
+            types, expected = _TOML_TYPES[str(item.type).removesuffix(" | None")]
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise ConfigError(f"{where} must be {expected}, not {value!r}")
+            changes[item.name] = value
+    return replace(settings, **changes)  # type: ignore[type-var]
+
+
+def refuse_settings_of_tables(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Refuse a setting that is given as a flag and has its place in a table of the file.
+
+    Args:
+        known: the command's own options.
+
+    Raises:
+        ConfigError: names the flag, and its place in the file.
+    """
+    for argument in arguments:
+        if argument == "--":
+            return
+        flag = argument.partition("=")[0]
+        if not flag.startswith("--") or flag in known:
+            continue
+        name = flag[2:].replace("-", "_").removeprefix("no_")
+        for setting in (name, name + "_s", name + "s"):  # times and weights lacked the last letters
+            if setting in TABLE_OF:
+                raise ConfigError(f"{flag} is no flag: set {setting} in the {place_of(setting)}")
+
+
 def _defaults(context: typer.Context, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Parameter -> value, for each name in the file."""
+    """Parameter or setting -> value, for each name in the file."""
     params = [p for p in context.command.params if isinstance(p, TyperArgument | TyperOption)]
-    known = {name: param for param in params for name in _names(param)}
+    flags = {name: param for param in params for name in _names(param)}
+    known = {**dict.fromkeys(name.replace("_", "-") for name in TABLE_OF), **flags}
     seen: dict[str, str] = {}
-    for where, name, value in _flat(tables):
-        param = known.get(name.replace("_", "-"))
-        if param is None:
-            near = difflib.get_close_matches(name.replace("_", "-"), known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else "the names are those of the flags"
-            raise ConfigError(f"{where}{name} is not known; {hint}")
-        assert param.name is not None
-        if param.name in seen:
-            raise ConfigError(f"{where}{name} and {seen[param.name]} say the same twice")
-        seen[param.name] = where + name
-        yield param.name, _written(context, param, where + name, value)
+    for where, written, value in _flat(tables):
+        name = written.replace("_", "-")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = (
+                f"did you mean {' or '.join(near)}?" if near else "the names are those of flags and settings"
+            )
+            raise ConfigError(f"{where}{written} is not known; {hint}")
+        param = flags.get(name)
+        target = str(param.name) if param else name.replace("-", "_")
+        if target in seen:
+            raise ConfigError(f"{where}{written} and {seen[target]} say the same twice")
+        seen[target] = where + written
+        yield target, _written(context, param, where + written, value) if param else value
 
 
 def _names(param: Parameter) -> list[str]:
@@ -63,9 +128,9 @@ def _names(param: Parameter) -> list[str]:
 
 
 def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The section, as `[server] ` or empty, the name and the value of each entry."""
+    """The table, as `[server] ` or empty, the name and the value of each entry."""
     for name, value in tables.items():
-        if name in SECTIONS and isinstance(value, dict):
+        if name in TABLES and isinstance(value, dict):
             for inner, inner_value in value.items():
                 yield f"[{name}] ", inner, inner_value
         else:
@@ -75,8 +140,6 @@ def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 def _written(context: typer.Context, param: Parameter, where: str, value: Any) -> Any:
     """A value as the flag would have it; the flag's own type checks the rest."""
     if param.multiple:
-        if isinstance(value, dict):  # [namespace-weight] ada = 3
-            return [f"{name}={number}" for name, number in value.items()]
         texts = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{where} must be a text or a list of texts, not {value!r}")

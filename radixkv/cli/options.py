@@ -20,43 +20,16 @@ from radixkv.cli.brief_help import HELP_ALL, PANEL_OF
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig, parse_size
 from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
+from radixkv.option_names import TABLE_OF
 
 # Settings that are not options under their own name.
 _NOT_OPTIONS = ("model",)
 _RENAMED = {
     "enable_prefix_caching": "--prefix-caching/--no-prefix-caching",
-    "share_prefix_attention": "--share-prefix-attention/--no-share-prefix-attention",
-    "async_scheduling": "--async-scheduling/--no-async-scheduling",
     "deterministic": "--deterministic/--no-deterministic",
     "allow_download": "--download/--no-download",
     "trust_remote_code": "--trust-remote-code",
-    "restart_engine": "--restart-engine/--no-restart-engine",
-    "request_timeout_s": "--request-timeout",
-    "tensor_parallel_timeout_s": "--tensor-parallel-timeout",
-    "namespace_weights": "--namespace-weight",
 }
-
-
-def parse_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Weights from `NAME=WEIGHT` for each.
-
-    >>> parse_weights(["ada=3", "bob=0.5"])
-    {'ada': 3.0, 'bob': 0.5}
-
-    Raises:
-        ConfigError: not of that form, or a name twice.
-    """
-    weights: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        try:
-            weight = float(value)
-        except ValueError:
-            weight = 0.0
-        if not name or not 0 < weight < float("inf") or name in weights:
-            raise ConfigError(f"--namespace-weight {text}: write NAME=WEIGHT once per name, as ada=3")
-        weights[name] = weight
-    return weights
 
 
 def parse_names(flag: str, text: str, known: Collection[str]) -> list[str]:
@@ -120,14 +93,13 @@ def _in_users_words(text: str, flags: Mapping[str, str]) -> str:
     )
 
 
+#: Settings that are written as texts with a unit.
 _SIZES = ("kv_cache_memory", "state_memory", "window_memory")
-#: Settings that are written in another form than they have.
-_WRITTEN_AS = {**dict.fromkeys(_SIZES, str | None), "namespace_weights": list[str] | None}
 
 
 def _type_of(name: str, annotation: str) -> Any:
-    if name in _WRITTEN_AS:
-        return _WRITTEN_AS[name]
+    if name in _SIZES:
+        return str | None
     if annotation == "tuple[str, ...]":
         return list[str] | None
     kinds = {"str": str, "int": int, "float": float, "bool": bool}
@@ -141,6 +113,8 @@ def settings_parameters(
 ) -> list[inspect.Parameter]:
     """Make a parameter of a command, an option of the field's name, for each field of a class of settings.
 
+    Settings that have their place in a table of the configuration file get none.
+
     Args:
         panel: of the help text, for settings that `PANELS` does not name.
         renamed: field -> name of the option, where it is not the field's name.
@@ -152,7 +126,7 @@ def settings_parameters(
     helps = {name: _in_users_words(text, flags) for name, text in setting_helps(settings).items()}
     parameters = []
     for item in fields(settings):
-        if item.name in left_out:
+        if item.name in left_out or item.name in TABLE_OF:
             continue
         option = typer.Option(
             flags[item.name], help=helps[item.name], rich_help_panel=PANEL_OF.get(item.name, panel)
@@ -203,7 +177,7 @@ def with_options(
 
 
 def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> Callable[..., Any]:
-    """Give a typer command a `model` argument and every engine setting as an option.
+    """Give a typer command a `model` argument and the engine's settings as options.
 
     The command must take `config: EngineConfig`; its other parameters stay as they are. To be registered with
     the class `BriefHelp`.
@@ -231,8 +205,6 @@ def _make_config(*, help_all: bool, **settings: Any) -> EngineConfig:
     for name in _SIZES:
         if settings[name] is not None:
             settings[name] = parse_size(settings[name])
-    if settings["namespace_weights"] is not None:
-        settings["namespace_weights"] = parse_weights(settings["namespace_weights"]) or None
     for name in ("kv_tier", "lora"):
         settings[name] = tuple(settings[name] or ())
     if settings["chat_template"] is not None:

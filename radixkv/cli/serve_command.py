@@ -16,7 +16,7 @@ from rich.console import Console
 
 import radixkv
 from radixkv.cli.brief_help import PANEL_OF, BriefHelp
-from radixkv.cli.config_file import take_config_file
+from radixkv.cli.config_file import take_config_file, with_entries
 from radixkv.cli.options import engine_options, settings_parameters, with_options
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.no_collections import no_collections
@@ -52,7 +52,7 @@ _RENAMED = {
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a typer command every setting of the server as an option.
+    """Give a typer command the settings of the server as options.
 
     The command must take `settings: ServerSettings`; its other parameters stay as they are.
     """
@@ -117,9 +117,8 @@ def _states_line(summary: Any) -> list[str]:
 
 
 def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a typer command, which takes `replica_settings`, every setting of replicas as an option."""
-    renamed = {"target_queue_s": "--target-queue", "scale_down_after_s": "--scale-down-after"}
-    options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed=renamed)
+    """Give a typer command, which takes `replica_settings`, the settings of replicas as options."""
+    options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed={})
     return with_options(command, "replica_settings", ReplicaSettings, options)
 
 
@@ -127,6 +126,7 @@ def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @server_options
 @replica_options
 def serve(
+    context: typer.Context,
     config: EngineConfig,
     settings: ServerSettings,
     replica_settings: ReplicaSettings,
@@ -136,12 +136,14 @@ def serve(
             "--config",
             callback=take_config_file,
             is_eager=True,
-            help="TOML with the names of these flags, flat or in tables server and engine; flags win.",
+            help="TOML with the names of these flags, and with settings that have none; flags win.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
 ) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
+    config, settings = with_entries(context, config), with_entries(context, settings)
+    replica_settings = with_entries(context, replica_settings)
     require_engine("radixkv serve")
     from radixkv.entrypoints.check_start import check_start  # it needs what the extras bring
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.option_names import ENGINE_NAMES, check_names
+from radixkv.option_names import ENGINE_NAMES, check_names, place_of
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 
@@ -168,8 +168,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:
             if not condition:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+                value = getattr(self, name)
+                raise ConfigError(f"{name} must be {expected}, not {value!r} ({place_of(name)})")
 
         def one_of(name: str, *choices: str | None) -> None:
             require(getattr(self, name) in choices, name, "one of " + ", ".join(str(c) for c in choices))

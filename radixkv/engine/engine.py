@@ -208,7 +208,7 @@ class Engine:
         if not self.has_room:
             request.samples = []
             raise EngineOverloadedError(
-                f"{self.scheduler.num_waiting} requests are waiting, the most allowed (--max-queue); "
+                f"{self.scheduler.num_waiting} requests are waiting, the most allowed (max_queue); "
                 "try again later"
             )
         self._requests.add(request)

@@ -296,6 +296,6 @@ class LiveRequests:
             if request.samples[0].times.arrival >= oldest:
                 break
             expired.append(request.samples[0])
-        failure = Failure(f"the request took longer than {limit_s:g} s (--request-timeout)", "timeout")
+        failure = Failure(f"the request took longer than {limit_s:g} s (request_timeout_s)", "timeout")
         for sample in expired:
             self.fail(sample, failure, discard=False)

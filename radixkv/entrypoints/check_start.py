@@ -45,7 +45,7 @@ def _check_adapters(config: EngineConfig) -> None:
             if not adapter.ranks and adapter.rank > config.max_lora_rank:
                 raise AdapterLoadError(
                     f"it has rank {adapter.rank}, above the largest taken, {config.max_lora_rank} "
-                    "(--max-lora-rank)."
+                    "(max_lora_rank)."
                 )
             if not Path(folder, WEIGHTS_NAME).is_file():
                 raise AdapterLoadError(

@@ -54,7 +54,7 @@ def make_runner(
     if backend == "auto":
         backend = "triton" if device.type == "cuda" else "cpu"
     if backend == "triton" and device.type != "cuda":
-        raise ConfigError("attention backend triton needs a GPU; use --attention-backend cpu on a CPU")
+        raise ConfigError("attention backend triton needs a GPU; leave attention_backend out on a CPU")
     if backend == "triton":
         _check_sizes(loaded)
     if config.kv_cache_dtype != "auto" and has_linear_biases(loaded.hf_config):
@@ -116,9 +116,7 @@ def _check_adapters(config: EngineConfig, device: torch.device, backend: str) ->
         ConfigError: names the option to change.
     """
     if device.type != "cpu" and backend != "triton":
-        raise ConfigError(
-            f"adapters (--lora, --lora-dir) on {device} need Triton's kernels; use --attention-backend triton"
-        )
+        raise ConfigError(f"adapters (--lora, --lora-dir) on {device} need the attention_backend triton")
     if config.deterministic and device.type == "cpu" and not adds_by_row():
         raise ConfigError(
             "--deterministic with adapters needs numba (the extra `cpu` installs it): without it, an "

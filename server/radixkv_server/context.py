@@ -125,7 +125,7 @@ class ServerContext:
         """
         self.check_serving()
         if self.engine.is_full:
-            raise EngineOverloadedError("the queue is full (--max-queue); try again later")
+            raise EngineOverloadedError("the queue is full (max_queue); try again later")
 
     @contextlib.contextmanager
     def count_socket(self, tenant: str) -> Iterator[None]:
@@ -136,7 +136,7 @@ class ServerContext:
         """
         most = self.settings.max_websockets
         if self._sockets[tenant] >= most:
-            message = f"One API key may have {most} WebSockets open (--max-websockets): close one."
+            message = f"One API key may have {most} WebSockets open (max_websockets): close one."
             raise ApiError(429, message, code="too_many_websockets")
         self._sockets[tenant] += 1
         try:

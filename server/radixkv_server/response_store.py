@@ -35,7 +35,7 @@ def check_size(data: bytes, most: int) -> bytes:
         StoreError: it is larger than all entries of a tenant may be.
     """
     if len(data) > most:
-        message = f"The entry would have {len(data):,} bytes, more than {most:,} (--max-stored-bytes)."
+        message = f"The entry would have {len(data):,} bytes, more than {most:,} (max_stored_bytes)."
         raise StoreError(message, may_pass=False)
     return data
 

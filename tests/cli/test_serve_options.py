@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`radixkv serve`: every setting is a flag and a name in the configuration file; `radixkv key`."""
+"""`radixkv serve`: every setting is a flag or an entry of the configuration file; `radixkv key`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from radixkv.cli import serve_command as cli
+from radixkv.cli.config_file import with_entries
 from radixkv.cli.main import command_tree
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.option_names import TABLE_OF
 from radixkv_server.app import with_tenants
 from radixkv_server.log_format import JsonFormatter
+from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings, make_settings
 from radixkv_server.tenants.api_keys import digest_of
 from radixkv_server.tenants.keys_file import read_keys_file
@@ -37,12 +40,12 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return SERVE.make_context("serve", list(arguments)).params
 
 
-def test_every_setting_of_server_and_engine_is_a_flag() -> None:
+def test_every_setting_is_a_flag_or_an_entry_of_a_table() -> None:
     options = {param.name: param for param in SERVE.params}
-    for settings in (ServerSettings, EngineConfig):
+    for settings in (ServerSettings, EngineConfig, ReplicaSettings):
         for item in fields(settings):
-            assert item.name in options, f"{settings.__name__}.{item.name} has no flag"
-            assert not options[item.name].required
+            assert (item.name in options) is not (item.name in TABLE_OF), item.name
+            assert item.name not in options or not options[item.name].required
 
 
 def test_a_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
@@ -54,31 +57,87 @@ def test_a_file_gives_defaults_and_flags_win(tmp_path: Path) -> None:
         [server]
         served-model-name = ["a", "b"]
         api_key = "alice=k"
-        header-timeout = 3
         access-log = false
         [engine]
         kv-cache-memory = "2g"
         num-blocks = 7
         prefix-caching = false
-        namespace-weight = { ada = 3, bob = 0.5 }
+        pin-budget = 0
+        async_scheduling = false
+        namespace-weights = { ada = 3, bob = 0.5 }
+        [limits]
+        header-timeout-s = 3
+        max_queue = 9
+        [replicas]
+        target_queue_s = 0.5
         """
     )
     found = parsed("--config", str(path), "--num-blocks", "8", "--served-model-name", "c")
     assert found["model"] == "some/model"
-    assert (found["port"], found["num_blocks"], found["header_timeout_s"]) == (9000, 8, 3.0)
+    assert (found["port"], found["num_blocks"]) == (9000, 8)
     assert list(found["served_model_names"]) == ["c"]
     assert list(found["api_keys"]) == ["alice=k"]
     assert found["kv_cache_memory"] == "2g"
-    assert list(found["namespace_weights"]) == ["ada=3", "bob=0.5"]
     assert (found["access_log"], found["enable_prefix_caching"]) == (False, False)
     assert parsed("--config", str(path), "--access-log", "other")["model"] == "other"
-    assert list(parsed("--config", str(path))["served_model_names"]) == ["a", "b"]
+    context = SERVE.make_context("serve", ["--config", str(path)])
+    assert list(context.params["served_model_names"]) == ["a", "b"]
+    engine = with_entries(context, EngineConfig(num_blocks=8))
+    assert engine == EngineConfig(
+        num_blocks=8,
+        pin_budget=0,
+        async_scheduling=False,
+        namespace_weights={"ada": 3, "bob": 0.5},
+        max_queue=9,
+    )
+    assert with_entries(context, ServerSettings(port=1)) == ServerSettings(port=1, header_timeout_s=3)
+    assert with_entries(context, ReplicaSettings()) == ReplicaSettings(target_queue_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[limits]\nmax_queue = 'many'", ["max_queue", "an integer", "'many'", "serve.toml"]),
+        ("max_queue = true", ["max_queue", "an integer"]),
+        ("[limits]\nping_interval_s = -1", ["ping_interval_s", "above 0"]),
+        ("[engine]\npin_budget = 2", ["pin_budget", "below 1", "[engine]"]),
+        ("namespace_weights = 3", ["namespace_weights", "a table"]),
+        ("namespace_weights = { ada = 'x' }", ["namespace_weights", "numbers above 0"]),
+        ("unknown_fields = 'keep'", ["unknown_fields", "warn"]),
+        ("[replicas]\nmax_replicas = 3", ["max_replicas", "--replicas"]),
+    ],
+)
+def test_a_wrong_entry_is_named(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    result = CliRunner().invoke(command_tree(), ["serve", "no-such-model", "--config", str(path)])
+    assert isinstance(result.exception, ConfigError)
+    for part in parts:
+        assert part in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flag", "parts"),
+    [
+        ("--ping-interval", ["ping_interval_s", "[limits]"]),
+        ("--max-queue=4", ["--max-queue", "max_queue", "[limits]"]),
+        ("--no-async-scheduling", ["async_scheduling", "[engine]"]),
+        ("--namespace-weight", ["namespace_weights", "[engine]"]),
+        ("--target_queue", ["target_queue_s", "[replicas]"]),
+    ],
+)
+def test_a_setting_without_a_flag_names_its_table(flag: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(flag, "3")
+    for part in (*parts, "--config FILE"):
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("prot = 1", ["prot", "did you mean port"]),
+        ("[limits]\nping-interval = 3", ["[limits] ping-interval", "ping-interval-s"]),
         ("[server]\nserved-models = ['x']", ["[server] served-models", "served-model-name"]),
         ("xyzzy = 1", ["xyzzy", "flags"]),
         ("config = 'x'", ["config"]),

@@ -47,6 +47,8 @@ def test_mistakes_are_answered_before_torch_is_imported(folder: Path, tmp_path: 
     adapter.mkdir()
     settings = {"peft_type": "LORA", "target_modules": ["q_proj"], "r": 128}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    rank = tmp_path / "rank.toml"
+    rank.write_text("[engine]\nmax_lora_rank = 128\n")
     stored = tmp_path / "awq"
     stored.mkdir()
     for each in folder.iterdir():
@@ -67,7 +69,7 @@ def test_mistakes_are_answered_before_torch_is_imported(folder: Path, tmp_path: 
         ("serve", model, "--tensor-parallel", "3"): "more than the 2 KV heads of llama",
         ("serve", model, "--lora", f"sql={tmp_path}/none"): "The adapter 'sql' can't be loaded",
         ("serve", model, "--lora", f"sql={adapter}"): "rank 128, above the largest taken, 64",
-        ("serve", model, "--lora", f"sql={adapter}", "--max-lora-rank", "128"): "no file",
+        ("serve", model, "--lora", f"sql={adapter}", "--config", str(rank)): "no file",
         ("serve", model, "--lora-dir", f"{tmp_path}/none"): "there is no such folder",
         ("serve", model, "--kv-tier", "disk:/no-such-top/x"): "there is no /no-such-top",
         ("serve", model, "--kv-tier", f"disk:{model}/config.json/x"): "the K/V tier's folder",

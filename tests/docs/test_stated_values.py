@@ -81,8 +81,6 @@ def test_defaults_are_found_in_prose() -> None:
     flags = {flag for _, flag, _ in stated_defaults()}
     assert flags >= {
         "--shutdown-delay",
-        "--slow-client-timeout",
-        "--tensor-parallel-timeout",
         "--normalize-clients",
         "--canonical-tools",
         "--speculation",

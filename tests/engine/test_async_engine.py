@@ -201,7 +201,7 @@ async def test_a_full_queue_is_refused_and_takes_again_later():
         results = await asyncio.gather(first, *rest, return_exceptions=True)
         refused = [result for result in results if isinstance(result, EngineOverloadedError)]
         assert len(refused) == 2
-        assert "--max-queue" in str(refused[0])
+        assert "max_queue" in str(refused[0])
         assert (await engine.generate(Request([9], GREEDY))).outputs[0].token_ids
         await assert_idle(engine)
 

@@ -350,7 +350,7 @@ def test_timeout_ends_a_request_within_a_step():
     now[0] = 6.0
     result = engine.step()
     assert [output.outputs[0].finish_reason for output in result.finished] == ["error"]
-    assert "--request-timeout" in result.finished[0].error
+    assert "request_timeout_s" in result.finished[0].error
     assert_nothing_held(engine)
 
 

@@ -115,7 +115,7 @@ def test_ranks_that_hang(server: LiveServer) -> None:
         first.send_signal(signal.SIGSTOP)
         response = http.post("/v1/completions", json=BODY)
         assert response.status_code == 503
-        assert "--tensor-parallel-timeout" in response.text
+        assert "tensor_parallel_timeout_s" in response.text
         assert psutil.wait_procs([first], timeout=30)[0]
         assert answer(http) == text
         assert_nothing_is_held(http)

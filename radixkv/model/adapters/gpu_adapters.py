@@ -150,7 +150,7 @@ class GpuAdapterMemory(AdapterMemory):
             return super()._pack(weights)
         except torch.cuda.OutOfMemoryError:
             raise AdapterLoadError(
-                "the GPU's memory has no place for it; lower --max-loras or --gpu-memory-utilization."
+                "the GPU's memory has no place for it; lower max_loras or --gpu-memory-utilization."
             ) from None
 
     def stage(self, adapters: StepAdapters, padded: int = 0) -> GpuStepAdapters:

@@ -197,7 +197,7 @@ def read_adapter(
     if ranks[path] > max_rank:
         raise AdapterLoadError(
             f"the adapter has rank {ranks[path]} at {path}, above the largest taken, {max_rank} "
-            "(--max-lora-rank)."
+            "(max_lora_rank)."
         )
     size = sum(sum(base.shapes[path]) * rank for path, rank in ranks.items())
     data, matrices = _read_file(folder / WEIGHTS_NAME, 4 * size + _HEADER_BYTES)

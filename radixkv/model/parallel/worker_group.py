@@ -267,7 +267,7 @@ class WorkerGroup:
     def _lost_for_waiting(self, limit_s: float) -> None:
         how = ", ".join(worker.how_it_is for worker in self.workers)
         self.lost(
-            f"a rank has let the others wait for more than {limit_s:g} s (--tensor-parallel-timeout): {how}"
+            f"a rank has let the others wait for more than {limit_s:g} s (tensor_parallel_timeout_s): {how}"
         )
 
     # ------------------------------------------------------------------ ending

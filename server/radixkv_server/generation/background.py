@@ -117,7 +117,7 @@ class BackgroundAnswer:
         except asyncio.CancelledError:
             error = None if self._is_cancelled else shutting_down()
         except TimeoutError:
-            message = f"The response took longer than {timeout_s:g} s (--background-timeout)."
+            message = f"The response took longer than {timeout_s:g} s (background_timeout_s)."
             error = ApiError(504, message, code="timeout")
         except Exception as caught:
             if not is_expected(caught):
@@ -167,7 +167,7 @@ class Background:
         if len(running) >= self._max_running:
             message = (
                 f"{len(running)} responses run in the background, as many as one API key may have "
-                "(--max-background-responses): wait for one, or cancel one."
+                "(max_background_responses): wait for one, or cancel one."
             )
             raise ApiError(429, message, code="too_many_background_responses", headers={"Retry-After": "1"})
 

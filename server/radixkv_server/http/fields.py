@@ -5,7 +5,7 @@ supported        an ordinary field of a body's model
 without effect   `Annotated[Any, WithoutEffect()]`: real clients send it, and it changes nothing here; the
                  answer's `warning` header names it
 refused          `Annotated[Any, Refused("...")]`: ignoring it would change the meaning of the answer
-unknown          any other: refused, or with `--unknown-fields warn` dropped and named in the header
+unknown          any other: refused, or with `unknown_fields = "warn"` dropped and named in the header
 
 A known field whose value asks for nothing (null, false, an empty list, an object of nothing else) is never
 refused and never named.

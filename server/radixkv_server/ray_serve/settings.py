@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.errors import ConfigError
+from radixkv.option_names import place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class ReplicaSettings:
     def __post_init__(self) -> None:
         def require(condition: bool, name: str, expected: str) -> None:
             if not condition:
-                flag = "--" + name.removesuffix("_s").replace("_", "-")
-                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} (flag {flag})")
+                value = getattr(self, name)
+                raise ConfigError(f"{name} must be {expected}, not {value!r} ({place_of(name)})")
 
         least = self.replicas or 1
         require(self.replicas is None or self.replicas >= 1, "replicas", "at least 1")

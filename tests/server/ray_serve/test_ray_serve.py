@@ -207,16 +207,9 @@ def test_the_config_file_is_deployed_and_a_command_joins_its_cluster(tmp_path: P
 def test_replicas_are_added_while_prompts_wait_and_leave_without_losing_a_chunk(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", "llama")
     options = ("--num-blocks", "400", "--no-access-log", "--threads", "1", "--warm-up", "quick")
-    scaling = (
-        "--replicas",
-        "1",
-        "--max-replicas",
-        "2",
-        "--target-queue",
-        "0.0001",
-        "--scale-down-after",
-        "4",
-    )
+    file = tmp_path / "serve.toml"
+    file.write_text("[replicas]\nmax_replicas = 2\ntarget_queue_s = 0.0001\nscale_down_after_s = 4\n")
+    scaling = ("--replicas", "1", "--config", str(file))
     with replica_server(str(model), *options, *scaling) as server:
         stop = threading.Event()
 

@@ -43,14 +43,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     ("options", "named"),
     [
         ({"replicas": 0}, "--replicas"),
-        ({"replicas": 3, "max_replicas": 2}, "--max-replicas"),
+        ({"replicas": 3, "max_replicas": 2}, r"max_replicas must .*table \[replicas\]"),
         ({"max_replicas": 2}, "together with --replicas"),
         ({"ray_address": "auto"}, "together with --replicas"),
-        ({"replicas": 1, "target_queue_s": 0.0}, "--target-queue"),
-        ({"replicas": 1, "replica_gpus": -1.0}, "--replica-gpus"),
+        ({"replicas": 1, "target_queue_s": 0.0}, "target_queue_s must be above 0"),
+        ({"replicas": 1, "replica_gpus": -1.0}, "replica_gpus must be at least 0"),
     ],
 )
-def test_wrong_settings_are_named_by_their_flags(options, named):
+def test_wrong_settings_are_named(options, named):
     with pytest.raises(ConfigError, match=named):
         ReplicaSettings(**options)
 

@@ -44,7 +44,7 @@ function cards() {
     missed: card("Missed tokens by reason", "Prompt tokens that had to be computed since the server's start, by why the first of them was not found.",
       "work on the longest bar; “new text” alone cannot be avoided."),
     adapters: card("Adapters", "LoRA adapters on this base, and the share of their prompts' tokens that was found: each has prefixes of its own.",
-      "an adapter that is read often and rarely in memory needs a larger --max-loras."),
+      "an adapter that is read often and rarely in memory needs a larger max_loras."),
     breaks: card("What breaks most prompts", "The places where prompts that begin alike part from what is cached, those that cost most first.",
       "move what varies after what stays the same."),
   };

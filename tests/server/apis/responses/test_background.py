@@ -241,7 +241,7 @@ def test_it_ends_in_time() -> None:
     engine.gate.clear()
     with live_server(engine, background_timeout_s=0.05) as hurried, hurried.openai() as client:
         failed = poll(client, begin(client).id)
-        assert (failed.status, "--background-timeout" in failed.error.message) == ("failed", True)
+        assert (failed.status, "background_timeout_s" in failed.error.message) == ("failed", True)
         engine.wait_until(lambda: engine.requests[-1].aborted)
         engine.release()
 
