@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cline, a coding agent, by its command line, over chat completions."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -22,24 +21,20 @@ def home(name: str, url: str) -> str:
     return str(made)
 
 
-def ask(prompt: str, *options: str, where: str, cwd: Path) -> str:
+def ask(prompt: str, where: str, cwd: Path) -> str:
     """The last message."""
-    found = agent.events(agent.run(CLINE, "--json", prompt, *options, cwd=cwd, HOME=where))
+    found = agent.events(agent.run(CLINE, "--json", prompt, cwd=cwd, HOME=where))
     (result,) = [event for event in found if event["type"] == "run_result"]
     return result["text"]
 
 
-def last_session(where: str, cwd: Path) -> str:
-    shown = agent.run(CLINE, "history", "--json", cwd=cwd, HOME=where)
-    return json.loads(shown)[0]["sessionId"]
-
-
 report.version(agent.run(CLINE, "--version").strip())
 work, where = agent.folder("project"), home("cline", report.URL)
-report.turn(ask(report.FIRST, where=where, cwd=work))
-report.turn(ask(report.SECOND, "--id", last_session(where, work), where=where, cwd=work))
+# A session goes on in a terminal alone: the second turn is a session of its own in the same folder.
+report.turn(ask(report.FIRST, where, work))
+report.turn(ask(report.SECOND, where, work))
 told = home("cline-scripted", report.SCRIPTED_URL)
-text = ask(agent.script("run_commands", {"commands": ["cat weather.txt"]}), where=told, cwd=work)
+text = ask(agent.script("run_commands", {"commands": ["cat weather.txt"]}), told, work)
 if text.strip() != agent.SUNNY:
     raise SystemExit(f"the tool's result did not come back, but {text[:200]!r}")
 report.called({"commands": ["cat weather.txt"]})
