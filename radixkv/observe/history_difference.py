@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.message_difference import changing, rewritten, squeezed
 from radixkv.observe.message_places import message_name
 from radixkv.observe.prompt_parts import MessageParts

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.embedded_json import canonical_text, tools_in
 from radixkv.observe.prompt_parts import MessageParts
 from radixkv.observe.text_difference import TextDifference, differences, share_in_common

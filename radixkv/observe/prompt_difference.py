@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.history_difference import history_breaker
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.observe.tools_difference import tools_breaker

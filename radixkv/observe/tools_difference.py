@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.embedded_json import canonical_schema
 from radixkv.observe.text_difference import differences
 from radixkv.observe.volatile_text import volatile_text

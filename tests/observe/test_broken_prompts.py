@@ -9,7 +9,7 @@ import pytest
 from broken_prompts import BANKS, KINDS_MADE, judge, make_pairs
 from nightly import by_day
 
-from radixkv.observe.breaker import KINDS
+from radixkv.observe.causes import CAUSES
 
 PAIRS = 300
 #: More of them where somebody has the time.
@@ -32,7 +32,7 @@ def test_the_corpus_has_all_kinds_and_is_the_same_each_time() -> None:
     kinds = {pair.kind for pair in pairs}
     assert None in kinds
     assert len(kinds) == len(KINDS_MADE) - 1, "two of them break nothing that has a name"
-    assert kinds - {None} <= set(KINDS)
+    assert kinds - {None} <= set(CAUSES)
 
 
 def test_the_banks_have_nothing_in_common() -> None:

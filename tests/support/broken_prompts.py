@@ -35,7 +35,7 @@ class Pair:
     """Two chats, and what the second one breaks.
 
     Args:
-        kind: of `radixkv.observe.breaker.KINDS`; None: nothing breaks, or nothing that has a name.
+        kind: one of `radixkv.observe.causes.CAUSES`; None: nothing breaks, or nothing that has a name.
         place: index of the message, or name of the tool; None: none.
         how: what the generator did, for reports.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv.observe.breaker import Breaker
+from radixkv.observe.causes import CAUSES, Breaker, Cause
 
 Reason = Literal[
     "hit",  # all that an earlier prompt left is found
@@ -19,6 +19,8 @@ Reason = Literal[
     "concurrent",  # what it shares was being computed for another request
     "skipped",  # it asks for logprobs of its prompt, so that all of it was computed
 ]
+#: Reasons whose causes have another code.
+_CODES = {"first": "first_seen", "broken": "diverged"}
 Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown"]
 
 
@@ -63,3 +65,8 @@ class Observation:
     earlier: str = ""
     written: tuple[tuple[int, float], ...] = ()
     reported_prompt: int | None = None
+
+
+def cause_of(reason: str) -> Cause:
+    """Return the cause that a reason of an observation, or `upstream_missed`, stands for."""
+    return CAUSES[_CODES.get(reason, reason)]

@@ -9,7 +9,7 @@ from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.observe.advisor import same_later, same_later_in_texts
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt
 from radixkv.observe.audit.prompt_units import PromptUnits
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.prompt_difference import find_breaker
 from radixkv.observe.prompt_parts import PromptParts
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.observe.audit.observation import Observation, cause_of
 from radixkv.observe.audit.prices import ModelPrices, Prices
 from radixkv.observe.audit.record import Json, Record
 from radixkv.observe.audit.rule_sets import RuleSet
-from radixkv.observe.audit.rules import Observation
 
 WORST = 10
 MAX_POINTS = 240  # of the growth over time: twice as many are halved
@@ -183,7 +183,7 @@ class AuditReport:
             return
         breaker = seen.breaker
         kind = seen.reason if breaker is None else breaker.kind
-        what = _WITHOUT_BREAKER.get(kind, kind) if breaker is None else breaker.what
+        what = cause_of(seen.reason).meaning if breaker is None else breaker.what
         place = "" if breaker is None else breaker.place
         group = self._breaks.setdefault((kind, what, place), BreakTally())
         group.count += 1
@@ -256,15 +256,6 @@ class AuditReport:
         }
 
 
-_WITHOUT_BREAKER = {
-    "no_breakpoint": "no breakpoint near enough to what was cached before",
-    "too_short": "shorter than what these rules cache",
-}
-_REMEDIES = {
-    "no_breakpoint": "mark the end of what stays the same, and of the newest message, to be cached",
-}
-
-
 def _group(groups: OrderedDict[str, Sums], name: str) -> Sums:
     sums = groups.get(name)
     if sums is None:
@@ -305,7 +296,7 @@ def _example(record: Record, seen: Observation) -> Json:
         "before": seen.before,
         "old": seen.old,
         "new": seen.new,
-        "what_to_move": _REMEDIES.get(seen.reason) if breaker is None else breaker.remedy,
+        "what_to_move": cause_of(seen.reason).advice if breaker is None else breaker.remedy,
         "detail": None if breaker is None else breaker.detail,
     }
 

@@ -32,7 +32,7 @@ from radixkv.observe.audit.prompt_keys import KnownChains, PromptKeys, keys_of
 from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.observe.audit.record import Block, Json, Record
 from radixkv.observe.audit.rule_sets import RuleSet
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
@@ -340,8 +340,7 @@ class Rules:
         if found is not None:
             if found.expired_block > found.block:
                 lost = round(units.tokens_to_block(found.expired_block)) - cached
-                what = make_breaker("ttl_passed", "what was cached had run out before it was used again")
-                return "expired", what, lost, none
+                return "expired", make_breaker("expired"), lost, none
             if found.running_block > found.block:
                 return (
                     "concurrent",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from radixkv.cache.reporting.reasons import MEANINGS
+from radixkv.observe.causes import CAUSES
 
 #: `REASONS`: reason -> [label, meaning].
 REASONS_MODULE = "reasons.js"
@@ -17,7 +17,7 @@ REASONS_MODULE = "reasons.js"
 def page_files() -> dict[str, bytes]:
     """Return the contents of all files by path below `/console`. O(bytes)."""
     files = dict(_files_in(resources.files("radixkv_server.console") / "static", ""))
-    words = {reason: [meaning.label, meaning.text] for reason, meaning in MEANINGS.items()}
+    words = {code: [cause.label, cause.sentence] for code, cause in CAUSES.items() if cause.below is None}
     files[REASONS_MODULE] = f"export const REASONS = {json.dumps(words, indent=2)};\n".encode()
     return files
 

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 
-from radixkv.cache.reporting.reasons import MEANINGS, Reason
+from radixkv.observe.audit.observation import cause_of
 from radixkv.observe.audit.prices import Prices
 from radixkv.observe.audit.record import Record
-from radixkv.observe.breaker import Breaker
+from radixkv.observe.causes import Breaker
 from radixkv_server.activity.hit_windows import history_json
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Onlooker
 from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.dialect import Json
 from radixkv_server.proxy.watched import SHOWN_CHARS, Watched, WatchedRequest
-
-#: Reasons with another name in the rules of an audit.
-_REASONS = {"first": Reason.FIRST_SEEN, "broken": Reason.DIVERGED}
 
 
 def _text_of(units: Sequence[int]) -> str:
@@ -44,7 +41,7 @@ class Views:
         watched, stats = self._watched, self._watched.stats()
         missed: dict[str, int] = {}
         for reason, tokens in watched.missed.items():
-            missed[_REASONS.get(reason, reason)] = tokens
+            missed[cause_of(reason).code] = tokens
         return {
             "object": "cache",
             "role": "admin",
@@ -87,7 +84,7 @@ class Views:
             "prompt_tokens": observed.prompt_tokens,
             "cached_tokens": one.cached_tokens,
             "expected_tokens": observed.cached_tokens,
-            "reason": _reason(one),
+            "reason": cause_of(one.reason).code,
             "position": None if around is None else observed.shared_tokens,
             "detail": _detail(one),
             "around": around,
@@ -163,7 +160,7 @@ class Views:
             "expected_tokens": observed.cached_tokens,
             "reported_tokens": observed.reported_tokens,
             "completion_tokens": record.usage.output or 0,
-            "reason": _reason(one),
+            "reason": cause_of(one.reason).code,
             "fault": observed.fault,
             "cost": self._cost(one),
             "comparison": None,
@@ -209,18 +206,11 @@ def _detail(one: WatchedRequest) -> str:
     return f"{expected}; the upstream {reported}."
 
 
-def _reason(one: WatchedRequest) -> str:
-    """Name of a request's reason in the servers' vocabulary."""
-    return _REASONS.get(one.reason, one.reason)
-
-
 def _advice(one: WatchedRequest) -> str | None:
     breaker = one.observation.breaker
-    if one.reason == "broken" and breaker is not None:
-        where = f" in {breaker.place}" if breaker.place else ""
-        return f"{breaker.what}{where}: {breaker.remedy}."
-    reason = _reason(one)
-    return MEANINGS[Reason(reason)].advice if reason in set(Reason) else None
+    if breaker is not None and one.reason == one.observation.reason:
+        return breaker.detail
+    return cause_of(one.reason).advice_sentence
 
 
 def _breaker(found: Breaker) -> Json:

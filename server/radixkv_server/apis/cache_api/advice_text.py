@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.cache.reporting.reasons import MEANINGS, Reason
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.observe.advisor import MIN_RUN
+from radixkv.observe.causes import CAUSES
 from radixkv.observe.volatile_text import kind_at
 
 #: Reasons that the next request does not meet where a tier has what was missing.
@@ -148,4 +149,4 @@ def miss_advice(report: MissReport, found: Divergence, cause: str | None = None)
         return f"The tier {report.tier} has it: the next request that needs it loads it from there."
     if report.reason == Reason.FIRST_SEEN and report.num_hit_tokens:
         return None  # the prompt goes on from what is cached, as the next turn of a chat does
-    return MEANINGS[report.reason].advice
+    return CAUSES[report.reason].advice_sentence

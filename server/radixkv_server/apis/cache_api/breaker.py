@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from radixkv.cache.keys import TOKEN_BYTES, Owner, encode_tokens, shared_bytes
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.observe.advisor import same_later
-from radixkv.observe.breaker import Breaker, make_breaker
+from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.message_difference import changing
 from radixkv.observe.message_places import message_name
 from radixkv.observe.prompt_difference import find_breaker
@@ -32,7 +32,7 @@ _OF_HINTS = {
     CLIENT_DROPS_REASONING: "thinking_stripped",
     RESERIALISED: "arguments_reserialised",
 }
-_REMOVED = {"evicted": "evicted", "expired": "ttl_passed", "reset": "reset"}
+_REMOVED = frozenset({"evicted", "expired", "reset"})
 #: Reasons for which the prompt is as it was.
 _UNBROKEN = frozenset(
     {"hit", "skipped", "partial_block", "no_state", "length", "namespace", "load_too_slow", "checksum"}
@@ -86,7 +86,7 @@ def with_breaker(advice: str | None, found: Breaker | None, diverged: Divergence
         advice: without the cause.
         diverged: place of the break, whose cost is told beside the cause; None: the prompt did not diverge.
     """
-    if found is None or found.kind == "unknown":
+    if found is None or not found.is_known:
         return advice
     return found.detail if diverged is None else f"{divergence_cost(diverged)} {found.detail}"
 
@@ -224,13 +224,13 @@ def _not_found(broken: Broken, earlier: SeenRequest) -> Breaker:
 
 def _removed(context: ServerContext, broken: Broken, earlier: Sequence[SeenRequest]) -> Breaker:
     """Describe a prefix that was evicted, and the requests that took its room."""
-    kind = _REMOVED[broken.report.reason]
+    reason = broken.report.reason
     found, shared = _most_alike(broken, earlier)
-    if kind != "evicted" or found is None or shared < broken.report.num_hit_tokens:
-        return make_breaker(kind)
+    if reason != "evicted" or found is None or shared < broken.report.num_hit_tokens:
+        return make_breaker(reason)
     until = float("inf") if broken.request is None else broken.request.started_at
     written = {True: 0, False: 0}
     for one in context.activity.latest(None, limit=10_000):
         if found.started_at < one.started_at < until and one.progress.outcome is not None:
             written[one.tenant == broken.owner.tenant] += one.progress.outcome.num_cache_write_tokens
-    return make_breaker("evicted_by_others" if written[False] > written[True] else kind)
+    return make_breaker("evicted_by_others" if written[False] > written[True] else reason)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from radixkv.cache.keys import TOKEN_BYTES
 from radixkv.observe.audit.prompt_break import common_length
-from radixkv.observe.breaker import make_breaker
+from radixkv.observe.causes import make_breaker
 from radixkv_server.activity.activity import HISTORY_S
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from radixkv.observe.breaker import Breaker
+from radixkv.observe.causes import Breaker
 from radixkv.text.chat_formats.template_input import can_show_tools_first
 from radixkv_server.chats.chat import Chat, chat_prompt
 from radixkv_server.context import ServerContext
