@@ -96,7 +96,7 @@ class SLRU(EvictionPolicy):
             self._protected_blocks -= blocks
             demoted.data = self.tick
             if demoted.entry is not None:
-                demoted.owner.group.index.reprioritize(demoted)
+                demoted.owner.account.index.reprioritize(demoted)
 
     def on_split(self, upper: CachedRun, lower: CachedRun) -> None:
         upper.data = lower.data

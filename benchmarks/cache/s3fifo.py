@@ -78,7 +78,7 @@ class S3FIFO(EvictionPolicy):
         return TwoQueues(self.priority)
 
     def on_evict(self, node: CachedRun, num_blocks: int) -> None:
-        index = node.owner.group.index
+        index = node.owner.account.index
         assert isinstance(index, TwoQueues)
         index.shrink(node, num_blocks)
 

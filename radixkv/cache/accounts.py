@@ -138,12 +138,12 @@ class BlockAccounts:
         self._by_key: dict[NamespaceKey, BlockAccount] = {}
         self._changed: dict[BlockAccount, None] = {}
         self._with_candidates: Any = SortedList()  # entries
-        self._reclaimable_groups: Any = SortedList()  # those of groups that others may take blocks from
+        self._reclaimable_accounts: Any = SortedList()  # those of accounts that others may take blocks from
         self._evictable = self._reclaimable = 0
         self._kept_back: set[BlockAccount] = set()
 
     def __iter__(self) -> Iterator[BlockAccount]:
-        """All of them, the common one first."""
+        """Yield all accounts, the common one first."""
         return iter((self.common, *self._by_key.values()))
 
     def of(self, key: NamespaceKey) -> BlockAccount:
@@ -152,18 +152,18 @@ class BlockAccounts:
 
     @property
     def quotas(self) -> dict[NamespaceKey, Quota]:
-        """All quotas, also those without bounds by now."""
-        return {key: Quota(group.floor, group.ceiling) for key, group in self._by_key.items()}
+        """All quotas, those without bounds by now included."""
+        return {key: Quota(account.floor, account.ceiling) for key, account in self._by_key.items()}
 
     def usage(self) -> list[QuotaUsage]:
-        """The quotas and their use. O(groups)."""
+        """Return the quotas and their use. O(accounts)."""
         return [
-            QuotaUsage(key, group.floor, group.ceiling, group.used, group.protected)
-            for key, group in self._by_key.items()
+            QuotaUsage(key, account.floor, account.ceiling, account.used, account.protected)
+            for key, account in self._by_key.items()
         ]
 
     def replace(self, quotas: Mapping[NamespaceKey, Quota]) -> None:
-        """Replace all quotas; one not named bounds nothing any more. O(groups).
+        """Replace all quotas; a name that is left out has no bounds any more. O(accounts).
 
         ConfigError, and nothing changed: the floors together exceed the pool.
         """
@@ -173,35 +173,35 @@ class BlockAccounts:
             self.common.watch(self._changed, 0)
         for key in quotas:
             if key not in self._by_key:
-                group = self._by_key[key] = BlockAccount(self._policy)
-                group.watch(self._changed, len(self._by_key))
-        for key, group in self._by_key.items():
-            group.bound(quotas.get(key, Quota()))
+                account = self._by_key[key] = BlockAccount(self._policy)
+                account.watch(self._changed, len(self._by_key))
+        for key, account in self._by_key.items():
+            account.bound(quotas.get(key, Quota()))
 
     # ------------------------------------------------------------------ of several
 
     def _update(self) -> None:
         while self._changed:
-            group, _ = self._changed.popitem()
-            entry, evictable, reclaimable = group.indexed_as
+            account, _ = self._changed.popitem()
+            entry, evictable, reclaimable = account.indexed_as
             if entry is not None:
                 self._with_candidates.remove(entry)
                 if reclaimable:
-                    self._reclaimable_groups.remove(entry)
+                    self._reclaimable_accounts.remove(entry)
             self._evictable -= evictable
             self._reclaimable -= reclaimable
-            entry, evictable, reclaimable = group.entry(), group.evictable, group.reclaimable
-            group.indexed_as = entry, evictable, reclaimable
+            entry, evictable, reclaimable = account.entry(), account.evictable, account.reclaimable
+            account.indexed_as = entry, evictable, reclaimable
             if entry is not None:
                 self._with_candidates.add(entry)
                 if reclaimable:
-                    self._reclaimable_groups.add(entry)
+                    self._reclaimable_accounts.add(entry)
             self._evictable += evictable
             self._reclaimable += reclaimable
             if reclaimable < evictable:
-                self._kept_back.add(group)
+                self._kept_back.add(account)
             else:
-                self._kept_back.discard(group)
+                self._kept_back.discard(account)
 
     def evictable(self) -> int:
         """Count the blocks that could be evicted, quotas aside."""
@@ -210,10 +210,10 @@ class BlockAccounts:
         self._update()
         return self._evictable
 
-    def reclaimable_beside(self, group: BlockAccount) -> int:
-        """Count the blocks that `group` may take from the others."""
+    def reclaimable_beside(self, account: BlockAccount) -> int:
+        """Count the blocks that `account` may take from the others."""
         self._update()
-        return self._reclaimable - group.reclaimable
+        return self._reclaimable - account.reclaimable
 
     def kept_back(self) -> set[BlockAccount]:
         """Return the accounts that could give more if it were not for their floor."""
@@ -227,16 +227,16 @@ class BlockAccounts:
         self._update()
         return self._with_candidates[0][2] if self._with_candidates else None
 
-    def first_for(self, group: BlockAccount) -> BlockAccount:
-        """Return the account whose candidate is evicted first to make room for `group`."""
+    def first_for(self, account: BlockAccount) -> BlockAccount:
+        """Return the account whose candidate is evicted first to make room for `account`."""
         if not self.are_several:
-            return group
+            return account
         self._update()
-        own, others = group.indexed_as[0], self._reclaimable_groups
+        own, others = account.indexed_as[0], self._reclaimable_accounts
         if own is None or (others and others[0][:2] < own[:2]):
             found: BlockAccount = others[0][2]
             return found
-        return group
+        return account
 
 
 def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
@@ -252,7 +252,7 @@ def check_floors(quotas: Iterable[Quota], num_blocks: int) -> None:
 def framed_quotas(
     quotas: Mapping[NamespaceName, Quota | tuple[int, int | None]] | None,
 ) -> dict[NamespaceKey, Quota]:
-    """Quotas by framed names; ConfigError: one is malformed."""
+    """Return quotas by framed names; ConfigError: one is malformed."""
     return {
         frame_namespace(namespace): quota if isinstance(quota, Quota) else Quota(*quota)
         for namespace, quota in (quotas or {}).items()

@@ -60,7 +60,7 @@ class BlockPool:
         self._stack[bottom:top] = blocks[::-1]
 
     def free_later(self, reserve: InvalidatedTree) -> None:
-        """The blocks of `reserve` are free; it says which ones when they are needed. O(1)."""
+        """Count the blocks of `reserve` as free; it names them when they are needed. O(1)."""
         if reserve.num_blocks:
             self._reserves.append(reserve)
             self.num_free += reserve.num_blocks
@@ -84,12 +84,12 @@ class BlockPool:
             self.extra_holders[block] = self.extra_holders.get(block, 0) + 1
 
     def forget_sharing(self, blocks: array[int]) -> None:
-        """These blocks enter the tree: whoever holds them does so through a node from now on. O(count)."""
+        """Stop counting the holders of blocks that enter the tree: a node protects them now. O(count)."""
         for block in blocks:
             self.extra_holders.pop(block, None)
 
     def set_holders(self, holders: dict[int, int]) -> None:
-        """Take in blocks that have left the tree, private to as many leases as given. O(count)."""
+        """Count the leases that hold blocks which have left the tree. O(count)."""
         for block, count in holders.items():
             if count > 1:
                 self.extra_holders[block] = count - 1
@@ -112,6 +112,6 @@ class BlockPool:
         return self.free(array("i", [block for block in blocks if self.drop_holder(block)]))
 
     def free_ids(self) -> list[int]:
-        """The free ids, for `check`."""
+        """Return the free ids, for `check`."""
         waiting = [block for reserve in self._reserves for block in reserve.waiting_blocks()]
         return self._stack[: self._top].tolist() + waiting

@@ -21,7 +21,7 @@ _OF_STATE = b"state"  # after the identity of a block
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """All blocks of a run are one namespace's, or all public."""
+    """Whole blocks of one text in order; all of one namespace, or all public."""
 
     # The framed namespace; of public text the parts of it that say what computes its K/V.
     namespace: NamespaceKey
@@ -51,7 +51,7 @@ class BlockRun:
         return (self.end - self.start) // len(self) if len(self) else 0
 
     def states(self) -> BlockRun | None:
-        """The states at the grid points inside a run of blocks, the end included; None: there are none.
+        """Return the states at the grid points inside a run, its end included; None: there are none.
 
         Their identities are those of the blocks that end there, and a mark. O(tokens).
         """
@@ -70,13 +70,13 @@ class BlockRun:
         )
 
     def tokens_of(self, index: int) -> bytes:
-        """The token ids of one of its blocks. O(block)."""
+        """Return the token ids of one of its blocks. O(block)."""
         size = self.block_size * TOKEN_BYTES
         start = self.start * TOKEN_BYTES + index * size
         return self.tokens[start : start + size]
 
     def part(self, first: int, stop: int) -> BlockRun:
-        """Its blocks [first, stop). O(tokens)."""
+        """Return the run of its blocks [first, stop). O(tokens)."""
         size = self.block_size
         return replace(
             self,
@@ -86,7 +86,7 @@ class BlockRun:
         )
 
     def shared_end(self, other: BlockRun) -> int:
-        """Tokens at the beginning that both texts share, up to a block's end; 0: they are not one owner's.
+        """Count the leading tokens that both texts share, up to a block's end; 0: their owners differ.
 
         O(tokens).
         """

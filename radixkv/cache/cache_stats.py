@@ -43,8 +43,8 @@ class CacheStats:
 
 
 def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStats:
-    """The counters of one cache. O(quota groups + checkpoints)."""
-    pool, pins, cached = capacity.pool, capacity.pins, capacity.groups.evictable()
+    """Return the counters of one cache. O(accounts + checkpoints)."""
+    pool, pins, cached = capacity.pool, capacity.pins, capacity.accounts.evictable()
     states = capacity.tree.states
     return CacheStats(
         total_blocks=pool.num_blocks,

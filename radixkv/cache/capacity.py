@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capacity: who may have how many blocks, and making room for them by eviction.
 
-Quotas act here: a group's own blocks go first when it reaches its ceiling, and another group's blocks only
-down to that group's floor. Pins give way to a request that could never run beside them.
+Quotas act here. At its ceiling, an account evicts blocks of its own. Blocks of another account are evicted
+only down to that account's floor, together with the public blocks above them. Pins give way to a request that
+could never run beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from radixkv.errors import OutOfBlocks
 
 
 class Capacity:
-    """The pool's blocks, divided among groups, and all that holds them.
+    """The pool's blocks, divided among accounts, with the leases, pins and nodes that hold them.
 
     Attributes:
         refused: how often there were too few blocks.
@@ -36,14 +37,14 @@ class Capacity:
         self,
         pool: BlockPool,
         tree: RadixTree,
-        groups: BlockAccounts,
+        accounts: BlockAccounts,
         publics: Mapping[NamespaceKey, Namespace],
         pins: Pins,
         ghosts: GhostIndex,
     ) -> None:
         self.pool = pool
         self.tree = tree
-        self.groups = groups  # all of them
+        self.accounts = accounts  # all of them
         self.pins = pins
         self.leases: dict[int, Any] = {}  # those that live, by number
         self.refused = self.evicted_blocks = 0
@@ -56,7 +57,7 @@ class Capacity:
         self._trim_limit = overridden(tree.policy, "trim_limit")
 
     def add_lease(self, lease: Any) -> int:
-        """A new lease; returns its number. O(1)."""
+        """Register a new lease; return its number. O(1)."""
         self._last_lease = number = self._last_lease + 1
         self.leases[number] = lease
         return number
@@ -64,18 +65,18 @@ class Capacity:
     # ------------------------------------------------------------------ how much there is
 
     def room(
-        self, group: BlockAccount, node: Node | None = None, depth: int = 0, source: Node | None = None
+        self, account: BlockAccount, node: Node | None = None, depth: int = 0, source: Node | None = None
     ) -> tuple[int, int]:
-        """Blocks that the pool could give `group` now, and the most that its ceiling, or the pool, leaves it.
+        """Return how many blocks the pool could give `account` now, and how many its ceiling or pool allows.
 
         All of `source` is held meanwhile, and `node` with its ancestors up to token `depth`.
 
-        O(log groups), amortised, and the nodes that were not held; with floors and public prefixes O(public
+        O(log accounts), amortised, and the nodes that were not held; with floors and public prefixes O(public
         nodes * namespaces below them).
         """
-        locked = shared = 0  # evictable blocks that holding would protect: the group's own, and public ones
+        locked = shared = 0  # evictable blocks that holding would protect: the account's own, and public ones
         if source is not None and not source.refs:
-            if source.owner.group is group:
+            if source.owner.account is account:
                 locked = len(source.blocks)
             else:
                 shared = len(source.blocks)
@@ -84,33 +85,35 @@ class Capacity:
             count = len(current.blocks)
             if current is node:
                 count = (depth - node.start) // self.tree.block_size
-            if current.owner.group is group:
+            if current.owner.account is account:
                 locked += count
             else:
                 shared += count
             current = current.parent
-        own = group.blocks - group.protected - locked
-        below = self.pool.num_blocks if group.ceiling is None else max(0, group.ceiling - group.used + own)
-        if not self.groups.are_several:
+        own = account.blocks - account.protected - locked
+        below = (
+            self.pool.num_blocks if account.ceiling is None else max(0, account.ceiling - account.used + own)
+        )
+        if not self.accounts.are_several:
             return self.pool.num_free + own, below
-        total = self.pool.num_free + own + self.groups.reclaimable_beside(group) - shared
+        total = self.pool.num_free + own + self.accounts.reclaimable_beside(account) - shared
         end, until = (node, depth) if source is None else (source, source.end)
-        return max(0, total - self._below_floors(self.groups.kept_back(), group, end, until)), below
+        return max(0, total - self._below_floors(self.accounts.kept_back(), account, end, until)), below
 
-    def displaces_younger(self, group: BlockAccount, count: int, age_s: float) -> bool:
-        """Return True if `count` blocks for `group` would evict leaves used less than `age_s` seconds ago.
+    def displaces_younger(self, account: BlockAccount, count: int, age_s: float) -> bool:
+        """Return True if `count` blocks for `account` would evict leaves used less than `age_s` seconds ago.
 
         Leaves of sessions that are over are evicted first, whatever their age, and with a leaf the ancestors
         that it alone keeps. Where nothing can be evicted, nothing is displaced. Changes nothing.
 
         O(leaves that would be evicted and their ancestors).
         """
-        left, victims = count - self.pool.num_free, group
-        over = 0 if group.ceiling is None else group.used + count - group.ceiling
+        left, victims = count - self.pool.num_free, account
+        over = 0 if account.ceiling is None else account.used + count - account.ceiling
         if over <= 0 < left:
-            if self.room(group)[0] <= self.pool.num_free:  # requests and floors hold the rest
+            if self.room(account)[0] <= self.pool.num_free:  # requests and floors hold the rest
                 return False
-            victims = self.groups.first_for(group)
+            victims = self.accounts.first_for(account)
         left = max(left, over)
         if left <= 0:
             return False
@@ -147,18 +150,18 @@ class Capacity:
         Raises:
             OutOfBlocks: they can't; nothing was changed.
         """
-        group = owner.group
+        account = owner.account
 
         def room() -> tuple[int, int]:
-            return self.room(group, node, depth, source)
+            return self.room(account, node, depth, source)
 
-        if needed <= min(room()) or self._pins_give_way(needed, group, total, node, depth, room, lease):
+        if needed <= min(room()) or self._pins_give_way(needed, account, total, node, depth, room, lease):
             return
         available = min(room())
         self.refused += 1
         for root in (self.tree.roots.get(owner), self.tree.roots.get(owner.public)):
             self.tree.drop_empty_root(root)
-        quota = "" if group.ceiling is None else f" within the quota of {group.ceiling}"
+        quota = "" if account.ceiling is None else f" within the quota of {account.ceiling}"
         raise OutOfBlocks(
             f"{needed} blocks are needed, {available} of {self.pool.num_blocks} are free or evictable{quota}",
             needed=needed,
@@ -168,7 +171,7 @@ class Capacity:
     def _pins_give_way(
         self,
         needed: int,
-        group: BlockAccount,
+        account: BlockAccount,
         total: int,
         node: Node,
         depth: int,
@@ -177,34 +180,37 @@ class Capacity:
     ) -> bool:
         """End pins if nothing else can ever make room for the request; False: nothing was changed.
 
-        That is so where no other lease of the group that is at its ceiling is left, or no other lease at all.
+        That is so where the account is at its ceiling and has no other lease, or where there is no other
+        lease at all.
         """
         if not len(self.pins) or (lease is not None and lease.has_pending_copies):
             return False
-        if group.ceiling is not None:
+        if account.ceiling is not None:
             last: Node | None = node
-            while last is not None and last.owner.group is group:
+            while last is not None and last.owner.account is account:
                 last = last.parent
             public = 0 if last is None else min(last.end, depth) // self.tree.block_size
-            if total - public > group.ceiling:
+            if total - public > account.ceiling:
                 return False
 
         def is_enough() -> bool:
             return needed <= min(room())
 
-        if group.ceiling is not None and needed > room()[1]:
-            others = any(other is not lease and other.owner.group is group for other in self.leases.values())
-            if not others and self.pins.give_way(is_enough, group):
+        if account.ceiling is not None and needed > room()[1]:
+            others = any(
+                other is not lease and other.owner.account is account for other in self.leases.values()
+            )
+            if not others and self.pins.give_way(is_enough, account):
                 return True
         if len(self.leases) > (lease is not None):  # it is not alone: waiting may help
             return False
-        fits_without_pins = total <= self.pool.num_blocks - self._kept_by_floors(group)
+        fits_without_pins = total <= self.pool.num_blocks - self._kept_by_floors(account)
         return fits_without_pins and self.pins.give_way(is_enough)
 
     def _below_floors(
-        self, kept_back: set[BlockAccount], group: BlockAccount, end: Node | None, depth: int
+        self, kept_back: set[BlockAccount], account: BlockAccount, end: Node | None, depth: int
     ) -> int:
-        """Unprotected public blocks that can't go because others' floors keep what hangs below them."""
+        """Count the unprotected public blocks that stay because others' floors keep what hangs below them."""
         if not kept_back:
             return 0
         path = set()
@@ -212,27 +218,27 @@ class Capacity:
             path.add(end)
             end = end.parent
         blocks = 0
-        for node in self._public_nodes_above(lambda other: other in kept_back and other is not group):
+        for node in self._public_nodes_above(lambda other: other in kept_back and other is not account):
             if not node.refs:
                 beyond = node.end - depth if node in path else node.end - node.start
                 blocks += max(0, beyond) // self.tree.block_size
         return blocks
 
-    def _kept_by_floors(self, group: BlockAccount) -> int:
-        """Most blocks that `group` could never get: others' floors, and the public blocks above them."""
-        others = [g for g in self.groups if g is not group and g.floor]
-        public = self._public_nodes_above(lambda other: other is not group and other.floor > 0)
+    def _kept_by_floors(self, account: BlockAccount) -> int:
+        """Count the blocks that `account` can never get: others' floors, and the public blocks above them."""
+        others = [g for g in self.accounts if g is not account and g.floor]
+        public = self._public_nodes_above(lambda other: other is not account and other.floor > 0)
         return sum(len(node.blocks) for node in public) + sum(min(g.floor, g.used) for g in others)
 
     def _public_nodes_above(self, is_meant: Callable[[BlockAccount], bool]) -> list[Node]:
-        """The public nodes with something of certain groups below. O(public nodes * namespaces below)."""
+        """Return the public nodes above nodes of certain accounts. O(public nodes * namespaces below)."""
         roots = self.tree.roots
         nodes = [roots[public] for public in self.publics.values() if public in roots]
         for node in nodes:  # parents first
             nodes.extend(node.children or ())
         above: set[Node] = set()
         for node in reversed(nodes):
-            if node in above or any(is_meant(owner.group) for owner in node.namespace_children or ()):
+            if node in above or any(is_meant(owner.account) for owner in node.namespace_children or ()):
                 above.add(node)
                 if node.parent is not None:
                     above.add(node.parent)
@@ -240,20 +246,20 @@ class Capacity:
 
     # ------------------------------------------------------------------ taking and giving back
 
-    def allocate(self, count: int, group: BlockAccount) -> array[int]:
+    def allocate(self, count: int, account: BlockAccount) -> array[int]:
         """Return `count` free blocks, evicting as needed; the caller has made sure that there are enough."""
-        if count > self.pool.num_free or group.ceiling is not None:
-            self._make_room(count, group)
-        group.count_used(count)
+        if count > self.pool.num_free or account.ceiling is not None:
+            self._make_room(count, account)
+        account.count_used(count)
         return self.pool.allocate(count)
 
-    def free_private(self, blocks: array[int], group: BlockAccount) -> None:
+    def free_private(self, blocks: array[int], account: BlockAccount) -> None:
         """Drop one holder of each private block; those without another are free."""
-        group.count_used(-self.pool.drop_private(blocks))
+        account.count_used(-self.pool.drop_private(blocks))
 
-    def free_tree_blocks(self, blocks: array[int], group: BlockAccount) -> None:
-        """Blocks that have left the tree are free."""
-        group.count_used(-self.pool.free(blocks))
+    def free_tree_blocks(self, blocks: array[int], account: BlockAccount) -> None:
+        """Free blocks that have left the tree."""
+        account.count_used(-self.pool.free(blocks))
 
     # ------------------------------------------------------------------ what leaves the tree without a ghost
 
@@ -267,7 +273,7 @@ class Capacity:
             self._forget_if_covered(node)
 
     def release(self, node: Node) -> None:
-        """A lease no longer ends at `node`; otherwise as `unprotect`."""
+        """Drop a lease that ended at `node`; otherwise as `unprotect`."""
         self.tree.release(node)
         if not node.refs and len(node.key) < self.tree.block_bytes:
             self._forget_if_covered(node)
@@ -283,8 +289,8 @@ class Capacity:
             self._forget(unheld, 1)
 
     def _forget(self, leaf: Node, num_blocks: int) -> None:
-        group = leaf.owner.group
-        self.free_tree_blocks(self.tree.trim(leaf, num_blocks), group)
+        account = leaf.owner.account
+        self.free_tree_blocks(self.tree.trim(leaf, num_blocks), account)
 
     def discard_from(self, node: Node, cut: int, unused_since: int | None = None) -> None:
         """Forget the tokens from `cut` on along the path that ends at `node`, unless something needs them.
@@ -315,34 +321,34 @@ class Capacity:
     # ------------------------------------------------------------------ making room
 
     def transfer(self, count: int, source: BlockAccount, target: BlockAccount) -> None:
-        """Blocks count for another group from now on. O(1)."""
+        """Count blocks for another account from now on. O(1)."""
         source.count_used(-count)
         target.count_used(count)
 
     def forget_tree(self, held: Iterable[BlockAccount]) -> int:
-        """At a reset, keep one group for each block of the tree; return the number of other holds."""
-        forgotten = sum(group.forget() for group in self.groups)
-        for group in held:
-            group.count_used(1)
+        """At a reset, keep one account for each block of the tree; return the number of other holds."""
+        forgotten = sum(account.forget() for account in self.accounts)
+        for account in held:
+            account.count_used(1)
             forgotten -= 1
         return forgotten
 
-    def _make_room(self, count: int, group: BlockAccount) -> None:
-        if group.ceiling is not None:
-            over = group.used + count - group.ceiling
+    def _make_room(self, count: int, account: BlockAccount) -> None:
+        if account.ceiling is not None:
+            over = account.used + count - account.ceiling
             while over > 0:
-                over -= self._evict_from(group, over, "quota")
+                over -= self._evict_from(account, over, "quota")
         while self.pool.num_free < count:
-            victim_group = self.groups.first_for(group)
+            victim_account = self.accounts.first_for(account)
             limit = count - self.pool.num_free
-            if victim_group is not group:
-                limit = min(limit, max(1, victim_group.reclaimable))
-            self._evict_from(victim_group, limit, "capacity")
+            if victim_account is not account:
+                limit = min(limit, max(1, victim_account.reclaimable))
+            self._evict_from(victim_account, limit, "capacity")
         self.tree.end_changes()
 
-    def _evict_from(self, group: BlockAccount, limit: int, by: str) -> int:
+    def _evict_from(self, account: BlockAccount, limit: int, by: str) -> int:
         """Trim the policy's choice by at most `limit` blocks; returns how many."""
-        index = group.index
+        index = account.index
         leaf: Any = index.done()  # a node
         is_done = leaf is not None
         if not is_done:
@@ -356,12 +362,12 @@ class Capacity:
         self.evicted_ages.add(self.tree.use_times.age_s(leaf.last_access), count)
         if self.ghosts.capacity:
             self._remember(leaf, count, by)
-        group.count_used(-self.pool.free(self.tree.trim(leaf, count)))
+        account.count_used(-self.pool.free(self.tree.trim(leaf, count)))
         self.evicted_blocks += count
         return count
 
     def _remember(self, leaf: Node, count: int, by: str) -> None:
-        """The last blocks of a leaf are about to be evicted. O(blocks)."""
+        """Remember the last blocks of a leaf, which are about to be evicted. O(blocks)."""
         keep, partial = len(leaf.blocks) - count, None
         tail = len(leaf.key) % self.tree.block_bytes
         if tail:
@@ -373,19 +379,19 @@ class Capacity:
         """Evict exactly min(count, evictable) blocks, floors notwithstanding; returns how many."""
         freed = 0
         while freed < count:
-            group = self.groups.first()
-            if group is None:
+            account = self.accounts.first()
+            if account is None:
                 break
-            freed += self._evict_from(group, count - freed, by)
+            freed += self._evict_from(account, count - freed, by)
         self.tree.end_changes()
         return freed
 
     def keep_ceilings(self) -> None:
         """Evict cached blocks above ceilings that were lowered. O(accounts), and as `evict`."""
-        for group in self.groups:
-            while group.ceiling is not None and group.used > group.ceiling and len(group.index):
-                self._evict_from(group, group.used - group.ceiling, "quota")
-            group.bound(Quota(group.floor, group.ceiling))
+        for account in self.accounts:
+            while account.ceiling is not None and account.used > account.ceiling and len(account.index):
+                self._evict_from(account, account.used - account.ceiling, "quota")
+            account.bound(Quota(account.floor, account.ceiling))
         self.tree.end_changes()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of conservation: what `PrefixCache.check` asserts.
+"""Proof of conservation: the invariants that `PrefixCache.check` asserts.
 
 Everything is recomputed from the leases, the pins and the nodes, and compared with the counts that are kept
 incrementally. Nothing here is used while serving.
@@ -26,7 +26,7 @@ def check(capacity: Capacity) -> None:
     _check_references(capacity, nodes)
     _check_leases(capacity)
     _check_blocks(capacity, nodes)
-    _check_groups(capacity, nodes)
+    _check_accounts(capacity, nodes)
     _check_states(capacity, nodes)
     pinned, pins = sum(len(node.blocks) for node in nodes if node.pins), capacity.pins
     assert pinned == pins.pinned_blocks, f"{pins.pinned_blocks} blocks are counted as pinned, {pinned} are"
@@ -154,26 +154,28 @@ def _check_blocks(capacity: Capacity, nodes: list[Node]) -> None:
     assert shared == pool.extra_holders, "the holders of private blocks are miscounted"
 
 
-def _check_groups(capacity: Capacity, nodes: list[Node]) -> None:
+def _check_accounts(capacity: Capacity, nodes: list[Node]) -> None:
     pool, publics = capacity.pool, capacity.publics.values()
-    for group in capacity.groups:
-        mine = [node for node in nodes if node.owner.group is group]
+    for account in capacity.accounts:
+        mine = [node for node in nodes if node.owner.account is account]
         blocks = sum(len(node.blocks) for node in mine)
         protected = sum(len(node.blocks) for node in mine if node.refs)
-        assert group.blocks == blocks, f"{group.blocks} tree blocks are counted, there are {blocks}"
-        assert group.protected == protected, f"{group.protected} are counted as protected, {protected} are"
+        assert account.blocks == blocks, f"{account.blocks} tree blocks are counted, there are {blocks}"
+        assert account.protected == protected, (
+            f"{account.protected} are counted as protected, {protected} are"
+        )
         # A reset moves held public blocks to the account of whoever holds them, which may pass the ceiling.
-        is_bounded = group.most is not None and not any(owner.declared.version for owner in publics)
-        assert not is_bounded or group.used <= (group.most or 0), "a quota's ceiling is exceeded"
-        candidates = list(group.index)
+        is_bounded = account.most is not None and not any(owner.declared.version for owner in publics)
+        assert not is_bounded or account.used <= (account.most or 0), "a quota's ceiling is exceeded"
+        candidates = list(account.index)
         leaves = {id(node) for node in mine if node.is_leaf and not node.refs}
         assert {id(node) for node in candidates} == leaves, "the eviction index is not the unlocked leaves"
         assert len(candidates) == len(leaves), "a leaf is in the eviction index twice"
-        done = group.index.done()
-        assert done is None or id(done) in leaves, "what goes first is no unlocked leaf"
+        done = account.index.done()
+        assert done is None or id(done) in leaves, "the candidate to be evicted first is no unlocked leaf"
         assert all(node.entry and node.entry[2] is node for node in candidates), "a stale index entry"
-    total = sum(group.used for group in capacity.groups)
-    assert total == pool.num_blocks - pool.num_free, "the groups' blocks don't add up to those in use"
+    total = sum(account.used for account in capacity.accounts)
+    assert total == pool.num_blocks - pool.num_free, "the accounts' blocks don't add up to those in use"
 
 
 def _check_states(capacity: Capacity, nodes: list[Node]) -> None:

@@ -58,7 +58,7 @@ class InvalidatedTree:
         return array("i", [block for block in node.blocks if block not in held]) if held else node.blocks
 
     def take(self) -> array[int]:
-        """The free blocks of the next node that has any; not to be called when there are none. O(blocks)."""
+        """Return the free blocks of the next node that has any; there must be some left. O(blocks)."""
         for node in self._places:
             self._taken_nodes += 1
             blocks = self._free(node)
@@ -68,7 +68,7 @@ class InvalidatedTree:
         raise AssertionError("no blocks are left")
 
     def waiting_blocks(self) -> list[int]:
-        """The ids that have not been handed out, for `check`. O(nodes)."""
+        """Return the ids that have not been handed out, for `check`. O(nodes)."""
         if not self.num_blocks:
             return []
         return [b for node in islice(self._nodes(), self._taken_nodes, None) for b in self._free(node)]
@@ -93,7 +93,7 @@ class InvalidatedTree:
         return walk.depth == depth and end > found and walk.source is not None and walk.source.end == end
 
     def take_apart(self, num_nodes: int) -> bool:
-        """Once all blocks have been handed out: unlink some nodes; True when it is done. O(num_nodes)."""
+        """Unlink some nodes once all blocks have been handed out; True when all are. O(num_nodes)."""
         if self.num_blocks:
             return False
         if self._to_clear is None:

@@ -38,13 +38,13 @@ def invalidate_subtree(capacity: Capacity, top: Node, owner: object) -> None:
         if lease.invalidate_below(below, moved) and lease is not owner:
             lease.shares = False
     for node in reversed(list(below)):
-        group = node.owner.group
+        account = node.owner.account
         blocks = capacity.tree.trim(node, len(node.blocks))
-        capacity.free_tree_blocks(array("i", [block for block in blocks if block not in moved]), group)
+        capacity.free_tree_blocks(array("i", [block for block in blocks if block not in moved]), account)
         for block in blocks:
             if block in moved:  # counted from now on where its first holder is
-                capacity.transfer(1, group, moved[block][0])
-    capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
+                capacity.transfer(1, account, moved[block][0])
+    capacity.pool.set_holders({block: len(accounts) for block, accounts in moved.items()})
 
 
 def invalidate_all(capacity: Capacity) -> InvalidatedTree:
@@ -56,8 +56,8 @@ def invalidate_all(capacity: Capacity) -> InvalidatedTree:
         lease.invalidate_below(_Everything(), moved)
         lease.shares = False
     roots = tree.invalidate_all()
-    num_free = capacity.forget_tree(groups[0] for groups in moved.values())
-    capacity.pool.set_holders({block: len(groups) for block, groups in moved.items()})
+    num_free = capacity.forget_tree(accounts[0] for accounts in moved.values())
+    capacity.pool.set_holders({block: len(accounts) for block, accounts in moved.items()})
     for lease in leases:
         lease.node = tree.root(lease.node.owner)
         tree.hold(lease.node)

@@ -56,7 +56,7 @@ _SMALL_BYTES = 256  # up to this many bytes two big integers are compared quicke
 
 
 def encode_tokens(token_ids: TokenIds) -> bytes:
-    """Token ids as bytes, four per token, little-endian. O(n); O(1) for encoded ones.
+    """Return token ids as bytes, four per token, little-endian. O(n); O(1) for encoded ones.
 
     Args:
         token_ids: a sequence of ints, a one-dimensional integer array, or encoded ones.
@@ -126,7 +126,7 @@ def _not_tokens(token_ids: Sequence[Any]) -> InvalidRequestError:
 
 
 def decode_tokens(data: bytes | bytearray) -> list[int]:
-    """The inverse of `encode_tokens`. O(n)."""
+    """Return the token ids of bytes: the inverse of `encode_tokens`. O(n)."""
     numbers = array("i")
     numbers.frombytes(data)
     if not _IS_LITTLE_ENDIAN:
@@ -135,7 +135,7 @@ def decode_tokens(data: bytes | bytearray) -> list[int]:
 
 
 def frame_namespace(namespace: NamespaceName) -> NamespaceKey:
-    """A namespace as the tuple that keys the tree; its parts are never joined, so they can't run together.
+    """Return a namespace as the tuple that keys the tree; its parts are never joined.
 
     Raises:
         InvalidRequestError: neither a string nor a tuple of at least one string.
@@ -193,7 +193,7 @@ class Owner(NamedTuple):
     adapter: str = ""
 
     def namespace(self, model: str) -> tuple[str, str, str, str]:
-        """The namespace of the prefix cache, tenant first: policies and quotas find it there.
+        """Return the namespace of the prefix cache, tenant first: policies and quotas find it there.
 
         The parts are framed in a tuple and never joined, so that no choice of strings by one tenant can name
         another's space.

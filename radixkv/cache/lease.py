@@ -66,7 +66,7 @@ _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the f
 
 @functools.cache
 def _make_view() -> Callable[[array[int]], Any]:
-    """Makes an int32 view of an array, without a copy."""
+    """Return the function that makes an int32 view of an array, without a copy."""
     try:
         import numpy as np
     except ImportError:
@@ -166,13 +166,13 @@ class Lease:
 
     @property
     def cached_identity(self) -> tuple[bytes, int]:
-        """Identity of its whole blocks in the tree (of none, the seed), and their tokens. O(1)."""
+        """The identity of its whole blocks in the tree (of none, the seed), and their tokens. O(1)."""
         node = self.node if self.node.ids else self.node.parent
         assert node is not None
         return bytes(node.ids[-IDENTITY_BYTES:]), self.tree_tokens - self.tree_tokens % self.tree.block_size
 
     def token_ids(self) -> list[int]:
-        """All tokens of the lease. O(n)."""
+        """Return all tokens of the lease. O(n)."""
         return decode_tokens(self.tokens)
 
     # ------------------------------------------------------------------ the block table
@@ -189,18 +189,18 @@ class Lease:
         return view[: self.num_blocks]
 
     def blocks(self, start: int, stop: int) -> array[int]:
-        """A copy of the entries [start, stop), as far as they are in use. O(stop - start)."""
+        """Return a copy of the entries [start, stop), as far as they are in use. O(stop - start)."""
         return self._table[start : min(stop, self.num_blocks)]
 
     def fill(self, blocks: array[int]) -> None:
-        """The first entries; the table keeps `blocks` and appends to it. O(1)."""
+        """Begin the table with `blocks`, which it keeps and appends to. O(1)."""
         self.num_blocks = len(blocks)
         blocks += _SPARE_ENTRIES
         self._table = blocks
         self._view = None
 
     def add_blocks(self, blocks: array[int]) -> None:
-        """More entries at the end. Amortised O(new ones)."""
+        """Append blocks to the table. Amortised O(new ones)."""
         old = self.num_blocks
         new = old + len(blocks)
         if new > len(self._table):  # a view of it may be in use: it can't be resized
@@ -214,11 +214,11 @@ class Lease:
         self.num_blocks = count
 
     def replace_blocks(self, first: int, blocks: array[int]) -> None:
-        """Other blocks for the entries from `first` on. O(those)."""
+        """Put other blocks in the place of the entries from `first` on. O(their number)."""
         self._table[first : first + len(blocks)] = blocks
 
     def private_blocks(self) -> array[int]:
-        """The part of the block table that is not in the tree."""
+        """Return the part of the block table that is not in the tree."""
         return self.blocks(-(-self.tree_tokens // self.tree.block_size), self.num_blocks)
 
     def move(self, node: Node) -> None:
@@ -228,7 +228,7 @@ class Lease:
         self.capacity.release(old)
 
     def invalidate_below(self, below: Container[Node], moved: Moved) -> bool:
-        """Make its blocks in nodes that are about to leave the tree private; False: there are none."""
+        """Make its blocks private that are in nodes about to leave the tree; False: there are none."""
         if self.pending is not None:
             self.pending.invalidate_below(below, moved)
         if self.node not in below:
@@ -241,7 +241,7 @@ class Lease:
         tree.release(self.node)
         size = tree.block_size
         for block in self.blocks(start // size, -(-self.tree_tokens // size)):
-            moved.setdefault(block, []).append(self.owner.group)
+            moved.setdefault(block, []).append(self.owner.account)
         self.node, self.tree_tokens = node, start
         self.own_from = min(self.own_from, start)
         return True
@@ -250,7 +250,7 @@ class Lease:
 
     @property
     def copies(self) -> list[Copy]:
-        """(source block, target block, slots) to copy, in order, before computing."""
+        """Copies to make before computing, in order: (source block, target block, slots)."""
         return [] if self.pending is None else self.pending.copies
 
     @property
@@ -259,7 +259,7 @@ class Lease:
         return self.pending is not None and self.pending.hold_something
 
     def take_copies(self, *, until_done: bool = False) -> list[Copy]:
-        """The pending copies; the list is empty afterwards, and their sources stay held.
+        """Take the pending copies off the list, and return them; their sources stay held.
 
         Args:
             until_done: until `copies_done`, for who commits now and copies later; else until the next commit.
@@ -267,7 +267,7 @@ class Lease:
         return [] if self.pending is None else self.pending.take(until_done)
 
     def copies_done(self) -> None:
-        """The copies have run: their source blocks need no longer be held.
+        """Release the source blocks of copies that have run.
 
         Implied by the next `commit`, unless they were taken `until_done`. Committed tokens of the target
         blocks can be matched from now on.
@@ -280,11 +280,11 @@ class Lease:
     def new_copy(self, source: int, target: int, slots: int, node: Node | None) -> None:
         """List a copy; `node`: has the source, is protected already. For the cache itself."""
         if self.pending is None:
-            self.pending = PendingCopies(self.capacity, self.owner.group)
+            self.pending = PendingCopies(self.capacity, self.owner.account)
         self.pending.add(source, target, slots, node)
 
     def _end_copies(self) -> None:
-        """The pending copies have run, or never will. O(copies)."""
+        """Release the sources of the pending copies, which have run or never will. O(copies)."""
         pending = self.pending
         if pending is not None:
             pending.done()
@@ -294,7 +294,7 @@ class Lease:
     # ------------------------------------------------------------------ sharing
 
     def fork(self) -> Lease:
-        """Another lease on the same blocks, the partial last one included; O(blocks).
+        """Return another lease on the same blocks, the partial last one included. O(blocks).
 
         Whoever first writes into the shared last block (by `append`) gets a copy of it. Copies that have not
         been taken yet are the child's as well: whichever of the two runs first makes them.
@@ -387,7 +387,7 @@ class Lease:
         self.replace_blocks(last, array("i", [target]))
 
     def reserve(self, num_tokens: int) -> None:
-        """Have blocks for `num_tokens` tokens in all: the next tokens find their slots there. O(new blocks).
+        """Reserve blocks for `num_tokens` tokens in all, slots of tokens to come. O(new blocks).
 
         Raises:
             OutOfBlocks: nothing was changed.
@@ -417,7 +417,7 @@ class Lease:
         size = self.tree.block_size
         keep = -(-num_tokens // size)
         private = max(keep, -(-self.tree_tokens // size))
-        self.capacity.free_private(self.blocks(private, self.num_blocks), self.owner.group)
+        self.capacity.free_private(self.blocks(private, self.num_blocks), self.owner.account)
         if self.tree_tokens > keep * size:  # others committed it: it is theirs as well
             self.move(self.tree.split_after(self.node, keep * size))
         self.keep_blocks(keep)
@@ -426,17 +426,17 @@ class Lease:
         self.own_from = min(self.own_from, self.tree_tokens)
 
     def _grow(self, count: int) -> array[int]:
-        """`count` more blocks; OutOfBlocks: nothing was changed."""
-        capacity, group = self.capacity, self.owner.group
-        if count > capacity.pool.num_free or group.ceiling is not None:
+        """Return `count` more blocks; OutOfBlocks: nothing was changed."""
+        capacity, account = self.capacity, self.owner.account
+        if count > capacity.pool.num_free or account.ceiling is not None:
             total = self.num_blocks + count
             capacity.require(count, self.owner, total, self.node, self.tree_tokens, lease=self)
-        return capacity.allocate(count, group)
+        return capacity.allocate(count, account)
 
     # ------------------------------------------------------------------ committing
 
     def commit(self, num_tokens: int) -> int:
-        """The first `num_tokens` tokens have their K/V, or get it in this step: shareable from now on.
+        """Make the first `num_tokens` tokens shareable: their K/V is there, or is computed in this step.
 
         Where the same tokens are cached in whole blocks already, the lease's own blocks are freed and its
         block table is changed to the cached ones.
@@ -477,10 +477,10 @@ class Lease:
         return min(num_tokens, shared_until) - before if shared_until > before else 0
 
     def rollback(self, num_tokens: int) -> None:
-        """A step failed: tokens from `num_tokens` on, as far as this lease committed them, can't be matched.
+        """Take tokens from `num_tokens` on out of the tree, as far as this lease put them there.
 
-        Other leases that hold them keep their blocks, but contribute nothing further. The committed length
-        goes back to at most `num_tokens`. O(leases + blocks below).
+        A step that failed is taken back so. Other leases that hold such tokens keep their blocks, but share
+        nothing further. The committed length goes back to at most `num_tokens`. O(leases + blocks below).
         """
         if self._is_released:
             raise self._error("roll back")
@@ -496,7 +496,7 @@ class Lease:
     # ------------------------------------------------------------------ committed blocks join the tree
 
     def sync(self) -> int:
-        """Bring the tree from `tree_tokens` up to `num_committed`; returns where shared tokens end.
+        """Put the tokens from `tree_tokens` to `num_committed` into the tree; return where shared tokens end.
 
         O(tokens between).
         """
@@ -578,7 +578,7 @@ class Lease:
         own = self.blocks(-(-self.tree_tokens // size), first + count)
         self.replace_blocks(first, target.blocks)
         self.move(target)
-        self.capacity.free_private(own, self.owner.group)
+        self.capacity.free_private(own, self.owner.account)
         self.own_from = self.tree_tokens
         return self.tree_tokens
 
@@ -616,8 +616,8 @@ class Lease:
             self.node = tree.add_held_child(node, owner, siblings, key, blocks)
             if siblings is not None and siblings.partial:
                 self.capacity.drop_covered(self.node)
-        if owner.group is not self.owner.group:
-            self.capacity.transfer(len(blocks), self.owner.group, owner.group)
+        if owner.account is not self.owner.account:
+            self.capacity.transfer(len(blocks), self.owner.account, owner.account)
         self.tree_tokens = end
         for follower, count in followers:
             follower._follow(self, count)
@@ -653,7 +653,7 @@ class Lease:
         return count
 
     def _follow(self, leader: Lease, num_blocks: int) -> None:
-        """A fork has put blocks into the tree that this lease shares: hold its path's first `num_blocks`."""
+        """Hold the first `num_blocks` of a fork's path; the fork has put shared blocks into the tree."""
         size = self.tree.block_size
         start = -(-self.tree_tokens // size)
         pairs = zip(self.blocks(start, num_blocks), leader.blocks(start, num_blocks), strict=True)
@@ -663,7 +663,7 @@ class Lease:
         if self.pending is not None:
             self.pending.forget_into(duplicates)
         self.move(node)
-        self.capacity.free_private(duplicates, self.owner.group)
+        self.capacity.free_private(duplicates, self.owner.account)
 
     # ------------------------------------------------------------------ the end
 
@@ -700,14 +700,14 @@ class Lease:
                     fork.own_from = min(fork.own_from, self.own_from)
         tree, capacity, node = self.tree, self.capacity, self.node
         if self.num_blocks > -(-self.tree_tokens // tree.block_size):
-            capacity.free_private(self.private_blocks(), self.owner.group)
+            capacity.free_private(self.private_blocks(), self.owner.account)
         if used:
             tree.use(node)
         capacity.release(node)
         if keep is not None:
             capacity.discard_from(node, max(keep, self.own_from), None if discard else self.used_at)
         if done and node.entry is not None and node.owner is self.owner:  # not what is public
-            node.owner.group.index.put_first(node)
+            node.owner.account.index.put_first(node)
         tree.end_changes()
 
     def _error(self, action: str) -> LeaseError:

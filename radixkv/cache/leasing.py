@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leasing: makes leases and finds the blocks for them.
+"""Leasing: the decision what a new lease holds, copies and allocates.
 
 Decide, then act: nothing changes before it is certain that the blocks can be had, so nothing has changed when
 `OutOfBlocks` is raised.
@@ -25,7 +25,7 @@ from radixkv.cache.states.lease_windows import begin
 
 
 class Leasing:
-    """Makes the leases of one cache."""
+    """Maker of the leases of one cache, with counts of what they found."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Leasing:
         total = -(-num_tokens // size)
         held_tokens = found if takes_over else depth
         needed = total - -(-held_tokens // size)
-        group = owner.group
-        if needed > capacity.pool.num_free or group.ceiling is not None:
-            if slots and needed > min(capacity.room(group, node, depth, source)):
+        account = owner.account
+        if needed > capacity.pool.num_free or account.ceiling is not None:
+            if slots and needed > min(capacity.room(account, node, depth, source)):
                 source, slots, cached = None, 0, depth
             capacity.require(needed, owner, total, node, depth, source)  # copied from or taken over
         due: DueReport | None = None
@@ -105,7 +105,7 @@ class Leasing:
 
     @staticmethod
     def _resume(lease: Lease, keeper: Checkpoints, depth: int) -> None:
-        """Give a lease the deepest state in its `depth` cached tokens, and list those it shall leave behind.
+        """Give a lease the deepest state in its `depth` cached tokens, and list the states to keep of it.
 
         These are the last grid points of the prompt, of its public prefix, and of cached tokens that reach
         beyond the state: where prompts have parted for the second time. O(path).
@@ -119,7 +119,7 @@ class Leasing:
         states.want((min(depth, lease.num_cached_tokens),))
 
     def _ending_at(self, node: Node, depth: int) -> Node:
-        """The node that ends where whole blocks up to `depth` tokens do: `node`, or its upper part."""
+        """Return the node that ends where whole blocks up to `depth` tokens do: `node`, or its upper part."""
         tree = self._capacity.tree
         inside = (depth - node.start) // tree.block_size
         return node if inside == len(node.blocks) else tree.split(node, inside)
@@ -154,7 +154,7 @@ class Leasing:
         """Give a lease the blocks of its path, which it holds, and `needed` new ones."""
         table = lease.tree.path_blocks(lease.node)
         if needed:
-            table += self._capacity.allocate(needed, lease.owner.group)
+            table += self._capacity.allocate(needed, lease.owner.account)
         lease.fill(table)
         if self._ghosts.leaving:
             self._ghosts.free_some()
@@ -162,16 +162,16 @@ class Leasing:
     def hold_blocks(
         self, data: bytes, num_tokens: int, namespace: NamespaceName, owner: Namespace, walk: Walk
     ) -> Lease:
-        """A lease on the whole blocks of a text up to `num_tokens`, to move them; those after `walk` are new.
+        """Lease the whole blocks of a text up to `num_tokens`, to move them; those after `walk` are new.
 
         Nothing is counted or reported: this is no use of the cache. OutOfBlocks: nothing was changed.
         """
-        capacity, group = self._capacity, owner.group
+        capacity, account = self._capacity, owner.account
         tree = capacity.tree
         node, depth = walk.node, walk.depth
         total = num_tokens // tree.block_size
         needed = total - depth // tree.block_size
-        if needed > capacity.pool.num_free or group.ceiling is not None:
+        if needed > capacity.pool.num_free or account.ceiling is not None:
             capacity.require(needed, owner, total, node, depth)
         node = self._ending_at(node, depth)
         public = min(owner.declared.length_in(data) // TOKEN_BYTES, num_tokens)

@@ -78,7 +78,7 @@ class Match:
 
 
 class Lookup:
-    """Looks prompts up in a tree, the public part of a prompt in the shared one."""
+    """Lookups of prompts in a tree, with the public part of a prompt in the shared one."""
 
     def __init__(self, tree: RadixTree, namespaces: Namespaces, enabled: bool) -> None:
         self._tree = tree
@@ -87,7 +87,7 @@ class Lookup:
         self.version = 0  # changes when earlier answers don't hold any more wherever they end
 
     def match(self, data: bytes, owner: Namespace | None, namespace: NamespaceName = "") -> Match:
-        """The longest cached prefix. O(tokens + path).
+        """Return the longest cached prefix. O(tokens + path).
 
         Where there is no owner so far, the name says what public text it shares.
         """
@@ -133,7 +133,7 @@ class Lookup:
         return match.owner is not None and match.data == data and match.is_untouched()
 
     def found_elsewhere(self, data: bytes, owner: Namespace) -> int:
-        """The longest match of another namespace, of the `MAX_NAMESPACES` latest. O(tokens) each."""
+        """Return the longest match in the `MAX_NAMESPACES` latest other namespaces. O(tokens) for each."""
         others = (other for other in reversed(self._tree.roots) if other is not owner)
         return max(
             (self.match(data, other).num_tokens for other in islice(others, MAX_NAMESPACES)), default=0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces: who shares cached blocks with whom, remembered for as long as something refers to them.
+"""Namespaces: who shares cached blocks with whom. Each is remembered while something refers to it.
 
 The key of a namespace says whose it is, (tenant, salt), and then what computes its K/V, (adapter, model).
 Public text is shared by those whose keys agree in the latter.
@@ -24,7 +24,7 @@ class Namespaces:
     """The namespaces in use, and the public prefixes that they share."""
 
     def __init__(
-        self, groups: BlockAccounts, identities: BlockIdentities, block_bytes: int, model: str = ""
+        self, accounts: BlockAccounts, identities: BlockIdentities, block_bytes: int, model: str = ""
     ) -> None:
         self._identities = identities  # give each its seed
         self._block_bytes = block_bytes  # bytes of a block's token ids
@@ -33,7 +33,7 @@ class Namespaces:
         # The public text, by model, as far as some was ever asked for.
         self.publics: dict[NamespaceKey, Namespace] = {}
         self.any_declared = False  # whether a prefix is declared public
-        self._groups = groups  # what their blocks count in
+        self._accounts = accounts  # what their blocks count in
         self._in_use: WeakValueDictionary[NamespaceKey, Namespace] = WeakValueDictionary()
         self._last: tuple[object, NamespaceKey] = (object(), ())  # the name asked for last, its key
 
@@ -41,7 +41,7 @@ class Namespaces:
         return len(self._in_use)
 
     def key(self, namespace: NamespaceName) -> NamespaceKey:
-        """The whole key of a namespace. O(1).
+        """Return the whole key of a namespace. O(1).
 
         Raises:
             InvalidRequestError: neither a string nor a tuple of strings, or it names another model.
@@ -60,39 +60,41 @@ class Namespaces:
         return key
 
     def public_of(self, namespace: NamespaceName) -> Namespace:
-        """The public text that a namespace shares. O(1)."""
+        """Return the public text that a namespace shares. O(1)."""
         return self._public(what_computes(self.key(namespace)))
 
     def _public(self, computes: NamespaceKey) -> Namespace:
         owner = self.publics.get(computes)
         if owner is None:
             declared, seed = PublicPrefixes(self._block_bytes), self._identities.public_seed(computes)
-            owner = self.publics[computes] = Namespace((), self._groups.common, seed, declared, None)
+            owner = self.publics[computes] = Namespace((), self._accounts.common, seed, declared, None)
         return owner
 
     def known(self, namespace: NamespaceName) -> Namespace | None:
-        """The namespace, if it is in use. O(1)."""
+        """Return the namespace if it is in use, else None. O(1)."""
         return self._in_use.get(self.key(namespace))
 
     def of_owner(self, namespace: NamespaceName) -> list[Namespace]:
-        """The namespaces in use of this one's owner, under whatever adapter. O(namespaces)."""
+        """Return the namespaces in use of this one's tenant and salt, of all adapters. O(namespaces)."""
         owner = self.key(namespace)[:2]
         return [one for one in self._in_use.values() if one.key[:2] == owner]
 
     def obtain(self, namespace: NamespaceName) -> Namespace:
-        """The namespace, in use from now on for as long as something refers to it. O(1)."""
+        """Return the namespace; it is in use for as long as something refers to it. O(1)."""
         key = self.key(namespace)
         owner = self._in_use.get(key)
         if owner is None:
             public = self._public(what_computes(key))
-            owner = Namespace(key, self._groups.of(key), self._identities.seed(key), public.declared, public)
+            owner = Namespace(
+                key, self._accounts.of(key), self._identities.seed(key), public.declared, public
+            )
             self._in_use[key] = owner
         return owner
 
     # ------------------------------------------------------------------ public prefixes and quotas
 
     def quota_key(self, key: NamespaceKey) -> NamespaceKey:
-        """The key of a quota: a tenant's alone stands for all of its namespaces."""
+        """Return the key of a quota: a tenant's name alone stands for all of its namespaces."""
         return key if len(key) == 1 else whole_key(key, self._model)
 
     def declare(self, computes: NamespaceKey, data: bytes) -> int:
@@ -108,12 +110,12 @@ class Namespaces:
         return done
 
     def declared(self) -> tuple[tuple[NamespaceKey, bytes], ...]:
-        """Model and tokens of every public prefix. O(prefixes)."""
+        """Return what computes each public prefix, and its tokens. O(prefixes)."""
         return tuple(
             (computes, data) for computes, owner in self.publics.items() for data in owner.declared.prefixes
         )
 
-    def regroup(self) -> None:
+    def move_to_accounts(self) -> None:
         """Have namespaces count in the accounts of new quotas; they have no blocks. O(namespaces in use)."""
         for owner in list(self._in_use.values()):
-            owner.group = self._groups.of(owner.key)
+            owner.account = self._accounts.of(owner.key)

@@ -33,8 +33,8 @@ class Namespace:
 
     __slots__ = (
         "__weakref__",
+        "account",  # the account it counts in
         "declared",  # the public prefixes that it shares
-        "group",  # the quota group it counts in
         "is_public",
         "key",  # framed; () if it is public
         "public",  # the public text that it shares: itself if it is public
@@ -44,13 +44,13 @@ class Namespace:
     def __init__(
         self,
         key: NamespaceKey,
-        group: BlockAccount,
+        account: BlockAccount,
         seed: bytes,
         declared: PublicPrefixes,
         public: Namespace | None,
     ) -> None:
         self.key = key
-        self.group = group
+        self.account = account
         self.seed = seed
         self.declared = declared
         self.is_public = public is None
@@ -130,9 +130,9 @@ class Node:
         return self.start + len(self.key) // TOKEN_BYTES
 
     def identity(self, num_blocks: int) -> bytes:
-        """Of the prefix up to the end of the run's first `num_blocks` blocks, whole ones, at least one. O(1).
+        """Return the identity of the prefix up to the end of the run's first `num_blocks` whole blocks. O(1).
 
-        Of a root (no blocks) its seed.
+        At least one block; of a root, which has none, its seed.
         """
         end = max(1, num_blocks) * IDENTITY_BYTES
         return bytes(self.ids[end - IDENTITY_BYTES : end])
@@ -143,11 +143,11 @@ class Node:
         return self.children is None and self.namespace_children is None
 
     def unlink(self) -> None:
-        """Let go of the nodes around: this one is in no tree any more. O(1)."""
+        """Drop the links to other nodes: this one is in no tree any more. O(1)."""
         self.parent = self.children = self.namespace_children = self.entry = None
 
     def each_child(self) -> Iterator[Node]:
-        """All nodes directly below, of every namespace."""
+        """Yield all nodes directly below, of every namespace."""
         if self.children is not None:
             yield from self.children
         if self.namespace_children is not None:
@@ -187,7 +187,7 @@ class Children:
                 yield from same
 
     def find(self, block: bytes) -> Node | None:
-        """The child whose first block is exactly these tokens (whole or partial), the oldest. O(1)."""
+        """Return the child whose first block is exactly these tokens (whole or partial), the oldest. O(1)."""
         if len(block) < self._size:
             same = self.partial.get(block) if self.partial else None
             return same[0] if same else None
@@ -199,13 +199,13 @@ class Children:
         return bisect_left(order, block) if type(order) is list else order.bisect_left(block)
 
     def _member(self, i: int) -> Node:
-        """The child at one place of the order, of equal ones the oldest."""
+        """Return the child at one place of the order, of equal ones the oldest."""
         child = self.find(self._order[i])
         assert child is not None
         return child
 
     def nearest(self, block: bytes) -> tuple[Node, int, bytes]:
-        """The child that shares the most leading tokens with `block`, how many bytes, and its first block."""
+        """Return the child that shares most leading tokens with `block`, their bytes, and its first block."""
         order, i = self._order, self._place(block)
         token = block[:TOKEN_BYTES]
         most, best = 0, i
@@ -225,7 +225,7 @@ class Children:
         return i < len(self._order) and self._order[i].startswith(block)
 
     def latest_beginning_with(self, block: bytes) -> Node | None:
-        """Of the first few children that begin with all of `block` and go on, the one that was used last."""
+        """Return the last used of the first few children that begin with all of `block` and go on."""
         i, best = self._place(block), None
         for place in range(i, min(i + _MAX_LOOKED_AT, len(self._order))):
             first = self._order[place]

@@ -23,13 +23,13 @@ Moved = dict[int, list[BlockAccount]]  # blocks that leave the tree -> of each h
 
 
 class PendingCopies:
-    """Copies of one lease."""
+    """The pending copies of one lease."""
 
-    __slots__ = ("_capacity", "_group", "blocks", "copies", "nodes", "outlasts_commit")
+    __slots__ = ("_account", "_capacity", "blocks", "copies", "nodes", "outlasts_commit")
 
-    def __init__(self, capacity: Capacity, group: BlockAccount) -> None:
+    def __init__(self, capacity: Capacity, account: BlockAccount) -> None:
         self._capacity = capacity
-        self._group = group  # what the lease's own blocks count as
+        self._account = account  # what the lease's own blocks count as
         self.copies: list[Copy] = []  # those that nobody has taken to make them, in order
         # (node, block) that copies read in the tree, protected until they have run.
         self.nodes: list[tuple[Node, int]] = []
@@ -56,12 +56,12 @@ class PendingCopies:
         return copies
 
     def forget_into(self, blocks: Container[int]) -> None:
-        """These blocks are no longer the lease's: nothing is to be copied into them any more. O(copies)."""
+        """Drop the copies into blocks that are no longer the lease's. O(copies)."""
         self.copies = [copy for copy in self.copies if copy[1] not in blocks]
 
     def for_fork(self) -> PendingCopies:
-        """The same for a fork: it waits for them, too, and holds their sources. O(copies)."""
-        fork = PendingCopies(self._capacity, self._group)
+        """Return the same copies for a fork, which waits for them and holds their sources too. O(copies)."""
+        fork = PendingCopies(self._capacity, self._account)
         for node, _ in self.nodes:
             self._capacity.tree.protect(node)
         self._capacity.pool.share(array("i", self.blocks))
@@ -77,10 +77,10 @@ class PendingCopies:
             self._capacity.unprotect(node)
         blocks, self.blocks = self.blocks, []
         if blocks:
-            self._capacity.free_private(array("i", blocks), self._group)
+            self._capacity.free_private(array("i", blocks), self._account)
 
     def invalidate_below(self, below: Container[Node], moved: Moved) -> None:
-        """Nodes are about to leave the tree, see `radixkv.cache.invalidation`. O(copies * depth).
+        """Keep sources in nodes that are about to leave the tree. O(copies * depth).
 
         A copy reads one block at its source node, or above where that was split: hold that.
         """
@@ -96,7 +96,7 @@ class PendingCopies:
                 home = home.parent
             if home in below:
                 self.blocks.append(block)
-                moved.setdefault(block, []).append(self._group)
+                moved.setdefault(block, []).append(self._account)
             else:
                 tree.protect(home)
                 self.nodes.append((home, block))

@@ -62,7 +62,7 @@ class Pin:
     beyond: int
     # Identity, and the same hash, of other prefixes set `at_least` with just this pinned part.
     longer: dict[_Longer, None]
-    owner: Namespace  # whose it is, in use as long as the pin is there: its blocks may all be public ones
+    owner: Namespace  # kept in use as long as the pin is there: its blocks may all be public ones
     node: Node
     num_tokens: int
     ttl: float
@@ -92,7 +92,7 @@ class Pins:
         self.by_key: dict[PinKey, Pin] = {}
         self.any_lapsed = False
         self._by_name: dict[tuple[NamespaceKey, bytes], list[Pin]] = {}
-        self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may have been put off since
+        self._heap: list[tuple[float, int, Pin]] = []  # with an expiry that may be later by now
         self._serial = 0
         self._tree = tree
         self._clock = clock  # seconds
@@ -131,7 +131,7 @@ class Pins:
         return None
 
     def find(self, data: bytes, owner: Namespace, walk: Walk | None) -> Pin | None:
-        """The same, or a pin of just these tokens, or one that was set `at_least` with them. O(tokens)."""
+        """Return the pin set with these tokens, or of just these, or set `at_least` with them. O(tokens)."""
         pin = self.set_with(data, owner, walk)
         if pin is not None:
             return pin
@@ -152,7 +152,7 @@ class Pins:
         return self._by_name.get((owner.key, identity), [])
 
     def _identity(self, data: bytes, owner: Namespace, walk: Walk | None) -> bytes:
-        """Of tokens in a namespace, whatever of them is public or cached. O(tokens that were not found)."""
+        """Return the identity of tokens in a namespace, public and cached or not. O(tokens not found)."""
         tree, before, start = self._tree, owner.seed, 0
         if walk is not None and not owner.declared.length_in(data):
             node = walk.node
@@ -214,7 +214,7 @@ class Pins:
         heapq.heappush(self._heap, (pin.expires, self._serial, pin))
 
     def _target(self, walk: Walk) -> tuple[Node | None, int]:
-        """The node that ends with the match, or earlier where the budget ends; splits as needed."""
+        """Return the node that ends with the match, or where the budget ends; split as needed."""
         size = self._tree.block_size
         budget = self.budget_blocks - self.pinned_blocks
         last = walk.source if walk.source is not None else walk.node
@@ -262,7 +262,7 @@ class Pins:
             node = node.parent
 
     def _soonest(self) -> Pin | None:
-        """The pin that expires first, or None. Amortised O(log pins)."""
+        """Return the pin that expires first, or None. Amortised O(log pins)."""
         heap = self._heap
         while heap:
             at, serial, pin = heap[0]
@@ -274,7 +274,7 @@ class Pins:
                 return pin
         return None
 
-    def give_way(self, is_enough: Callable[[], bool], group: BlockAccount | None = None) -> bool:
+    def give_way(self, is_enough: Callable[[], bool], account: BlockAccount | None = None) -> bool:
         """End pins (of a quota's namespaces, or all) for a request that could never run beside them.
 
         One after the other, the soonest to expire first, until there is enough; where there never is, none
@@ -282,7 +282,7 @@ class Pins:
         """
         ended, before = [], list(self)
         for pin in sorted(before, key=lambda pin: pin.expires):
-            if group is None or pin.owner.group is group:
+            if account is None or pin.owner.account is account:
                 self.drop(pin)
                 ended.append(pin)
                 if is_enough():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixCache: the one entry point to cached state. Match, acquire, evict, reset, explain, check.
+"""PrefixCache: the one entry point to cached state. Match, acquire, evict, pin, reset, explain, check.
 
 The life of a cached block:
 
@@ -63,7 +63,7 @@ __all__ = ["CacheStats", "Lease", "Match", "MissReport", "PrefixCache"]
 
 
 class Declared(NamedTuple):
-    """Declarations of users to a cache, which outlive its contents."""
+    """Declarations of users, which outlive the contents of the cache."""
 
     quotas: dict[NamespaceKey, Quota]
     public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
@@ -150,7 +150,7 @@ class PrefixCache:
         self.partial_reuse = partial_reuse
         self.pin_budget = pin_budget
         self.policy = policy = make_eviction_policy(policy)
-        self._groups = groups = BlockAccounts(num_blocks, policy)
+        self._accounts = accounts = BlockAccounts(num_blocks, policy)
         identities = BlockIdentities(block_size * TOKEN_BYTES, hash_function)
         self._tree = tree = RadixTree(block_size, identities, policy, UseTimes(clock))
         #: The checkpoints of a model with states or with windows that are freed; None: it has neither.
@@ -158,11 +158,13 @@ class PrefixCache:
         if num_state_slots or windows is not None:
             self.states = make_checkpoints(num_state_slots, windows, block_size, num_blocks)
         tree.states = self.states
-        self._namespaces = names = Namespaces(groups, identities, tree.block_bytes, model)
+        self._namespaces = names = Namespaces(accounts, identities, tree.block_bytes, model)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
         self._pins = pins = Pins(tree, int(num_blocks * pin_budget), clock)
-        self._capacity = capacity = Capacity(BlockPool(num_blocks), tree, groups, names.publics, pins, ghosts)
+        self._capacity = capacity = Capacity(
+            BlockPool(num_blocks), tree, accounts, names.publics, pins, ghosts
+        )
         self._lookup = lookup = Lookup(tree, names, enabled)
         self._leasing = leasing = Leasing(capacity, observer, explain, enabled, partial_reuse)
         self._changes: ChangeLog | None = None  # nobody has subscribed so far
@@ -170,7 +172,7 @@ class PrefixCache:
         self._on_session = overridden(policy, "on_session")
         #: Leases on whole blocks, to copy them in or out.
         self.block_leases = BlockLeases(tree, lookup, names, leasing)
-        groups.replace(self._framed(quotas or {}))
+        accounts.replace(self._framed(quotas or {}))
 
     def __repr__(self) -> str:
         s = self.stats
@@ -181,7 +183,7 @@ class PrefixCache:
         )
 
     def namespace_key(self, namespace: NamespaceName) -> NamespaceKey:
-        """The whole key of a namespace whose K/V this cache's model computes; it stands for it in every call.
+        """Return the whole key of a namespace, which stands for its name in every other call.
 
         Raises:
             InvalidRequestError: neither a string nor a tuple of at least one string, or it names another
@@ -206,7 +208,7 @@ class PrefixCache:
         return EncodedTokens(encode_tokens(token_ids))
 
     def match(self, token_ids: TokenIds, namespace: NamespaceName = "") -> Match:
-        """The longest cached prefix. Read-only: changes neither order nor structure. O(tokens + path)."""
+        """Return the longest cached prefix; change neither order nor structure. O(tokens + path)."""
         if self._pins.by_key:
             self._pins.expire()
         data = encode_tokens(token_ids)
@@ -221,7 +223,7 @@ class PrefixCache:
         return self._lookup.is_current(match, match.owner or self._namespaces.known(match.namespace))
 
     def identity(self, match: Match) -> tuple[bytes, int]:
-        """The identity of a match's whole blocks (of none, the seed), and their tokens. O(1).
+        """Return the identity of a match's whole blocks (of none, the seed), and their tokens. O(1).
 
         The match must be current; empty where nothing has been cached in its namespace.
         """
@@ -285,43 +287,42 @@ class PrefixCache:
     # ------------------------------------------------------------------ room
 
     def available_blocks(self, namespace: NamespaceName = "") -> int:
-        """Blocks that a request of this namespace could get now: free and evictable. O(quota groups)."""
+        """Count the blocks that a request of a namespace could get now, free and evictable. O(accounts)."""
         self._pins.expire()
-        return min(self._capacity.room(self._group(namespace)))
+        return min(self._capacity.room(self._account(namespace)))
 
     def room(self, namespace: NamespaceName = "") -> tuple[int, int | None]:
-        """Blocks that the pool could give this namespace now, and what its ceiling leaves it, if it has one.
+        """Return how many blocks the pool could give a namespace, and how many its ceiling allows, if any.
 
-        The smaller one is `available_blocks`. O(quota groups).
+        The smaller one is `available_blocks`. O(accounts).
         """
         self._pins.expire()
-        group = self._group(namespace)
-        in_pool, below = self._capacity.room(group)
-        return in_pool, None if group.ceiling is None else below
+        account = self._account(namespace)
+        in_pool, below = self._capacity.room(account)
+        return in_pool, None if account.ceiling is None else below
 
     def displaces_younger(self, num_blocks: int, age_s: float, namespace: NamespaceName = "") -> bool:
-        """Return True if `num_blocks` for a namespace would displace prefixes used within the last `age_s`
-        seconds.
+        """Return True if `num_blocks` for a namespace would evict prefixes used within the last `age_s` s.
 
         By the order of eviction as it is now. O(leaves that would be evicted and their ancestors).
         """
-        return self._capacity.displaces_younger(self._group(namespace), num_blocks, age_s)
+        return self._capacity.displaces_younger(self._account(namespace), num_blocks, age_s)
 
-    def _group(self, namespace: NamespaceName) -> BlockAccount:
-        return self._groups.of(self._namespaces.key(namespace))
+    def _account(self, namespace: NamespaceName) -> BlockAccount:
+        return self._accounts.of(self._namespaces.key(namespace))
 
     def ceiling(self, namespace: NamespaceName = "") -> int:
-        """Most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
-        ceiling = self._group(namespace).ceiling
+        """Return the most blocks that a namespace may have: its quota's ceiling, or the pool. O(1)."""
+        ceiling = self._account(namespace).ceiling
         return self.num_blocks if ceiling is None else ceiling
 
     def max_blocks(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
-        """Most blocks that a request which begins with these tokens may have, whatever else runs.
+        """Return the most blocks that a request which begins with these tokens may have, whatever else runs.
 
         The pool, or the namespace's ceiling, for which public blocks don't count. O(tokens) where there are
         public prefixes, else O(1).
         """
-        ceiling = self._group(namespace).ceiling
+        ceiling = self._account(namespace).ceiling
         if ceiling is None:
             return self.num_blocks
         if self._namespaces.any_declared:
@@ -331,7 +332,7 @@ class PrefixCache:
 
     def shares_quota(self, one: NamespaceName, other: NamespaceName) -> bool:
         """Return True if the blocks of two namespaces count for the same quota, or for none. O(1)."""
-        return self._group(one) is self._group(other)
+        return self._account(one) is self._account(other)
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly min(num_blocks, evictable) blocks; returns how many. O(log leaves) per leaf."""
@@ -351,20 +352,20 @@ class PrefixCache:
         self.policy.on_reset()
 
     def put_first(self, token_ids: TokenIds, namespace: NamespaceName = "") -> int:
-        """Have the last cached blocks of a finished conversation's prompt evicted first. O(n).
+        """Evict the last cached blocks of a finished conversation's prompt before all others. O(n).
 
         They stay until their room is needed; a use before that restores their place in the order. Blocks that
-        are held, public, or in front of other cached tokens are not moved.
+        are held, public, or in front of other cached tokens keep their place.
 
         Returns:
-            The cached tokens of the prompt, if its end is put first; else 0.
+            The cached tokens of the prompt, if its last blocks are evicted first now; else 0.
         """
         owner = self._namespaces.known(namespace)
         walk = self._lookup.match(encode_tokens(token_ids), owner, namespace).walk
         node = None if walk is None else walk.source or walk.node
         if walk is None or node is None or node.entry is None or node.owner is not owner:
             return 0
-        owner.group.index.put_first(node)
+        owner.account.index.put_first(node)
         return walk.depth + walk.partial
 
     def discard(self, token_ids: TokenIds, namespace: NamespaceName = "", keep: int = 0) -> None:
@@ -410,13 +411,13 @@ class PrefixCache:
         """Replace all quotas (see the constructor); nothing changes if it raises.
 
         Above a lowered ceiling, cached blocks go at once; held ones, when their requests want more
-        or end. O(groups + namespaces in use), and as `evict`.
+        or end. O(accounts + namespaces in use), and as `evict`.
 
         Raises:
             ConfigError: a quota is malformed, the floors together exceed the pool, or a name that has never
                 had a quota has blocks already, which count for all others (`reset` frees it of them).
         """
-        framed, known = self._framed(quotas), self._groups.quotas
+        framed, known = self._framed(quotas), self._accounts.quotas
         used = {owner.key for owner in self._tree.roots}
         used |= {lease.owner.key for lease in self._capacity.leases.values()}
         for key in framed:
@@ -425,8 +426,8 @@ class PrefixCache:
                     f"{key[0]!r} has blocks in the cache already, which count for those without a quota: "
                     "give its quota before its first request, or reset the cache"
                 )
-        self._groups.replace(framed)
-        self._namespaces.regroup()
+        self._accounts.replace(framed)
+        self._namespaces.move_to_accounts()
         self._capacity.keep_ceilings()
 
     def _framed(
@@ -435,8 +436,8 @@ class PrefixCache:
         return {self._namespaces.quota_key(name): quota for name, quota in framed_quotas(quotas).items()}
 
     def quota_usage(self) -> list[QuotaUsage]:
-        """Limits and use of each quota. O(quotas)."""
-        return self._groups.usage()
+        """Return limits and use of each quota. O(quotas)."""
+        return self._accounts.usage()
 
     # ------------------------------------------------------------------ pins
 
@@ -496,7 +497,7 @@ class PrefixCache:
         return pin is not None
 
     def pins(self, max_tokens: int | None = None) -> list[PinInfo]:
-        """The pins, oldest first; with at most `max_tokens` leading tokens of each. O(pins, tokens)."""
+        """Return the pins, oldest first, with at most `max_tokens` leading tokens each. O(pins, tokens)."""
         self._pins.expire()
         return [self._pins.show(pin, max_tokens) for pin in self._pins]
 
@@ -505,7 +506,7 @@ class PrefixCache:
     @property
     def declared(self) -> Declared:
         """Quotas and public prefixes, which outlive the cache's contents. O(their number)."""
-        return Declared(self._groups.quotas, self._namespaces.declared())
+        return Declared(self._accounts.quotas, self._namespaces.declared())
 
     def declare(self, declared: Declared) -> None:
         """Repeat the declarations of another cache, on a new one.
@@ -513,7 +514,7 @@ class PrefixCache:
         Raises:
             ConfigError: the quotas' floors exceed the pool.
         """
-        self._groups.replace(declared.quotas)
+        self._accounts.replace(declared.quotas)
         for computes, prefix in declared.public_prefixes:
             self._namespaces.declare(computes, prefix)
 
@@ -537,12 +538,14 @@ class PrefixCache:
 
     @property
     def stats(self) -> CacheStats:
-        """A snapshot of the counters. O(quota groups)."""
+        """A snapshot of the counters. O(accounts)."""
         self._pins.expire()
         return snapshot(self._capacity, self._leasing, self.num_resets)
 
     def subscribe(self, listener: Listener, *, replay: bool = True) -> Callable[[], None]:
-        """Call `listener` with what each call stores or removes; see `radixkv.cache.reporting.events`.
+        """Call `listener` with the blocks that each call stores or removes.
+
+        The changes are those of `radixkv.cache.reporting.events`.
 
         Args:
             replay: first send it the cached blocks; its errors meanwhile go to the caller.
@@ -566,7 +569,7 @@ class PrefixCache:
     def explain(
         self, token_ids: TokenIds, namespace: NamespaceName = "", *, admin: bool = False
     ) -> MissReport:
-        """Why a prompt would miss if it were acquired now; changes nothing. O(tokens + path).
+        """Return why a prompt would miss if it were acquired now; change nothing. O(tokens + path).
 
         With `admin`, other namespaces (the 256 cached latest) are looked into and may be the reason.
         """

@@ -48,7 +48,7 @@ class PublicPrefixes:
         return True
 
     def length_in(self, data: bytes) -> int:
-        """Length in bytes of the longest public prefix of `data`.
+        """Return the length in bytes of the longest public prefix of `data`.
 
         O(length + log prefixes) for each prefix that begins like `data` and parts from it ever earlier; the
         first time after a declaration O(prefixes log prefixes).

@@ -31,7 +31,7 @@ from radixkv.cache.states.checkpoints import Checkpoints
 
 
 class Walk(NamedTuple):
-    """End of a lookup."""
+    """The end of a lookup."""
 
     node: Node  # the deepest node of which at least one whole block matched, or the root
     depth: int  # tokens matched in whole blocks; node.start < depth <= node.end, or the root's 0
@@ -48,7 +48,7 @@ _new_walk = cast(Callable[[tuple[Any, ...]], Walk], partial(tuple.__new__, Walk)
 class RadixTree:
     """The nodes of every namespace, their counts and their order of eviction.
 
-    It alone writes the fields of nodes, and the counts of blocks in the tree of their quota groups.
+    It alone writes the fields of nodes, and the counts of blocks in the tree of their accounts.
     It reports changes of nodes to the policy, and every use to `use_times`.
 
     Attributes:
@@ -78,7 +78,7 @@ class RadixTree:
     # ------------------------------------------------------------------ roots
 
     def root(self, owner: Namespace) -> Node:
-        """The namespace's root, created when missing. O(1)."""
+        """Return the namespace's root, created when missing. O(1)."""
         root = self.roots.get(owner)
         if root is None:
             root = Node(None, owner, 0, bytearray(), array("i"), bytearray(owner.seed))
@@ -99,25 +99,25 @@ class RadixTree:
     # ------------------------------------------------------------------ lookups, paths, identities
 
     def children_of(self, node: Node, owner: Namespace) -> Children | None:
-        """The children of `node` that belong to `owner`. O(1)."""
+        """Return the children of `node` that belong to `owner`. O(1)."""
         if node.owner is owner:
             return node.children
         return node.namespace_children.get(owner) if node.namespace_children is not None else None
 
     def identity_after(self, node: Node, owner: Namespace) -> bytes:
-        """Identity that a block of `owner` after all of `node` would follow. O(1)."""
+        """Return the identity that a block of `owner` after all of `node` would follow. O(1)."""
         before = bytes(node.ids[-IDENTITY_BYTES:])
         return before if node.owner is owner else self.identities.beyond_public(before, owner.seed)
 
     def identity_before(self, node: Node, num_blocks: int) -> bytes:
-        """Identity that a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
+        """Return the identity that a node's block follows, with `num_blocks` of its blocks in front. O(1)."""
         if num_blocks:
             return node.identity(num_blocks)
         assert node.parent is not None
         return self.identity_after(node.parent, node.owner)
 
     def identity_of_match(self, walk: Walk, owner: Namespace) -> bytes:
-        """Identity that the next block of `owner` would follow where a lookup ended. O(1)."""
+        """Return the identity that the next block of `owner` would follow where a lookup ended. O(1)."""
         node = walk[0]
         end = (walk[1] - node.start) // self.block_size * IDENTITY_BYTES or IDENTITY_BYTES
         before = bytes(node.ids[end - IDENTITY_BYTES : end])
@@ -182,7 +182,7 @@ class RadixTree:
         return found[len(tail) : len(tail) + most]
 
     def path(self, node: Node) -> list[Node]:
-        """The nodes from below the root down to `node`. O(depth)."""
+        """Return the nodes from below the root down to `node`. O(depth)."""
         nodes = []
         while node.parent is not None:
             nodes.append(node)
@@ -191,7 +191,7 @@ class RadixTree:
         return nodes
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents first."""
+        """Yield every node but the roots, parents first."""
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()
@@ -200,7 +200,7 @@ class RadixTree:
             stack.extend(node.each_child())
 
     def path_blocks(self, node: Node) -> array[int]:
-        """The blocks from the root down to the end of `node`, a new array. O(path + blocks)."""
+        """Return the blocks from the root down to the end of `node`, a new array. O(path + blocks)."""
         if not node.start:
             return node.blocks[:]
         parts = []
@@ -212,7 +212,7 @@ class RadixTree:
         return array("i", b"".join(parts))
 
     def siblings(self, node: Node) -> Children:
-        """The children among which a node is, itself included. O(1)."""
+        """Return the children of a node's parent in its namespace, itself included. O(1)."""
         assert node.parent is not None
         siblings = self.children_of(node.parent, node.owner)
         assert siblings is not None
@@ -223,23 +223,23 @@ class RadixTree:
     def protect(self, node: Node) -> None:
         """Add a reference: node and all above it can't be evicted. O(nodes that were unprotected)."""
         current: Node | None = node
-        group, count = node.owner.group, 0
+        account, count = node.owner.account, 0
         while current is not None:
             current.refs += 1
             if current.refs > 1:
                 break
-            if current.owner.group is not group:  # public from here on
-                group.count_tree(0, count)
-                group, count = current.owner.group, 0
+            if current.owner.account is not account:  # public from here on
+                account.count_tree(0, count)
+                account, count = current.owner.account, 0
             count += len(current.blocks)
             if current.entry is not None:
-                group.index.remove(current)
+                account.index.remove(current)
             current = current.parent
         if count:
-            group.count_tree(0, count)
+            account.count_tree(0, count)
 
     def hold(self, node: Node) -> None:
-        """A lease ends at `node` from now on. O(nodes that were unprotected)."""
+        """Add a lease that ends at `node`. O(nodes that were unprotected)."""
         node.holders += 1
         if node.refs:
             node.refs += 1
@@ -247,16 +247,16 @@ class RadixTree:
             self.protect(node)
 
     def release(self, node: Node) -> None:
-        """A lease no longer ends at `node`. O(nodes that lose their last reference)."""
+        """Drop a lease that ended at `node`. O(nodes that lose their last reference)."""
         node.holders -= 1
         self.unprotect(node)
 
     def drop_holder(self, node: Node) -> None:
-        """A lease that ended at `node` is only one of its references now, to be dropped or kept. O(1)."""
+        """Make a lease that ended at `node` a mere reference, to be dropped or kept. O(1)."""
         node.holders -= 1
 
     def use(self, node: Node) -> None:
-        """A request begins or ends here: this is the latest use. O(1)."""
+        """Note the latest use: a request begins or ends here. O(1)."""
         self._tick = tick = self._tick + 1
         self.policy.tick = node.last_access = tick
         self.use_times.note(tick)
@@ -272,24 +272,24 @@ class RadixTree:
     def unprotect(self, node: Node) -> None:
         """Drop a reference; leaves that lose their last one become candidates. O(nodes that lose it)."""
         current: Node | None = node
-        group, count = node.owner.group, 0
+        account, count = node.owner.account, 0
         while current is not None:
             current.refs -= 1
             if current.refs:
                 assert current.refs > 0, f"{current!r} was released more often than held"
                 break
-            if current.owner.group is not group:  # public from here on
-                group.count_tree(0, -count)
-                group, count = current.owner.group, 0
+            if current.owner.account is not account:  # public from here on
+                account.count_tree(0, -count)
+                account, count = current.owner.account, 0
             count += len(current.blocks)
             if current.children is None and current.namespace_children is None:
                 if current.parent is None:
                     self.drop_empty_root(current)
                 else:
-                    group.index.add(current)
+                    account.index.add(current)
             current = current.parent
         if count:
-            group.count_tree(0, -count)
+            account.count_tree(0, -count)
 
     def invalidate_all(self) -> dict[Namespace, Node]:
         """Forget all nodes, but for the accounts' counts; return the roots, which have them. O(namespaces).
@@ -358,7 +358,7 @@ class RadixTree:
         siblings.add(node)
         parent.version += 1
         self.num_nodes += 1
-        owner.group.count_tree(len(blocks), len(blocks))
+        owner.account.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(node, len(blocks))
         if self.changes is not None:
@@ -383,7 +383,7 @@ class RadixTree:
         leaf.key += key
         leaf.blocks.extend(blocks)
         leaf.version += 1
-        leaf.owner.group.count_tree(len(blocks), len(blocks))
+        leaf.owner.account.count_tree(len(blocks), len(blocks))
         if self._on_insert is not None:
             self._on_insert(leaf, len(blocks))
         if self.changes is not None:
@@ -452,14 +452,14 @@ class RadixTree:
         return upper
 
     def split_after(self, node: Node, end: int) -> Node:
-        """The node of the path to `node` that ends at token `end`, a whole block's; split if need be."""
+        """Return the node of the path to `node` that ends at token `end`, a block's end; split if need be."""
         while node.parent is not None and node.start >= end:
             node = node.parent
         keep = (end - node.start) // self.block_size
         return node if keep == len(node.blocks) else self.split(node, keep)
 
     def split_before(self, node: Node, start: int) -> Node:
-        """The node of the path to `node` that begins with the block of token `start`; split if need be."""
+        """Return the node of the path to `node` that begins with the block of `start`; split if need be."""
         start -= start % self.block_size
         while node.start > start:
             assert node.parent is not None
@@ -480,7 +480,7 @@ class RadixTree:
         if self.states is not None:
             self.states.cut(leaf, keep)
         taken = leaf.blocks[keep:]
-        leaf.owner.group.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
+        leaf.owner.account.count_tree(-num_blocks, -num_blocks if leaf.refs else 0)
         if keep:
             del leaf.blocks[keep:]
             del leaf.key[keep * self.block_bytes :]
@@ -517,7 +517,7 @@ class RadixTree:
         parent, owner = leaf.parent, leaf.owner
         assert parent is not None
         if leaf.entry is not None:
-            owner.group.index.remove(leaf)
+            owner.account.index.remove(leaf)
         siblings = self.siblings(leaf)
         siblings.remove(leaf)
         is_leaf = False
@@ -549,4 +549,4 @@ class RadixTree:
             if parent.parent is None:
                 self.drop_empty_root(parent)
             else:
-                parent.owner.group.index.add(parent)
+                parent.owner.account.index.add(parent)

@@ -184,7 +184,7 @@ def _miscount_a_reference(cache: PrefixCache) -> None:
 
 
 def _miscount_an_account(cache: PrefixCache) -> None:
-    _any_node(cache).owner.group.blocks += 1
+    _any_node(cache).owner.account.blocks += 1
 
 
 DAMAGES = (_have_a_block_twice, _miscount_a_reference, _miscount_an_account)

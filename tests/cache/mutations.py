@@ -132,7 +132,7 @@ MUTATIONS = [
         "node.parent is not None and _a and _b",
     ),
     Mutation("discard nothing", "PrefixCache.discard", "_.discard_from(_, _)", "None"),
-    Mutation("rebuild without the quotas", "PrefixCache.declared", "self._groups.quotas", "{}"),
+    Mutation("rebuild without the quotas", "PrefixCache.declared", "self._accounts.quotas", "{}"),
     Mutation("rebuild without a word to followers", "PrefixCache.rebuilt", "self.reset()", "None"),
     Mutation(
         "rebuild without the public prefixes",

@@ -72,7 +72,7 @@ def test_a_listener_that_always_raises_is_dropped(caplog: pytest.LogCaptureFixtu
     unsubscribe = cache.subscribe(listener)
     load(cache, 12)
     assert listener.calls == MAX_FAILURES
-    assert "told of nothing more" in caplog.records[-1].getMessage()
+    assert "receives nothing more" in caplog.records[-1].getMessage()
     unsubscribe()
     unsubscribe()
     load(cache, 2)

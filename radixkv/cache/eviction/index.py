@@ -21,12 +21,12 @@ class CachedRun(Protocol):
     ids: bytearray  # the identities of its whole blocks, 16 bytes each
     last_access: int  # the cache's use counter when it was used last; exact for leaves
     hits: int  # leases that found it; kept if the policy's `tracks_path` is true
-    owner: Any  # its namespace: `key`, and `group.index`, where it is a candidate
+    owner: Any  # its namespace: `key`, and `account.index`, where it is a candidate
     parent: Any  # the run before it
 
 
 class EvictionIndex:
-    """The candidates of one quota group in order of eviction. All operations O(log n)."""
+    """The candidates of one account in order of eviction. All operations O(log n)."""
 
     __slots__ = ("_done", "_entries", "_priority", "_serial", "on_change")
 
@@ -41,7 +41,7 @@ class EvictionIndex:
         return len(self._entries)
 
     def add(self, node: CachedRun) -> None:
-        """Make a leaf a candidate; on equal priority the one added earlier goes first."""
+        """Make a leaf a candidate; on equal priority the one added earlier is evicted first."""
         self._serial = serial = self._serial + 1
         node.entry = entry = (self._priority(node), serial, node)
         self._entries.add(entry)
@@ -49,7 +49,7 @@ class EvictionIndex:
             self.on_change()
 
     def remove(self, node: CachedRun) -> None:
-        """The leaf is no longer a candidate."""
+        """Take a leaf out of the candidates."""
         self._entries.remove(node.entry)
         node.entry = None
         if self._done:

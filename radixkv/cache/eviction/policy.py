@@ -60,7 +60,7 @@ class EvictionPolicy:
         raise NotImplementedError
 
     def new_index(self) -> EvictionIndex:
-        """An index for one group's candidates; override it to count something as they come and go."""
+        """An index for one account's candidates; override it to count something as they come and go."""
         return EvictionIndex(self.priority)
 
     def victim(self, index: EvictionIndex) -> CachedRun:

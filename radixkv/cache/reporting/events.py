@@ -156,7 +156,7 @@ class ChangeLog:
                 logger.exception(
                     "a listener of cache events failed (%d in a row)%s: %r",
                     self._failures[name],
-                    ", it is told of nothing more" if is_last else "",
+                    ", it receives nothing more" if is_last else "",
                     listener,
                 )
                 if is_last:

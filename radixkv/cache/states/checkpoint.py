@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: the state after a node's first few blocks; and what becomes of it when the node changes.
+"""Checkpoint: the state after a node's first few blocks, which follows the node's changes.
 
     node   [b0 b1 b2 b3]              states {4: checkpoint}: after b3
     split after b1
@@ -31,7 +31,7 @@ class Checkpoint:
         is_superseded: its only hit went on below, so the next one will probably find a deeper checkpoint.
         heir: the tokens with which that hit went on; None: no hit went on so far.
         num_hits: since it was added.
-        priority: in the order of eviction; the least goes first.
+        priority: in the order of eviction; the lowest is evicted first.
     """
 
     slot: int

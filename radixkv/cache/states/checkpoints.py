@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: which states stay in the tree, and which one goes for a new one.
+"""Checkpoints: which states stay in the tree, and which one is evicted for a new one.
 
 A checkpoint is worth the tokens that would have to be computed again without it: from the nearest one above
 that is not superseded. Eviction is GreedyDual over that worth: a touched checkpoint gets the clock plus its
@@ -44,7 +44,7 @@ class Checkpoints:
         pool: the slots.
         version: changes with every checkpoint that comes or goes.
         num_evicted: checkpoints that made room for others, since the start.
-        changes: is told of each that comes or goes; None: nobody has wanted to know.
+        changes: receives each that comes or goes; None: nobody has subscribed.
         frees_windows: whether they are windows of K/V, not states: `WindowCheckpoints`.
 
     Raises:
@@ -87,7 +87,7 @@ class Checkpoints:
         return self.pool.num_slots // 2
 
     def figures(self) -> dict[str, int]:
-        """Return its fields of `radixkv.cache.cache_stats.CacheStats`. O(checkpoints)."""
+        """Return the fields of `CacheStats` about checkpoints. O(checkpoints)."""
         return {
             **self._memory(),
             "checkpoints": len(self._all),
@@ -149,7 +149,7 @@ class Checkpoints:
             return
         above = self.deepest(node, end - GRID)
         base = 0 if above is None else above.base if above.is_superseded else above.end
-        if not self._has_share(node.owner.group):
+        if not self._has_share(node.owner.account):
             self.pool.drop(slot)
             return
         checkpoint = Checkpoint(slot, end, node.identity(offset), base, node)
@@ -243,7 +243,7 @@ class Checkpoints:
                 continue
             if self.pool.holders(checkpoint.slot) > 1:
                 aside.append(entry)
-            elif checkpoint.node.pins or self._is_below_floor(checkpoint.node.owner.group):
+            elif checkpoint.node.pins or self._is_below_floor(checkpoint.node.owner.account):
                 aside.append(entry)
                 spared = spared or checkpoint
             else:
@@ -255,19 +255,19 @@ class Checkpoints:
     def _slots_of(self, num_blocks: int) -> int:
         return num_blocks * self.pool.num_slots // self._num_blocks
 
-    def _of_group(self, group: BlockAccount) -> list[Checkpoint]:
-        return [c for c in self._all if c.node is not None and c.node.owner.group is group]
+    def _of_account(self, account: BlockAccount) -> list[Checkpoint]:
+        return [c for c in self._all if c.node is not None and c.node.owner.account is account]
 
-    def _is_below_floor(self, group: BlockAccount) -> bool:
-        """Return True if a quota's floor keeps all checkpoints of a group: as large a share as of blocks."""
-        return bool(group.floor) and len(self._of_group(group)) <= self._slots_of(group.floor)
+    def _is_below_floor(self, account: BlockAccount) -> bool:
+        """Return True if a floor keeps all checkpoints of an account: as large a share as of blocks."""
+        return bool(account.floor) and len(self._of_account(account)) <= self._slots_of(account.floor)
 
-    def _has_share(self, group: BlockAccount) -> bool:
-        """Make room for one more checkpoint under a group's ceiling, if it must by one of its own."""
-        if group.ceiling is None:
+    def _has_share(self, account: BlockAccount) -> bool:
+        """Make room for one more checkpoint under an account's ceiling, if it must by one of its own."""
+        if account.ceiling is None:
             return True
-        most = max(1, self._slots_of(group.ceiling))
-        own = self._of_group(group)
+        most = max(1, self._slots_of(account.ceiling))
+        own = self._of_account(account)
         if len(own) < most:
             return True
         unpinned = [

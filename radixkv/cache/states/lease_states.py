@@ -123,7 +123,7 @@ class LeaseStates:
             self.keeper.pool.drop(step.target.slot)
 
     def step_done(self, lease: CommittedPath, end: int) -> None:
-        """The step up to token `end` has run: its target is the base, its wanted states are checkpoints."""
+        """Complete the step up to token `end`: its target is the base, its wanted states are checkpoints."""
         kept = []
         for target in [target for target in self._targets if target.position < end]:
             self._targets.remove(target)
@@ -157,7 +157,7 @@ class LeaseStates:
         return LeaseStates(self.keeper, self.base)
 
     def close(self, lease: CommittedPath | None) -> None:
-        """The request ends: its base goes to the tree, where `lease` has its tokens there; None: nowhere."""
+        """End the request: its base goes to the tree, where `lease` has its tokens there; None: nowhere."""
         self.step_failed()
         base, self.base = self.base, NOTHING
         if base.slot == NO_SLOT:

@@ -77,7 +77,7 @@ class LeaseWindows:
         return True
 
     def step_done(self, lease: CommittedPath, end: int) -> None:
-        """The step up to token `end` has run: wanted windows are checkpoints, and past blocks are free."""
+        """Complete the step up to token `end`: wanted windows are checkpoints, and past blocks are free."""
         if self.wanted:
             due = sorted(position for position in self.wanted if position <= end)
             for position in due:  # a checkpoint's worth is counted from those above it
@@ -101,7 +101,7 @@ class LeaseWindows:
         return LeaseWindows(self.keeper, at, blocks)
 
     def close(self, lease: CommittedPath | None) -> None:
-        """The request ends: the window before its base goes to the tree, unless `lease` is None."""
+        """End the request: the window before its base goes to the tree, unless `lease` is None."""
         if lease is not None and self.base.position:
             self._keep(lease, self.base.position)
         self._free_before(len(self.table))
