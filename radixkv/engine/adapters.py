@@ -87,13 +87,13 @@ class Adapters(ABC):
     def cards(self) -> Sequence[AdapterCard]:
         """List the registered adapters by name."""
 
-    @abstractmethod
     def card(self, name: str) -> AdapterCard | None:
         """Return a registered adapter; None: there is none of that name."""
+        return next((card for card in self.cards() if card.name == name), None)
 
-    @abstractmethod
     def name_of(self, identity: str) -> str | None:
         """Return the name of the adapter with these weights, the first by name; None: it is gone."""
+        return next((card.name for card in self.cards() if card.identity == identity), None)
 
     @abstractmethod
     def load(self, name: str, folder: str) -> AdapterCard:
@@ -177,11 +177,6 @@ class AdapterRegistry(Adapters):
 
     def _find(self, identity: str) -> PackedAdapter | None:
         return None if self._memory is None else self._memory.get(identity)
-
-    def name_of(self, identity: str) -> str | None:
-        with self._lock:
-            names = [name for name, entry in self._entries.items() if entry.identity == identity]
-        return min(names, default=None)
 
     def acquire(self, name: str) -> PackedAdapter:
         """Return an adapter in memory, with its `identity` and `invocation`.

@@ -16,11 +16,13 @@ from scripted_engine import ScriptedEngine
 from radixkv.cache.accounts import Quota
 from radixkv.cache.keys import Owner
 from radixkv.cache.pins import PinInfo
+from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.engine import ReplicatedEngine
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta
+from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.errors import (
     ContextLengthExceededError,
     EngineStoppedError,
@@ -99,6 +101,20 @@ def test_every_member_is_there_with_its_signature(engine, protocol):
         assert given == asked, name
         assert all(default is not inspect.Parameter.empty for _, _, default in more), name
         assert inspect.iscoroutinefunction(found) == inspect.iscoroutinefunction(wanted), name
+
+
+async def test_every_call_on_a_cache_has_a_way_here_and_for_several_caches():
+    """Rows of the table have a wrapped signature; `AsyncCache` says what they do, rules merge answers."""
+    rows = {name: each for name, each in vars(CacheClient).items() if hasattr(each, "__wrapped__")}
+    assert len(rows) > 15
+    assert rows.keys() <= vars(AsyncCache).keys()
+    several = ReplicatedCache(list, "model")
+    given = {"token_ids": [1, 2], "pin_id": "p", "quotas": {}}
+    for name, row in rows.items():
+        if inspect.iscoroutinefunction(row):
+            needed = [given[p] for p in inspect.signature(row).parameters if p in given]
+            with pytest.raises(EngineStoppedError, match="no replica"):
+                await getattr(several, name)(*needed)
 
 
 async def test_facts(engine):

@@ -11,18 +11,10 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from radixkv.cache.accounts import Quota, QuotaUsage
-from radixkv.cache.keys import NOBODY, Owner, TokenIds
-from radixkv.cache.pins import PinInfo
-from radixkv.cache.reporting.divergence import BreakPoint
-from radixkv.cache.reporting.events import BlockChanges
-from radixkv.cache.reporting.explain import MissReport
-from radixkv.cache.reporting.tree_walk import TreeSnapshot
-from radixkv.cluster.remote.adapters import RemoteAdapters
 from radixkv.cluster.remote.channel import (
     WINDOW,
     Ask,
@@ -37,11 +29,12 @@ from radixkv.cluster.remote.channel import (
     Status,
     Took,
 )
+from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.calls import Call, call
+from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
-from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import EngineStoppedError, InvalidRequestError
-from radixkv.scheduling.request import Request
 
 Event = Reply | Item | End | Failed
 
@@ -100,6 +93,11 @@ class Link:
         """Have the status renewed, for the next look at it."""
         if self.is_open:
             self._channel.send(AskStatus())
+
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any], part: str = "") -> Any:
+        """Make a call of the engine's, or of a `part` of it: `cache.`; see `call` and `iterate`."""
+        way = self.iterate if call.streams else self.call
+        return way(part + call.name, args, options)
 
     async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call the method of that name there; return or raise its result. Cancelling it cancels it there."""
@@ -180,76 +178,27 @@ class RemoteCache(CacheClient):
         super().__init__(link.facts.model_fingerprint)
         self._link = link
 
-    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
-        return await self._link.call(f"cache.{name}", args, options)
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self._link.perform(call, args, options, "cache.")
 
-    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        return cast(int, await self._call("match", token_ids, owner))
 
-    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
-        report = await self._call("explain", token_ids, owner, admin=admin)
-        return cast(MissReport, report)
+class RemoteAdapters(Adapters):
+    """The adapters of that engine. `load` and `unload` wait for the other end, so call them in a thread."""
 
-    async def pin(
-        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
-    ) -> PinInfo | None:
-        pin = await self._call("pin", token_ids, owner, ttl=ttl)
-        return cast(PinInfo | None, pin)
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.is_enabled = link.status.adapters is not None
 
-    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
-        return cast(bool, await self._call("unpin", token_ids, owner))
+    def cards(self) -> Sequence[AdapterCard]:
+        self._link.ask_status()  # for the next caller
+        return self._link.status.adapters or ()
 
-    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
-        return cast(bool, await self._call("unpin_id", pin_id, owner))
+    def load(self, name: str, folder: str) -> AdapterCard:
+        self.check_enabled()
+        return cast(AdapterCard, asyncio.run(self._link.call("adapters.load", (name, folder), {})))
 
-    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        return cast(int, await self._call("put_first", token_ids, owner))
-
-    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
-        return cast(list[PinInfo], await self._call("pins", tenant=tenant, max_tokens=max_tokens))
-
-    async def quotas(self) -> list[QuotaUsage]:
-        return cast(list[QuotaUsage], await self._call("quotas"))
-
-    async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
-        await self._call("set_quotas", quotas)
-
-    async def publish(self, token_ids: TokenIds, *, adapter: str = "") -> int:
-        return cast(int, await self._call("publish", token_ids, adapter=adapter))
-
-    async def unpublish(self, token_ids: TokenIds, *, adapter: str = "") -> bool:
-        return cast(bool, await self._call("unpublish", token_ids, adapter=adapter))
-
-    async def reset(self) -> None:
-        await self._call("reset")
-
-    async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        return cast(list[BreakPoint], await self._call("advice", limit, tenant=tenant, salt=salt))
-
-    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
-        tokens = await self._call("continuation", token_ids, owner, limit=limit)
-        return cast(list[int], tokens)
-
-    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
-        return cast(list[int], await self._call("path", token_ids, owner))
-
-    async def nodes(
-        self,
-        *,
-        tenant: str | None = None,
-        salt: str = "",
-        shown_tokens: int = 0,
-        max_nodes: int = 20_000,
-        max_tokens: int = 1_000_000,
-    ) -> TreeSnapshot:
-        most = {"shown_tokens": shown_tokens, "max_nodes": max_nodes, "max_tokens": max_tokens}
-        return cast(TreeSnapshot, await self._call("nodes", tenant=tenant, salt=salt, **most))
-
-    async def tree(self, max_lines: int = 50) -> str:
-        return cast(str, await self._call("tree", max_lines))
-
-    def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
-        return self._link.iterate("cache.events", (), {"replay": replay})
+    def unload(self, name: str) -> bool:
+        return cast(bool, asyncio.run(self._link.call("adapters.unload", (name,), {})))
 
 
 class RemoteEngine:
@@ -288,31 +237,15 @@ class RemoteEngine:
         self._link.ask_status()  # for the next caller
         return self._link.status.stats
 
-    async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
-    ) -> list[int]:
-        options = {"add_special_tokens": add_special_tokens, "allow_special": allow_special}
-        return cast(list[int], await self._link.call("tokenize", (text,), options))
+    tokenize = call()(EngineClient.tokenize)
+    render_chat = call()(EngineClient.render_chat)
+    check_quota = call()(EngineClient.check_quota)
+    stream = call()(EngineClient.stream)
+    generate = call()(EngineClient.generate)
 
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **options: Any,
-    ) -> list[int]:
-        options |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        return cast(list[int], await self._link.call("render_chat", (messages,), options))
-
-    async def check_quota(self, requests: Sequence[Request]) -> None:
-        await self._link.call("check_quota", (requests,), {})
-
-    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
-        return self._link.iterate("stream", (request,), {})
-
-    async def generate(self, request: Request) -> RequestOutput:
-        return cast(RequestOutput, await self._link.call("generate", (request,), {}))
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Make one of these calls there."""
+        return self._link.perform(call, args, options)
 
     async def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):

@@ -31,12 +31,6 @@ class ReplicatedAdapters(Adapters):
         told = [member for member in members if member.replica.is_open] or members
         return told[0].engine.adapters.cards() if told else ()
 
-    def card(self, name: str) -> AdapterCard | None:
-        return next((card for card in self.cards() if card.name == name), None)
-
-    def name_of(self, identity: str) -> str | None:
-        return next((card.name for card in self.cards() if card.identity == identity), None)
-
     def load(self, name: str, folder: str) -> AdapterCard:
         """See `Adapters.load`; also AdapterLoadError where the folder is not the same for all engines."""
         self.check_enabled()

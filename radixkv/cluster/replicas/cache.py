@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from radixkv.cache.accounts import Quota, QuotaUsage
+from radixkv.cache.accounts import Quota
 from radixkv.cache.keys import NOBODY, EncodedTokens, NamespaceKey, Owner, TokenIds
-from radixkv.cache.pins import PinInfo
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
-from radixkv.cache.reporting.explain import MissReport
-from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.cluster.replicas.member import AGAIN_S, Member
-from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.cache_client import CacheClient, summed_advice
+from radixkv.engine.calls import Call, answer_of_most
 from radixkv.errors import ConfigError, EngineStoppedError
 
 T = TypeVar("T")
@@ -82,115 +81,33 @@ class ReplicatedCache(CacheClient):
         for tokens, adapter in list(self._public):
             await cache.publish(tokens, adapter=adapter)
 
-    # ------------------------------------------------------------------ lookups
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Ask all caches, and merge their answers by the call's rule."""
+        assert call.merge is not None, f"{call.name} has no rule for several caches"
+        return self._merged(call, call.merge, call.signature.bind(*args, **options))
 
-    async def match(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        return max(await self._ask(lambda cache: cache.match(token_ids, owner)))
+    async def _merged(
+        self, call: Call, merge: Callable[[list[Any]], Any], given: inspect.BoundArguments
+    ) -> Any:
+        if call.divided:
+            given.apply_defaults()
+            num_members = max(1, len(list(self._members())))
+            for name in call.divided:
+                given.arguments[name] = max(1, given.arguments[name] // num_members)
 
-    async def explain(self, token_ids: TokenIds, owner: Owner = NOBODY, *, admin: bool = False) -> MissReport:
-        reports = await self._ask(lambda cache: cache.explain(token_ids, owner, admin=admin))
-        # Among equals, the cache with an explanation of the rest says more.
-        return max(
-            reports,
-            key=lambda report: (report.num_hit_tokens, report.num_tier_tokens, report.reason != "first_seen"),
-        )
+        def ask(cache: CacheClient) -> Awaitable[Any]:
+            return getattr(cache, call.name)(*given.args, **given.kwargs)
 
-    async def continuation(self, token_ids: TokenIds, owner: Owner = NOBODY, *, limit: int = 64) -> list[int]:
-        cache = await self._with_most(token_ids, owner)
-        return await cache.continuation(token_ids, owner, limit=limit)
+        if merge is answer_of_most:
+            owner = given.arguments.get("owner", NOBODY)
+            return await ask(await self._with_most(given.arguments["token_ids"], owner))
+        return merge(await self._ask(ask))
 
-    async def path(self, token_ids: TokenIds, owner: Owner = NOBODY) -> list[int]:
-        cache = await self._with_most(token_ids, owner)
-        return await cache.path(token_ids, owner)
+    # ------------------------------------------------------------------ calls without a rule
 
     async def advice(self, limit: int = 10, *, tenant: str | None = None, salt: str = "") -> list[BreakPoint]:
-        replies = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
-        places: dict[object, BreakPoint] = {}
-        for place in (place for places_of_one in replies for place in places_of_one):
-            key = (place.namespace, place.group_tokens, place.position)
-            known = places.get(key)
-            if known is not None:
-                place = replace(
-                    known,
-                    count=known.count + place.count,
-                    recoverable_tokens=known.recoverable_tokens + place.recoverable_tokens,
-                    group_count=known.group_count + place.group_count,
-                )
-            places[key] = place
-        return sorted(places.values(), key=lambda place: -place.recoverable_tokens)[:limit]
-
-    async def nodes(
-        self,
-        *,
-        tenant: str | None = None,
-        salt: str = "",
-        shown_tokens: int = 0,
-        max_nodes: int = 20_000,
-        max_tokens: int = 1_000_000,
-    ) -> TreeSnapshot:
-        num_members = max(1, len(list(self._members())))
-        snapshots = await self._ask(
-            lambda cache: cache.nodes(
-                tenant=tenant,
-                salt=salt,
-                shown_tokens=shown_tokens,
-                max_nodes=-(-max_nodes // num_members),
-                max_tokens=-(-max_tokens // num_members),
-            )
-        )
-        return TreeSnapshot(
-            [node for snapshot in snapshots for node in snapshot.nodes],
-            all(snapshot.is_complete for snapshot in snapshots),
-            all(snapshot.ranks_are_exact for snapshot in snapshots),
-        )
-
-    async def tree(self, max_lines: int = 50) -> str:
-        members = list(self._members())
-        trees = await self._ask(lambda cache: cache.tree(max(1, max_lines // max(1, len(members)))))
-        return trees[0] if len(trees) == 1 else "\n\n".join(trees)
-
-    # ------------------------------------------------------------------ changes
-
-    async def pin(
-        self, token_ids: TokenIds, owner: Owner = NOBODY, *, ttl: float | None = None
-    ) -> PinInfo | None:
-        pins = await self._ask(lambda cache: cache.pin(token_ids, owner, ttl=ttl))
-        return max((pin for pin in pins if pin is not None), key=lambda pin: pin.num_tokens, default=None)
-
-    async def unpin(self, token_ids: TokenIds, owner: Owner = NOBODY) -> bool:
-        return any(await self._ask(lambda cache: cache.unpin(token_ids, owner)))
-
-    async def unpin_id(self, pin_id: str, owner: Owner = NOBODY) -> bool:
-        return any(await self._ask(lambda cache: cache.unpin_id(pin_id, owner)))
-
-    async def put_first(self, token_ids: TokenIds, owner: Owner = NOBODY) -> int:
-        return max(await self._ask(lambda cache: cache.put_first(token_ids, owner)))
-
-    async def pins(self, *, tenant: str | None = None, max_tokens: int | None = None) -> list[PinInfo]:
-        replies = await self._ask(lambda cache: cache.pins(tenant=tenant, max_tokens=max_tokens))
-        longest: dict[tuple[NamespaceKey, str], PinInfo] = {}
-        for pin in (pin for pins in replies for pin in pins):
-            known = longest.get((pin.namespace, pin.id))
-            if known is None or pin.num_tokens > known.num_tokens:
-                longest[pin.namespace, pin.id] = pin
-        return list(longest.values())
-
-    async def quotas(self) -> list[QuotaUsage]:
-        """Summed over the engines: each grants the whole quota."""
-        replies = await self._ask(lambda cache: cache.quotas())
-        summed: dict[NamespaceKey, QuotaUsage] = {}
-        for quota in (quota for quotas in replies for quota in quotas):
-            known = summed.get(quota.namespace)
-            if known is not None:
-                quota = replace(
-                    known,
-                    floor=known.floor + quota.floor,
-                    ceiling=None if None in (known.ceiling, quota.ceiling) else _sum(known, quota),
-                    used_blocks=known.used_blocks + quota.used_blocks,
-                    protected_blocks=known.protected_blocks + quota.protected_blocks,
-                )
-            summed[quota.namespace] = quota
-        return list(summed.values())
+        answers = await self._ask(lambda cache: cache.advice(limit, tenant=tenant, salt=salt))
+        return summed_advice(answers)[:limit]
 
     async def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         try:
@@ -210,11 +127,6 @@ class ReplicatedCache(CacheClient):
         self._public.pop((PrefixCache.encode(token_ids), adapter), None)
         return any(await self._ask(lambda cache: cache.unpublish(token_ids, adapter=adapter)))
 
-    async def reset(self) -> None:
-        await self._ask(lambda cache: cache.reset())
-
-    # ------------------------------------------------------------------ what changes
-
     async def events(self, *, replay: bool = True) -> AsyncGenerator[BlockChanges]:
         """Of all caches. Blocks of an engine that goes are removed; of one that comes, all are stored."""
         merged = _MergedEvents()
@@ -231,10 +143,6 @@ class ReplicatedCache(CacheClient):
                 yield changes
         finally:
             await merged.close()
-
-
-def _sum(one: QuotaUsage, other: QuotaUsage) -> int:
-    return (one.ceiling or 0) + (other.ceiling or 0)
 
 
 def _note(changes: BlockChanges, known: dict[int, tuple[bytes, NamespaceKey]]) -> None:
