@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.text.chat_formats.formats import AUTO, FORMAT_NAMES
+from radixkv.text.chat_formats.formats import AUTO, named_format
 from radixkv_server.log_format import FORMATS, LEVELS
 from radixkv_server.tenants.api_keys import (
     ADMIN_ENV_VARIABLE,
@@ -61,9 +61,8 @@ class ServerSettings:
         shutdown_delay_s: time after SIGTERM in which the server still listens, not ready and answering 503 to
             new requests, so that load balancers notice before connections are refused.
         shutdown_grace_s: time that running requests have after SIGTERM or SIGINT.
-        chat_format: format of reasoning and tool calls in answers: `auto` (by its chat template), `hermes`,
-            `smollm2`, `smollm3`, `llama3`, `mistral`, `mistral-args`, `deepseek`, `harmony`, or `plain`
-            (all text is content).
+        chat_format: format of reasoning and tool calls in answers: `auto` (by its chat template), a known
+            family's name, a file `FAMILY.toml` that declares one, or `plain` (all text is content).
         normalize_clients: `on`: hold text of clients about themselves in prompts (Claude Code's billing
             header) constant, so that the rest is found in the cache; `off`: leave it unchanged.
         canonical_tools: show models the tools sorted by name, and the keys of their schemas sorted, so that
@@ -184,7 +183,8 @@ class ServerSettings:
             "structured_additional_properties",
             "closed or open",
         )
-        require(self.chat_format in FORMAT_NAMES, "chat_format", "one of " + ", ".join(FORMAT_NAMES))
+        if self.chat_format != AUTO:
+            named_format(self.chat_format)
         require(
             self.unknown_fields in UNKNOWN_FIELDS, "unknown_fields", "one of " + ", ".join(UNKNOWN_FIELDS)
         )

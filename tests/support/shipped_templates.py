@@ -136,7 +136,7 @@ class ShippedTemplate:
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
-        found = find_format("auto", self.text, lambda text: False, render_probe(self.render))
+        found = find_format(self.text, lambda text: False, render_probe(self.render))
         self.traits = find_traits(self.render, found.tools_option)
         found = with_derived_form(found, self.render, self.traits)
         self.format = fit_to_template(found, self.render, self.traits)

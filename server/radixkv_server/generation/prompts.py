@@ -16,7 +16,7 @@ from radixkv.engine.client import EngineClient
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
-from radixkv.text.chat_formats.formats import AUTO, find_format
+from radixkv.text.chat_formats.formats import AUTO, find_format, named_format
 from radixkv.text.chat_formats.response_choice import with_response_template
 from radixkv.text.chat_formats.template_form import fit_to_template
 from radixkv.text.chat_formats.template_input import ThinkingSwitch, can_show_tools_first, find_switch
@@ -67,14 +67,14 @@ class ChatTemplates:
     """Traits of the model's template and of templates in requests. Each is probed once.
 
     Args:
-        format_name: name of the answers' format, or `auto`.
+        format_name: `auto`, or the format of all answers: a known name, or a file that declares one.
         tools_first: tools are to be shown before the system prompt.
     """
 
     def __init__(self, tokenizer: TextTokenizer, format_name: str, *, tools_first: bool = False) -> None:
         self._tokenizer = tokenizer
         self._tools_first = tools_first
-        self._format_name = format_name
+        self._given = None if format_name == AUTO else named_format(format_name)
         self._known: dict[str | None, KnownTemplate] = {}
         self._noted: set[str] = set()
 
@@ -109,12 +109,12 @@ class ChatTemplates:
             return len(tokenizer.encode(text, add_special_tokens=False)) == 1
 
         shown, source = render_probe(render), template or tokenizer.chat_template
-        found = find_format(self._format_name, source, is_token, shown)
+        found = self._given or find_format(source, is_token, shown)
         traits = find_traits(render, found.tools_option)
-        if self._format_name == AUTO:
+        if self._given is None:
             found = with_derived_form(found, render, traits)
         fitted = fit_to_template(found, render, traits)
-        if self._format_name == AUTO:
+        if self._given is None:
             fitted = self._with_response_template(fitted)
         if not fitted.is_known:
             logger.warning(_UNKNOWN[fitted.name == DERIVED], fitted.name)

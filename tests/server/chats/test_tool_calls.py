@@ -226,7 +226,7 @@ def test_plain_answers_are_left_alone() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat_format must be one of auto, apertus"):
+    with pytest.raises(ConfigError, match=r"chat_format must be one of auto, apertus.*FAMILY\.toml.*nope"):
         ServerSettings(chat_format="nope")
 
 

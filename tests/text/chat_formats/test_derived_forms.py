@@ -83,7 +83,7 @@ def found(source: str) -> ChatFormat:
             raise InvalidRequestError(str(error)) from error
         return str(rendered[0])
 
-    known = find_format("auto", source, lambda text: False, render_probe(render))
+    known = find_format(source, lambda text: False, render_probe(render))
     traits = find_traits(render, known.tools_option)
     return fit_to_template(with_derived_form(known, render, traits), render, traits)
 

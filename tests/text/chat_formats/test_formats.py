@@ -283,8 +283,7 @@ def test_ids_have_the_form_that_templates_take() -> None:
 def test_the_family_is_known_by_its_signs(
     template: str | None, vocabulary: tuple[str, ...], name: str
 ) -> None:
-    assert find_format("auto", template, vocabulary.__contains__).name == name
-    assert find_format("plain", template, vocabulary.__contains__).name == "plain"
+    assert find_format(template, vocabulary.__contains__).name == name
 
 
 ATTACKS = [

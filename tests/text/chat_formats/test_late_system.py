@@ -11,7 +11,7 @@ import jinja2
 import pytest
 
 from radixkv.errors import InvalidRequestError
-from radixkv.text.chat_formats.formats import find_format
+from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.template_input import template_messages
 from radixkv.text.chat_formats.template_traits import find_traits
 
@@ -43,7 +43,7 @@ def rendered(template: str, messages: Sequence[Mapping[str, Any]]) -> str:
     def render(messages: Sequence[Mapping[str, Any]], tools: object, options: Mapping[str, Any]) -> str:
         return compiled.render(messages=messages)
 
-    chat_format = find_format("plain", template, lambda text: False)
+    chat_format = FORMATS["plain"]
     traits = find_traits(render, None)
     return render(template_messages([dict(m) for m in messages], (), chat_format, traits), None, {})
 
