@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from radixkv.cache.keys import Owner
 from radixkv.cache.reporting.divergence import BreakPoint
+from radixkv.observe.explanation import Divergence, Explanation
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.apis.cache_api.advice_text import Divergence, prompt_group_advice
-from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request, with_breaker
+from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request
 from radixkv_server.apis.cache_api.caller import Caller
-from radixkv_server.apis.cache_api.tools_first import tools_first_tokens, with_tools_first
+from radixkv_server.apis.cache_api.tools_first import tools_first_tokens
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
@@ -75,14 +75,13 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
     size = context.engine.config.block_size
     latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]
     place = next((one.place for one in latest if one.place), None)
-    breaker = None
+    breaker = tools = None
     shown: Json = {
         "position": point.position,
         "place": place,
         "count": point.count,
         "share": round(point.count / max(1, point.group_count), 3),
         "recoverable_tokens": point.recoverable_tokens,
-        "tools_first_tokens": None,
         "kind": None,
         "family": None,
         "example": None,
@@ -103,11 +102,12 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
         if sample is not None:
             breaker = await breaker_of_request(context, sample)
             tools = await tools_first_tokens(context, breaker, sample.parts)
-            shown["tools_first_tokens"] = None if tools is None else tools * point.count
-    shown["breaker"] = breaker_json(breaker)
-    shown["advice"] = with_tools_first(
-        with_breaker(prompt_group_advice(found), breaker, found), shown["tools_first_tokens"]
-    )
+            tools = None if tools is None else tools * point.count
+    shown |= {
+        "breaker": breaker_json(breaker),
+        "tools_first_tokens": tools,
+        "advice": Explanation(None, found, breaker, tools_first_tokens=tools).advice,
+    }
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt
     return shown

@@ -20,7 +20,6 @@ from radixkv.text.chat_formats.client_rules import (
     TEMPLATE_DROPS_REASONING,
 )
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.apis.cache_api.advice_text import Divergence, divergence_cost
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -77,18 +76,6 @@ def breaker_json(found: Breaker | None) -> Json | None:
         "remedy": found.remedy,
         "detail": found.detail,
     }
-
-
-def with_breaker(advice: str | None, found: Breaker | None, diverged: Divergence | None = None) -> str | None:
-    """Return advice on a miss with one remedy: that of its cause where this is known.
-
-    Args:
-        advice: without the cause.
-        diverged: place of the break, whose cost is told beside the cause; None: the prompt did not diverge.
-    """
-    if found is None or not found.is_known:
-        return advice
-    return found.detail if diverged is None else f"{divergence_cost(diverged)} {found.detail}"
 
 
 async def recoverable_of_request(context: ServerContext, one: SeenRequest) -> int:

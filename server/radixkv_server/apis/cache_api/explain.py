@@ -9,20 +9,19 @@ from radixkv.cache.keys import TOKEN_BYTES, encode_tokens, shared_bytes
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.observe.advisor import same_later
+from radixkv.observe.explanation import Divergence, Explanation
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
-from radixkv_server.apis.cache_api.advice_text import Divergence, divergence_advice, miss_advice
 from radixkv_server.apis.cache_api.breaker import (
     Broken,
     breaker_between,
     breaker_json,
     breaker_of,
-    with_breaker,
 )
 from radixkv_server.apis.cache_api.cached_under import cached_under
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.prompt_ids import Prompt
-from radixkv_server.apis.cache_api.tools_first import tools_first_tokens, with_tools_first
+from radixkv_server.apis.cache_api.tools_first import tools_first_tokens
 from radixkv_server.chats.applied_rules import in_words
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
@@ -45,26 +44,54 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
     if report.reason == "diverged":
         point = await point_at(context, caller.owner, ids, report.num_hit_tokens)
     path = await cache.path(ids, caller.owner)
-    explanation, diverged = await off_loop(lambda: _explanation(context, report, prompt, cached, point))
-    around = explanation["around"] or {}
+    place, around, diverged = await off_loop(lambda: _break(context, report, prompt, cached, point))
+    shown, hint = around or {}, prompt.facts.hint(report)
     broken = Broken(
         caller.owner,
         ids,
         report,
         prompt.facts.parts,
-        explanation["place"],
-        prompt.facts.hint(report),
-        cached=(around.get("before") or "", around.get("prompt") or "", around.get("cached") or ""),
+        place,
+        hint,
+        cached=(shown.get("before") or "", shown.get("prompt") or "", shown.get("cached") or ""),
     )
-    found = await breaker_of(context, broken)
-    tools = await tools_first_tokens(context, found, prompt.facts.parts)
+    breaker = await breaker_of(context, broken)
+    tools = await tools_first_tokens(context, breaker, prompt.facts.parts)
+    explanation = Explanation(report, diverged, breaker, hint, tools)
     return {
-        **explanation,
+        "object": "cache.explanation",
+        **explanation_json(report, explanation, place, around, prompt.facts.client_rule),
+        "detail": _detail(report),
         "cached_under": await cached_under(context, caller, ids, report),
-        "breaker": breaker_json(found),
         "tools_first_tokens": tools,
-        "advice": with_tools_first(with_breaker(explanation["advice"], found, diverged), tools),
         "nodes": [context.names.of(node) for node in path],
+    }
+
+
+def explanation_json(
+    report: MissReport,
+    explanation: Explanation,
+    place: str | None,
+    around: Json | None,
+    rule: ClientRule | None,
+) -> Json:
+    """Return an explanation as the views of a request and of a prompt have it.
+
+    Args:
+        place: part of the prompt in which the match ended.
+        around: texts there; None: not to be shown.
+        rule: the rule by which the prompt's client was held constant.
+    """
+    diverged = explanation.divergence
+    return {
+        **report_json(report),
+        "place": place,
+        "normalized": normalized_json(rule),
+        "recoverable_tokens": explanation.recoverable_tokens,
+        "family": prompt_group_json(None if diverged is None else diverged.group),
+        "around": around,
+        "breaker": breaker_json(explanation.breaker),
+        "advice": explanation.advice,
     }
 
 
@@ -89,39 +116,23 @@ def normalized_json(rule: ClientRule | None) -> Json | None:
     return None if rule is None else {"client": rule.client, "what": rule.what, "detail": in_words(rule)}
 
 
-def _explanation(
+def _break(
     context: ServerContext, report: MissReport, prompt: Prompt, cached: list[int], point: BreakPoint | None
-) -> tuple[Json, Divergence | None]:
-    """Return an explanation without its cause, and the place of the break; None: it did not diverge."""
+) -> tuple[str | None, Json | None, Divergence | None]:
+    """Return the part in which the match ended, the texts there, and the divergence; None: there is none."""
     ids, position = prompt.ids, report.num_hit_tokens
-    recoverable = 0
-    if report.reason == "diverged":  # of what is cached there not all may be left: the group knows more
-        known = 0 if point is None else recoverable_each(point)
-        recoverable = max(min(known, report.num_missed_tokens), same_later(ids[position:], cached))
+    if report.reason == "hit":
+        return None, None, None
+    place, around = _place(prompt, position), _around(context, ids, position, cached)
+    if report.reason != "diverged":
+        return place, around, None
+    # Of what is cached there not all may be left: the group knows more.
+    known = 0 if point is None else min(recoverable_each(point), report.num_missed_tokens)
+    recoverable = max(known, same_later(ids[position:], cached))
     found = Divergence(
-        position,
-        None,
-        report.num_missed_tokens,
-        recoverable,
-        place=_place(prompt, position),
-        group=point,
-    )
-    around = None
-    if report.reason != "hit":
-        around = _around(context, ids, position, cached)
-        found = found.with_text(around["before"], around["prompt"], around["cached"])
-    explanation: Json = {
-        "object": "cache.explanation",
-        **report_json(report),
-        "detail": _detail(report),
-        "place": None if report.reason == "hit" else found.place,
-        "normalized": normalized_json(prompt.facts.client_rule),
-        "recoverable_tokens": recoverable,
-        "family": prompt_group_json(point),
-        "around": around,
-        "advice": miss_advice(report, found, prompt.facts.hint(report)),
-    }
-    return explanation, found if report.reason == "diverged" else None
+        position, None, report.num_missed_tokens, recoverable, place=place, group=point
+    ).with_text(around["before"], around["prompt"], around["cached"])
+    return place, around, found
 
 
 def _place(prompt: Prompt, position: int) -> str | None:
@@ -164,10 +175,11 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
     ids, other = prompt.ids, earlier.ids
     shared = shared_bytes(encode_tokens(ids), encode_tokens(other)) // TOKEN_BYTES
     is_same = shared == len(ids) == len(other)
-    breaker, found = None, None
+    breaker = None
     missed = len(ids) - min(shared, len(ids) - 1)  # the last token is always computed
     recoverable = same_later(ids[shared:], other[shared:])
-    around, place, advice = None, None, "The prompts are the same."
+    around, place = None, None
+    advice: str | None = "The prompts are the same."
     if not is_same:
         around = _around(context, ids, shared, other[shared:])
         around["with"] = around.pop("cached")
@@ -177,8 +189,8 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
             found = found.with_text(around["before"], around["prompt"], around["with"])
-            advice = divergence_advice(found)
             breaker = breaker_between(context, (earlier.facts.parts, other), (prompt.facts.parts, ids), place)
+            advice = Explanation(None, found, breaker).advice
     return {
         "object": "cache.comparison",
         "prompt_tokens": len(ids),
@@ -190,5 +202,5 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         "recoverable_tokens": recoverable,
         "around": around,
         "breaker": breaker_json(breaker),
-        "advice": with_breaker(advice, breaker, found),
+        "advice": advice,
     }

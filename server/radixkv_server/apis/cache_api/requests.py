@@ -7,17 +7,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.explanation import Divergence, Explanation
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.apis.cache_api.advice import point_at, prompt_group_json, recoverable_each
-from radixkv_server.apis.cache_api.advice_text import Divergence, miss_advice
-from radixkv_server.apis.cache_api.breaker import (
-    breaker_json,
-    breaker_of_request,
-    recoverable_of_request,
-    with_breaker,
-)
+from radixkv_server.apis.cache_api.advice import point_at, recoverable_each
+from radixkv_server.apis.cache_api.breaker import breaker_of_request, recoverable_of_request
 from radixkv_server.apis.cache_api.caller import Caller
-from radixkv_server.apis.cache_api.explain import normalized_json, report_json
+from radixkv_server.apis.cache_api.explain import explanation_json
 from radixkv_server.apis.common.cache_diagnosis import finding_json
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
@@ -87,37 +82,26 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
 
 
 async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
-    point = None
+    found, around, breaker = None, None, None
     if report.reason == "diverged":
         point = await point_at(context, one.owner, one.beginning, report.num_hit_tokens)
-    known = 0 if point is None else recoverable_each(point)
-    found = Divergence(
-        report.num_hit_tokens,
-        None,
-        report.num_missed_tokens,
-        min(max(known, await recoverable_of_request(context, one)), report.num_missed_tokens),
-        place=one.place,
-        group=point,
-    )
-    around, breaker = None, None
+        known = 0 if point is None else recoverable_each(point)
+        found = Divergence(
+            report.num_hit_tokens,
+            None,
+            report.num_missed_tokens,
+            min(max(known, await recoverable_of_request(context, one)), report.num_missed_tokens),
+            place=one.place,
+            group=point,
+        )
     if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
         before, prompt = context.text_of(one.before), context.text_of(one.after)
         cached = None if report.cached_is_public else context.text_of(report.cached_tokens_after) or None
         around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
-        found = found.with_text(before, prompt, cached)
+        found = None if found is None else found.with_text(before, prompt, cached)
         breaker = await breaker_of_request(context, one)
-    return {
-        **report_json(report),
-        "place": one.place,
-        "normalized": normalized_json(one.client_rule),
-        "recoverable_tokens": found.recoverable if report.reason == "diverged" else 0,
-        "family": prompt_group_json(point),
-        "around": around,
-        "breaker": breaker_json(breaker),
-        "advice": with_breaker(
-            miss_advice(report, found, one.cause), breaker, found if report.reason == "diverged" else None
-        ),
-    }
+    explanation = Explanation(report, found, breaker, one.cause)
+    return explanation_json(report, explanation, one.place, around, one.client_rule)
 
 
 async def request_frames(context: ServerContext, caller: Caller, limit: int) -> AsyncGenerator[bytes, None]:

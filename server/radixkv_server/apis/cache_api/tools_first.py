@@ -38,11 +38,3 @@ async def _length(context: ServerContext, tools: list[dict[str, object]]) -> int
     """Return the tokens of a small chat with tools."""
     source = [{"role": role, "content": "."} for role in ("system", "user")]
     return len((await chat_prompt(context, Chat(source, lambda: [*source], tools=tools))).ids)
-
-
-def with_tools_first(advice: str | None, tokens: int | None) -> str | None:
-    """Return advice, and the saving of `--tools-first`; `tokens` is None: none."""
-    if not tokens:
-        return advice
-    told = f"With --tools-first about {tokens:,} tokens of the same tools behind it would have been found."
-    return f"{advice} {told}" if advice else told

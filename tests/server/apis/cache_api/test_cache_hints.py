@@ -13,8 +13,8 @@ from live_server import live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv.observe.advisor import same_later
+from radixkv.observe.explanation import word_at
 from radixkv.observe.message_places import place_name
-from radixkv_server.apis.cache_api.advice_text import word_at
 
 RULES = "You are the assistant of the harbour office. Count the ships every evening, and be brief."
 QUESTION = "How many ships?"
