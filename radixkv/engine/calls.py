@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def answer_of_most(answers: list[T]) -> T:
-    """Rule `merge` of calls that only the cache with most of the prompt is asked for."""
+    """Return the only answer: as `merge`, it makes the cache with most of the prompt the only one asked."""
     (answer,) = answers
     return answer
 
@@ -34,7 +34,8 @@ class Call:
         streams: True: it yields items; False: it is awaited.
         merge: makes one answer of several objects' answers; None: whoever stands for several objects
             overrides the method.
-        divided: integer arguments of which each of several objects gets an equal part, at least 1.
+        divided: names of integer arguments that bound the whole answer; each of several objects is given
+            an equal part of them, at least 1.
     """
 
     name: str

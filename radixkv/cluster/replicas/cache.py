@@ -84,9 +84,9 @@ class ReplicatedCache(CacheClient):
     def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Ask all caches, and merge their answers by the call's rule."""
         assert call.merge is not None, f"{call.name} has no rule for several caches"
-        return self._merged(call, call.merge, call.signature.bind(*args, **options))
+        return self._ask_and_merge(call, call.merge, call.signature.bind(*args, **options))
 
-    async def _merged(
+    async def _ask_and_merge(
         self, call: Call, merge: Callable[[list[Any]], Any], given: inspect.BoundArguments
     ) -> Any:
         if call.divided:
