@@ -3,12 +3,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.history_difference import history_breaker
 from radixkv.observe.prompt_parts import PromptParts
 from radixkv.observe.tools_difference import tools_breaker
+
+Detector = Callable[[PromptParts, PromptParts], Breaker | None]
+
+
+def _in_model(old: PromptParts, new: PromptParts) -> Breaker | None:
+    if not old.model or not new.model or old.model == new.model:
+        return None
+    return replace(make_breaker("model", old=old.model, new=new.model), place="the model")
+
+
+def _in_tools(old: PromptParts, new: PromptParts) -> Breaker | None:
+    found = tools_breaker(old.tools, new.tools)
+    if found is None:
+        return None
+    where = f"the tool {found.tool}" if found.tool else "the tools"
+    return replace(found, place="the tools" if found.kind.startswith("tools_") else where)
+
+
+def _in_messages(old: PromptParts, new: PromptParts) -> Breaker | None:
+    found = history_breaker(old.messages, new.messages)
+    if found is None or not new.tools:
+        return found
+    return replace(found, same_tools=tools_breaker(old.tools, new.tools) is None)
+
+
+_TOOLS_FIRST: tuple[Detector, ...] = (_in_model, _in_tools, _in_messages)
+_MESSAGES_FIRST: tuple[Detector, ...] = (_in_model, _in_messages, _in_tools)
 
 
 def find_breaker(old: PromptParts, new: PromptParts, *, in_tools: bool | None = None) -> Breaker | None:
@@ -22,14 +50,5 @@ def find_breaker(old: PromptParts, new: PromptParts, *, in_tools: bool | None = 
     Nothing breaks where the later prompt goes on after the earlier one, asks something else at its end, or is
     another conversation. O(size of the prompts), and a comparison of some hundred words.
     """
-    if old.model and new.model and old.model != new.model:
-        return replace(make_breaker("model", old=old.model, new=new.model), place="the model")
-    of_tools = tools_breaker(old.tools, new.tools)
-    if of_tools is not None:
-        where = f"the tool {of_tools.tool}" if of_tools.tool else "the tools"
-        of_tools = replace(of_tools, place="the tools" if of_tools.kind.startswith("tools_") else where)
-    of_messages = history_breaker(old.messages, new.messages)
-    if of_messages is not None and of_tools is None and new.tools:
-        of_messages = replace(of_messages, same_tools=True)
-    first, second = (of_messages, of_tools) if in_tools is False else (of_tools, of_messages)
-    return first if first is not None else second
+    detectors = _MESSAGES_FIRST if in_tools is False else _TOOLS_FIRST
+    return next((found for detect in detectors if (found := detect(old, new)) is not None), None)
