@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from radixkv_kernels import KVSpec, PagedKV
-from radixkv_kernels.cpu import memory
+from radixkv_kernels.cpu import compiling
 
 TOKENS, INPUTS, OUTPUTS, HEADS, SIZE = 19, 200, 70, 2, 32
 
@@ -64,7 +64,7 @@ def float_results() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     compiled: list[Any] = []
-    original: Any = memory.cfunc
+    original: Any = compiling.cfunc
 
     def recording(*args: Any, **options: Any) -> Any:
         def compile_one(function: Any) -> Any:
@@ -73,7 +73,7 @@ def main() -> None:
 
         return compile_one
 
-    memory.cfunc = recording
+    compiling.cfunc = recording
     results = int8_results() if sys.argv[2:] else {**int8_results(), **float_results()}
     code = "\n".join(one._library.get_asm_str() for one in compiled)
     torch.save({"results": results, "code": code}, sys.argv[1])
