@@ -118,6 +118,15 @@ def settings_table(kind: type, serve: list[Parameter]) -> list[str]:
     return table(("setting", "`radixkv serve`", "type", "default", "meaning"), rows)
 
 
+def engine_tables(serve: list[Parameter]) -> list[str]:
+    """The settings of the engine, a table for each group."""
+    lines: list[str] = []
+    for group in reversed(EngineConfig.__bases__):
+        purpose = (inspect.getdoc(group) or "").split("\n", 1)[0]
+        lines += ["", f"### {group.__name__}", "", purpose, "", *settings_table(group, serve)]
+    return lines[1:]
+
+
 def configuration(serve: list[Parameter]) -> str:
     lines = [
         "# Configuration",
@@ -133,9 +142,9 @@ def configuration(serve: list[Parameter]) -> str:
         "",
         "## The engine",
         "",
-        f"`{EngineConfig.__module__}.{EngineConfig.__name__}`.",
+        f"`{EngineConfig.__module__}.{EngineConfig.__name__}`, which is each of these groups.",
         "",
-        *settings_table(EngineConfig, serve),
+        *engine_tables(serve),
         "",
         "## The server",
         "",

@@ -67,7 +67,13 @@ def schedule_work(steps: int) -> None:
         from radixkv.scheduling.sequence_state import SequenceState as Sequence  # type: ignore[no-redef]
 
     rng = np.random.default_rng(0)
-    scheduler = Scheduler(PrefixCache(60_000, BLOCK), max_num_batched_tokens=8192, max_num_seqs=RUNNING)
+    cache, settings = PrefixCache(60_000, BLOCK), {"max_num_batched_tokens": 8192, "max_num_seqs": RUNNING}
+    try:
+        from radixkv.engine.config import SchedulerConfig
+    except ImportError:  # a checkout from before that class
+        scheduler = Scheduler(cache, **settings)  # type: ignore[call-arg,arg-type]
+    else:
+        scheduler = Scheduler(cache, SchedulerConfig(**settings))  # type: ignore[arg-type]
     families = [rng.integers(0, 32_000, 256) for _ in range(8)]
 
     def add(index: int, own: int, most: int) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from benchmarks.cluster_simulator.step_cost import StepCost, work_of
 from radixkv import PrefixCache
 from radixkv.cache.reporting.events import BlockChanges
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.request import Request
@@ -130,9 +131,11 @@ class SimulatedReplica:
         self._ahead = _StepsAhead(self.cache)
         self._scheduler = Scheduler(
             self.cache,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            policy=config.policy,
+            SchedulerConfig(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                scheduling_policy=config.policy,
+            ),
             drafter=self._ahead,
         )
         self._cost = cost

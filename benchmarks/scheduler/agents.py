@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cli.bench.agent_jobs import KINDS, AgentAnswer, AgentJob, AgentTurn, agent_figures, make_jobs
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -60,7 +61,7 @@ class Loop:
     """Agents against one scheduler.
 
     Args:
-        long_prompt_tokens: see `Scheduler`.
+        long_prompt_tokens: see `SchedulerConfig`.
         guard: long prompts displace no prefixes in use (`radixkv.scheduling.reuse_guard`).
         say_done: the last request of each agent says that its session is over.
         policy: order of admission.
@@ -84,10 +85,12 @@ class Loop:
         self._cache = PrefixCache(machine.pool // BLOCK, BLOCK, eviction, clock=self._clock)
         self._scheduler = Scheduler(
             self._cache,
-            max_num_batched_tokens=machine.budget,
-            max_num_seqs=machine.max_num_seqs,
-            policy=policy,
-            long_prompt_tokens=long_prompt_tokens,
+            SchedulerConfig(
+                max_num_batched_tokens=machine.budget,
+                max_num_seqs=machine.max_num_seqs,
+                scheduling_policy=policy,
+                long_prompt_tokens=long_prompt_tokens,
+            ),
             clock=self._clock if guard else None,
         )
         self._rng = np.random.default_rng(seed)

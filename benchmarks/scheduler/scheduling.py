@@ -37,6 +37,7 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from radixkv import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -83,9 +84,10 @@ def order(policy: str, scenario: Scenario, steps: int, max_overtake: int) -> dic
     rng = np.random.default_rng(0)
     cache = PrefixCache(scenario.num_blocks, BLOCK)
     bound = UNBOUNDED if policy == "unbounded" else max_overtake
-    scheduler = Scheduler(
-        cache, max_num_batched_tokens=512, max_num_seqs=8, policy=_named(policy), max_overtake=bound
+    config = SchedulerConfig(
+        max_num_batched_tokens=512, max_num_seqs=8, scheduling_policy=_named(policy), max_overtake=bound
     )
+    scheduler = Scheduler(cache, config)
     prompts = [rng.integers(0, VOCABULARY, SHARED) for _ in range(scenario.families)]
     cold: list[Sequence] = []
     overtaken = 0
@@ -134,7 +136,8 @@ def ordering_time(policy: str, situation: str, waiting: int, steps: int = 200) -
     num_blocks = 20_000
     cache = PrefixCache(num_blocks, BLOCK)
     slots = 1 if situation == "no slot" else 64
-    scheduler = Scheduler(cache, max_num_batched_tokens=512, max_num_seqs=slots, policy=_named(policy))
+    config = SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=slots, scheduling_policy=_named(policy))
+    scheduler = Scheduler(cache, config)
     families = [rng.integers(0, VOCABULARY, 1000) for _ in range(8)]
     for family in families:
         lease = cache.acquire(family)

@@ -33,6 +33,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -93,9 +94,10 @@ def step(scheduler: Scheduler) -> list[Sequence]:
 def waits(policy: str, scenario: Scenario) -> dict[str, Any]:
     """Steps from each quiet request's arrival to its first token, and what the flood paid."""
     cache = PrefixCache(scenario.num_blocks, BLOCK)
-    scheduler = Scheduler(
-        cache, max_num_batched_tokens=BUDGET, max_num_seqs=scenario.max_num_seqs, policy=policy
+    config = SchedulerConfig(
+        max_num_batched_tokens=BUDGET, max_num_seqs=scenario.max_num_seqs, scheduling_policy=policy
     )
+    scheduler = Scheduler(cache, config)
     make = Tenants()
     for _ in range(FLOOD):
         scheduler.add(make.request("flood", FLOOD_PROMPT, FLOOD_ANSWER))

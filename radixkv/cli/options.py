@@ -54,17 +54,17 @@ ENGINE_PANEL = "Engine"
 
 
 def setting_helps(settings: type) -> dict[str, str]:
-    """Setting -> its sentence in the docstring of a class of settings."""
-    documentation = inspect.getdoc(settings) or ""
-    part = documentation.split("Args:", 1)[1].split("Raises:", 1)[0]
+    """Setting -> its sentence in the docstring of a class of settings, or of the group that declares it."""
     texts: dict[str, str] = {}
-    name = ""
-    for line in part.splitlines():
-        found = re.match(r"^\s{4}(\w+): (.*)$", line)
-        if found:
-            name, texts[found[1]] = found[1], found[2]
-        elif name and line.strip():
-            texts[name] += " " + line.strip()
+    for group in reversed(settings.__mro__):
+        part = inspect.cleandoc(group.__doc__ or "").partition("Args:")[2].partition("Raises:")[0]
+        name = ""
+        for line in part.splitlines():
+            found = re.match(r"^\s{4}(\w+): (.*)$", line)
+            if found:
+                name, texts[found[1]] = found[1], found[2]
+            elif name and line.strip():
+                texts[name] += " " + line.strip()
     return {name: _REGISTRY.sub(_names_in_registry, text) for name, text in texts.items()}
 
 

@@ -26,6 +26,7 @@ import weakref
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +136,8 @@ class Engine:
         self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
         self._scheduler_over = partial(
             Scheduler,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_tokens_per_request=config.max_tokens_per_request,
+            config=replace(config, max_num_batched_tokens=max_num_batched_tokens),
             policy=make_policy(config.scheduling_policy, weights=config.namespace_weights),
-            max_overtake=config.max_overtake,
-            long_prompt_tokens=config.long_prompt_tokens,
-            max_long_overtake=config.max_long_overtake,
             drafter=self._drafter,
             clock=clock,
         )

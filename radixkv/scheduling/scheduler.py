@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.errors import OutOfBlocks
 from radixkv.scheduling.admission import AdmissionControl, AdmissionResult
 from radixkv.scheduling.batch import Batch, Entry, build_batch, drop_idle_copies
@@ -47,14 +48,9 @@ class Scheduler:
     """Admission, chunking, sharing and preemption over one `PrefixCache`. Not thread-safe.
 
     Args:
-        max_num_batched_tokens: token budget of a step.
-        max_num_seqs: most running requests (sequence slots).
-        max_tokens_per_request: cap on one request's prompt tokens in a step while others have prompt tokens
-            to compute; None: half of the budget that is left when its turn comes.
-        policy: an `AdmissionPolicy` or the name of one.
-        max_overtake: most steps in which later requests are admitted before an earlier one; see `policy`.
-        long_prompt_tokens: a prompt that misses more begins in its turn (`long_prompts`).
-        max_long_overtake: most later long prompts that begin before an earlier one.
+        config: the settings, with `max_num_batched_tokens` given; an engine's `EngineConfig` is one.
+        policy: order of admission; None: the one that the settings name. An engine gives the same to the
+            scheduler that it makes after a fault, so that what tenants were served still counts.
         drafter: guesses tokens for the requests that get one in a step; None: no guesses.
         tier_loads: lets requests wait for blocks that a tier has; None: there are no tiers.
         clock: seconds, for the ages of prefixes in use (`reuse_guard`); None: there is no such guard.
@@ -64,32 +60,29 @@ class Scheduler:
     def __init__(
         self,
         cache: PrefixCache,
+        config: SchedulerConfig,
         *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int = 256,
-        max_tokens_per_request: int | None = None,
-        policy: str | AdmissionPolicy = "prefix",
-        max_overtake: int = 32,
-        long_prompt_tokens: int | None = None,
-        max_long_overtake: int = 128,
+        policy: AdmissionPolicy | None = None,
         drafter: DraftProposer | None = None,
         tier_loads: TierLoads | None = None,
         clock: Callable[[], float] | None = None,
         stats: SchedulerStats | None = None,
     ) -> None:
         self.cache = cache
-        self.max_num_batched_tokens = max_num_batched_tokens
+        assert config.max_num_batched_tokens is not None, "the budget depends on the device"
+        self.config = config
+        self.max_num_batched_tokens = budget = config.max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs = config.max_num_seqs
         if cache.states is not None:
-            max_num_seqs = min(max_num_seqs, cache.states.max_requests)
-        self.max_num_seqs = max_num_seqs
-        self.max_tokens_per_request = max_tokens_per_request
-        self.policy = policy = make_policy(policy) if isinstance(policy, str) else policy
-        self.max_overtake = max_overtake
+            self.max_num_seqs = max_num_seqs = min(max_num_seqs, cache.states.max_requests)
+        if policy is None:
+            policy = make_policy(config.scheduling_policy, weights=config.namespace_weights)
+        self.policy = policy
         self.stats = stats = stats or SchedulerStats()
         self._next_arrival = 0
         self._drafter = drafter
         self._tier_loads = tier_loads
-        self._waiting = WaitingQueue(policy, max_overtake)
+        self._waiting = WaitingQueue(policy, config.max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
         self._states: StateSteps | None = None
         if cache.states is not None:
@@ -97,15 +90,15 @@ class Scheduler:
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._guard: ReuseGuard | None = None
         if clock is not None:
-            self._guard = ReuseGuard(cache, budget=max_num_batched_tokens, clock=clock)
+            self._guard = ReuseGuard(cache, budget=budget, clock=clock)
         self._long_prompts = LongPrompts(
             self._running,
             self._in_flight,
             policy,
-            budget=max_num_batched_tokens,
-            threshold=long_prompt_tokens,
-            max_chunk=max_tokens_per_request,
-            max_overtake=max_long_overtake,
+            budget=budget,
+            threshold=config.long_prompt_tokens,
+            max_chunk=config.max_tokens_per_request,
+            max_overtake=config.max_long_overtake,
             tier_loads=tier_loads,
             guard=self._guard,
         )
@@ -231,7 +224,7 @@ class Scheduler:
             budget=self.max_num_batched_tokens - running.num_rows,
             sequence_slots=self.max_num_seqs - taken,
             num_rows=running.num_rows,
-            max_chunk=self.max_tokens_per_request,
+            max_chunk=self.config.max_tokens_per_request,
             in_flight=self._in_flight if self.cache.enabled else None,
         )
         if only is None:
@@ -327,7 +320,7 @@ class Scheduler:
         waiting.count_passed(plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken)
         if waiting.promotes:
             for request in self._running.without_row:
-                if request.last_scheduled_step < plan.number - self.max_overtake:
+                if request.last_scheduled_step < plan.number - self.config.max_overtake:
                     self.policy.passed.promoted.add(request)
 
     def _fill_with(self, plan: StepPlan, request: Sequence) -> None:

@@ -16,7 +16,7 @@ from paged_language_model import PagedHashModel
 from tiny_models import save_tiny_model
 
 from radixkv import PrefixCache
-from radixkv.engine.config import EngineConfig
+from radixkv.engine.config import EngineConfig, SchedulerConfig
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import StartupPhases
 from radixkv.entrypoints.builder import engine_for_model, engine_on_runner, summarize
@@ -57,7 +57,7 @@ class Steps:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.cache = PrefixCache(runner.num_blocks, runner.block_size)
-        self.scheduler = Scheduler(self.cache, max_num_batched_tokens=BUDGET)
+        self.scheduler = Scheduler(self.cache, SchedulerConfig(max_num_batched_tokens=BUDGET))
 
     def run(self, *prompts: list[int], all_logits: bool = False) -> list[torch.Tensor]:
         """Logits [V] after each prompt, or [len, V] at all its positions; all prompts in the same steps."""

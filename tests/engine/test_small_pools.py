@@ -13,6 +13,7 @@ from paged_language_model import VOCAB, make_engine, run_all
 from pool_traffic import FREE, Outcome, Parrot
 
 from radixkv import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.entrypoints.llm import LLM
 from radixkv.sampling.sampling_params import SamplingParams
@@ -60,7 +61,7 @@ def test_a_block_that_a_step_copies_from_is_not_given_to_a_guess_in_it(
         Sequence(Request(tokens, SamplingParams(), request_id=f"r{i}", namespace=namespace))
         for i, tokens in enumerate(texts)
     ]
-    scheduler = Scheduler(cache, max_num_batched_tokens=64, drafter=WrongGuesses(guessing))
+    scheduler = Scheduler(cache, SchedulerConfig(max_num_batched_tokens=64), drafter=WrongGuesses(guessing))
 
     def step() -> Batch | None:
         batch = scheduler.schedule().batch

@@ -11,6 +11,7 @@ import pytest
 from measuring import count_work
 
 from radixkv import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -61,7 +62,9 @@ def step_build(num_blocks: int = 1000, num_running: int = 64) -> Path:
     """Sixteen steps of 64 decodes, in each of which one request is admitted on a cached prefix, and ends."""
     rng = np.random.default_rng(0)
     cache, families = filled_cache(num_blocks, rng)
-    scheduler = Scheduler(cache, max_num_batched_tokens=num_running + 256, max_num_seqs=num_running + 4)
+    scheduler = Scheduler(
+        cache, SchedulerConfig(max_num_batched_tokens=num_running + 256, max_num_seqs=num_running + 4)
+    )
     endless = SamplingParams(max_tokens=10**6)
     own = rng.integers(1, VOCABULARY, (num_running + 16, 40), dtype=np.int32)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.engine.config import SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.reuse_guard import PATIENCE
@@ -24,7 +25,9 @@ class Bench:
         self.now = 0.0
         self.cache = PrefixCache(POOL // 16, 16, clock=lambda: self.now)
         self.scheduler = Scheduler(
-            self.cache, max_num_batched_tokens=BUDGET, clock=lambda: self.now, policy=policy
+            self.cache,
+            SchedulerConfig(max_num_batched_tokens=BUDGET, scheduling_policy=policy),
+            clock=lambda: self.now,
         )
 
     def ask(self, seed: int, length: int, *, max_tokens: int = 1, **options) -> Sequence:
