@@ -25,9 +25,68 @@ UNKNOWN_FIELDS = ("refuse", "warn")
 IMAGES = ("auto", "placeholder", "refuse")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Settings of the HTTP server: address, access, and limits per client.
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds on requests and on what is kept for a tenant, and the times that clients have.
+
+    Args:
+        max_body_bytes: largest request body.
+        max_header_bytes: largest request line plus headers.
+        max_json_depth: deepest nesting of arrays and objects in a body.
+        max_json_parts: most arrays, objects and members of objects in a body.
+        max_messages: most messages in a chat.
+        max_prompts: most prompts in a completions request.
+        max_samples: most samples (prompts x best_of) in a request.
+        header_timeout_s: time a client has to send a request's headers.
+        body_timeout_s: time a client has to send a request's body.
+        keep_alive_s: how long an idle connection stays open.
+        slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
+        ping_interval_s: interval at which an idle stream sends an SSE comment.
+        max_stored_responses: most stored responses of a tenant; the least recently used ones are dropped.
+        max_stored_bytes: most bytes of a tenant's stored responses.
+        max_background_responses: most unfinished background responses of a tenant.
+        max_websockets: most open WebSockets of a tenant.
+        background_timeout_s: longest time of a background response, including its wait in the queue.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_body_bytes: int = 32 * MIB
+    max_header_bytes: int = 64 * 1024
+    max_json_depth: int = 64
+    max_json_parts: int = 200_000
+    max_messages: int = 8192
+    max_prompts: int = 256
+    max_samples: int = 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    keep_alive_s: int = 30
+    slow_client_timeout_s: float = 30.0
+    ping_interval_s: float = 15.0
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * MIB
+    max_background_responses: int = 64
+    max_websockets: int = 256
+    background_timeout_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for item in fields(ServerLimits):
+            value = getattr(self, item.name)
+            if item.type == "int":
+                self.require(_is_int(value) and value >= 1, item.name, "an integer of at least 1")
+            else:
+                self.require(_is_number(value) and value > 0, item.name, "a number of seconds above 0")
+
+    def require(self, condition: bool, name: str, expected: str) -> None:
+        """Raise ConfigError with the setting and its value, unless it is what is expected."""
+        if not condition:
+            raise ConfigError(f"the server's {name} must be {expected}, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class ServerSettings(ServerLimits):
+    """Settings of the HTTP server: address, access, and the limits that are one with them.
 
     Args:
         host: address to listen on; a name is resolved once.
@@ -41,23 +100,11 @@ class ServerSettings:
         served_model_names: names that clients may use; empty: the model's own name.
         allowed_hosts: names accepted in the Host header besides the listening address; `*` accepts all.
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
-        max_body_bytes: largest request body.
-        max_header_bytes: largest request line plus headers.
-        max_json_depth: deepest nesting of arrays and objects in a body.
-        max_json_parts: most arrays, objects and members of objects in a body.
         unknown_fields: handling of fields that no API of this server knows: `refuse` the request, or ignore
             them and `warn` in the answer's `warning` header.
         images: handling of images, files and sounds in messages, which the model can't see: `placeholder`
             shows it a short text in their place, `refuse` refuses the request, `auto` refuses them in the
             user's latest message, and replaces them in earlier messages and in results of tools.
-        max_messages: most messages in a chat.
-        max_prompts: most prompts in a completions request.
-        max_samples: most samples (prompts x best_of) in a request.
-        header_timeout_s: time a client has to send a request's headers.
-        body_timeout_s: time a client has to send a request's body.
-        keep_alive_s: how long an idle connection stays open.
-        slow_client_timeout_s: a stream whose client takes nothing for this long is aborted.
-        ping_interval_s: interval at which an idle stream sends an SSE comment.
         shutdown_delay_s: time after SIGTERM in which the server still listens, not ready and answering 503 to
             new requests, so that load balancers notice before connections are refused.
         shutdown_grace_s: time that running requests have after SIGTERM or SIGINT.
@@ -76,11 +123,6 @@ class ServerSettings:
             for tools without properties.
         response_store: file for stored answers of the Responses API, for `previous_response_id` and
             retrieval; None: they are kept in memory.
-        max_stored_responses: most stored responses of a tenant; the least recently used ones are dropped.
-        max_stored_bytes: most bytes of a tenant's stored responses.
-        max_background_responses: most unfinished background responses of a tenant.
-        max_websockets: most open WebSockets of a tenant.
-        background_timeout_s: longest time of a background response, including its wait in the queue.
         console: serve the console, a page that shows the cache, at `/`.
         access_log: one line per request.
         otlp_traces_endpoint: address that OpenTelemetry traces go to (OTLP over HTTP); None: none.
@@ -100,20 +142,8 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 32 * MIB
-    max_header_bytes: int = 64 * 1024
-    max_json_depth: int = 64
-    max_json_parts: int = 200_000
     unknown_fields: str = "refuse"
     images: str = "auto"
-    max_messages: int = 8192
-    max_prompts: int = 256
-    max_samples: int = 1024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    keep_alive_s: int = 30
-    slow_client_timeout_s: float = 30.0
-    ping_interval_s: float = 15.0
     shutdown_delay_s: float = 1.0
     shutdown_grace_s: float = 30.0
     chat_format: str = AUTO
@@ -123,11 +153,6 @@ class ServerSettings:
     trust_request_chat_template: bool = False
     structured_additional_properties: str = "closed"
     response_store: str | None = None
-    max_stored_responses: int = 1000
-    max_stored_bytes: int = 64 * MIB
-    max_background_responses: int = 64
-    max_websockets: int = 256
-    background_timeout_s: float = 3600.0
     console: bool = True
     access_log: bool = True
     log_format: str = "text"
@@ -136,10 +161,8 @@ class ServerSettings:
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        def require(condition: bool, name: str, expected: str) -> None:
-            if not condition:
-                raise ConfigError(f"the server's {name} must be {expected}, not {getattr(self, name)!r}")
-
+        super().__post_init__()
+        require = self.require
         require(isinstance(self.host, str) and bool(self.host), "host", "an address or a name")
         require(_is_int(self.port) and 0 <= self.port <= 65535, "port", "an integer from 0 to 65535")
         for name in ("api_keys", "admin_keys", "served_model_names", "allowed_hosts", "allowed_origins"):
@@ -149,31 +172,6 @@ class ServerSettings:
                 raise ConfigError(f"{name} must be a list of non-empty strings")
             object.__setattr__(self, name, tuple(value))
         KeyRing.of(self.api_keys, self.admin_keys)  # refuses what is malformed or given to two tenants
-        for name in (
-            "max_body_bytes",
-            "max_header_bytes",
-            "max_json_depth",
-            "max_json_parts",
-            "max_messages",
-            "max_prompts",
-            "max_samples",
-            "max_stored_responses",
-            "max_stored_bytes",
-            "max_background_responses",
-            "max_websockets",
-            "keep_alive_s",
-        ):
-            value = getattr(self, name)
-            require(_is_int(value) and value >= 1, name, "an integer of at least 1")
-        for name in (
-            "header_timeout_s",
-            "body_timeout_s",
-            "slow_client_timeout_s",
-            "ping_interval_s",
-            "background_timeout_s",
-        ):
-            value = getattr(self, name)
-            require(_is_number(value) and value > 0, name, "a number of seconds above 0")
         store = self.response_store
         is_file = store is None or (not os.path.isdir(store) and os.path.isdir(os.path.dirname(store) or "."))
         require(is_file, "response_store", "a file in a folder that exists")
