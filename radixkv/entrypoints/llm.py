@@ -29,6 +29,7 @@ from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFaile
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams, require
 from radixkv.scheduling.request import PromptLike, Request, plain_prompt
+from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def _with_arguments_of(
     """Declare that a method has the arguments of what it makes: for editors, type checkers and `help()`."""
 
     def declare(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        own = next(iter(inspect.signature(method).parameters.values()))
+        own = inspect.signature(method).parameters.values()
+        first, named = next(iter(own)), [each for each in own if each.kind is each.KEYWORD_ONLY]
         arguments = inspect.signature(made).parameters.values()
-        method.__signature__ = inspect.Signature([own, *arguments])  # type: ignore[attr-defined]
+        method.__signature__ = inspect.Signature([first, *arguments, *named])  # type: ignore[attr-defined]
         return method
 
     return declare
@@ -89,8 +91,8 @@ class _Inbox:
 class LLM:
     """An engine in this process, used synchronously.
 
-    Its arguments are those of `EngineConfig`: the model, and any setting by name. In a `with` block it is
-    closed at the end.
+    Its arguments are those of `EngineConfig`: the model, and any setting by name. Beside them, `tier` is a
+    memory of your own below the cache's, see `radixkv.tiers.tier`. In a `with` block it is closed at the end.
 
     Raises:
         ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
@@ -103,10 +105,10 @@ class LLM:
     """
 
     @_with_arguments_of(EngineConfig)
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, tier: Tier | None = None, **options: Any) -> None:
         from radixkv.entrypoints.builder import build_engine
 
-        self._begin(build_engine(EngineConfig(*args, **options)))
+        self._begin(build_engine(EngineConfig(*args, **options), tier=tier))
 
     def _begin(self, engine: Engine) -> None:
         self.engine = engine
