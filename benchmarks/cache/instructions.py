@@ -71,7 +71,7 @@ def schedule_work(steps: int) -> None:
     try:
         from radixkv.engine.config import SchedulerConfig
     except ImportError:  # a checkout from before that class
-        scheduler = Scheduler(cache, **settings)  # type: ignore[call-arg,arg-type]
+        scheduler = Scheduler(cache, **settings)  # type: ignore[arg-type]
     else:
         scheduler = Scheduler(cache, SchedulerConfig(**settings))  # type: ignore[arg-type]
     families = [rng.integers(0, 32_000, 256) for _ in range(8)]
