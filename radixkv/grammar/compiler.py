@@ -83,6 +83,8 @@ class GrammarCompiler(StepHook):
         Raises:
             EngineOverloadedError: the tenant has too many grammars waiting, or has used its CPU time up.
         """
+        if spec.prefix:
+            return _after(self.submit(replace(spec, prefix=""), namespace), spec.prefix)
         key = frame_namespace(namespace)
         with self._lock:
             tenant = self._tenants[key[0]]
@@ -191,6 +193,20 @@ def _refusing(spec: StructuredOutputs) -> Iterator[None]:
         raise _refused(spec, str(error), code="grammar_too_complex") from None
     except BaseException as error:  # a panic of a library written in Rust is no Exception
         raise _refused(spec, str(error)) from None
+
+
+def _after(compiling: Future[Grammar], prefix: str) -> Future[Grammar]:
+    """The grammar of what may follow a text, once the whole one is compiled."""
+    going_on: Future[Grammar] = Future()
+
+    def go_on(compiled: Future[Grammar]) -> None:
+        try:
+            going_on.set_result(compiled.result().after(prefix))
+        except BaseException as error:
+            going_on.set_exception(error)
+
+    compiling.add_done_callback(go_on)
+    return going_on
 
 
 def _again(known: Future[Grammar]) -> Future[Grammar]:

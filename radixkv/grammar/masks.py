@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Self
@@ -11,7 +12,7 @@ import llguidance
 import numpy as np
 import torch
 
-from radixkv.errors import RequestFailedError
+from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.grammar.trial import first_line
 from radixkv.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.grammar.work import MAX_EXCESS_S, PROMISED_S, Automaton, Effort, WorkAccount
@@ -236,3 +237,33 @@ class Grammar:
         """
         effort = effort if effort is not None else Effort(self._account, self.automaton)
         return GrammarMask(self._prototype.deep_copy(), self._vocabulary, withheld, effort)
+
+    def after(self, prefix: str) -> Grammar:
+        """Return the grammar of what may follow a text that the answer begins with. O(prefix).
+
+        Raises:
+            InvalidRequestError: no text of the grammar begins so; says from where on.
+        """
+        other = copy.copy(self)
+        other._prototype = self._prototype.deep_copy()
+        started = time.thread_time()
+        _consume(other._prototype, self._vocabulary, prefix)
+        self._account.charge(time.thread_time() - started)
+        return other
+
+
+def _consume(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, prefix: str) -> None:
+    """Have a matcher at its beginning accept a text.
+
+    Raises:
+        InvalidRequestError: it does not.
+    """
+    tokens = vocabulary.encode(prefix)
+    count = int(matcher.try_consume_tokens(tokens))
+    if count < len(tokens):
+        fits = next(at for at in range(len(prefix) + 1) if len(vocabulary.encode(prefix[: at + 1])) > count)
+        raise InvalidRequestError(
+            f"the text that the answer goes on from contradicts its grammar at {prefix[fits : fits + 40]!r} "
+            f"(character {fits}); change the text, or leave the grammar out",
+            param="structured",
+        )

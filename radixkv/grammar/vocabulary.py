@@ -167,6 +167,10 @@ class Vocabulary:
             spec = replace(spec, grammar=hidden_names(spec.grammar))
         return llguidance.LLMatcher(self._tokens, grammar_text(spec), log_level=0, limits=self._limits)
 
+    def encode(self, text: str) -> list[int]:
+        """Return ids of tokens that spell a text, none of them special. O(text)."""
+        return [int(token) for token in self._tokens.tokenize_str(text)]
+
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Bitmasks:
         """The tokens that each matcher allows next, a bit each: int32 [len(matchers), ceil(size / 32)].
 

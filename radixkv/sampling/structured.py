@@ -13,7 +13,7 @@ from radixkv.errors import InvalidRequestError
 #: The kinds of grammar, each a field of `StructuredOutputs`; a request has one of them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 #: The same names in a body or in `structured={...}`, with what changes how JSON is written.
-FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+FIELDS = (*KINDS, "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "prefix")
 
 
 def given_fields(value: Any) -> str:
@@ -40,6 +40,7 @@ class StructuredOutputs:
         disable_additional_properties: objects of the JSON Schema have the properties that are listed, and no
             others, unless it says something of others (see `radixkv.text.closed_objects`). None: as where
             it is used has it; by itself, False.
+        prefix: the beginning of the answer, which the prompt ends with: the grammar goes on after it.
 
     Raises:
         InvalidRequestError: none or several of the five, or a value of the wrong type; names the field.
@@ -53,6 +54,7 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = True
     disable_additional_properties: bool | None = None
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if self._has(name)]
@@ -64,6 +66,8 @@ class StructuredOutputs:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _refused(f"{name} must be a text that is not empty, not {value!r:.80}")
+        if not isinstance(self.prefix, str):
+            raise _refused(f"prefix must be a text, not {self.prefix!r:.80}")
         if not isinstance(self.disable_additional_properties, bool | None):
             raise _refused("disable_additional_properties must be true, false or null")
         if self.json is not None:

@@ -110,20 +110,27 @@ class AnswerGrammar:
         ]
         return "\n".join([*rules, f"free: {free}"] if free else rules)
 
-    def json(self, schema: str) -> str | None:
+    def json(self, schema: str, *, begun: bool = False) -> str | None:
         """JSON of a schema, after thinking if the model does that, or calls where there are tools.
 
         None: the model does neither, so that its answer is the JSON and nothing else.
+
+        Args:
+            begun: the prompt ends within the JSON.
         """
         calls = bool(self.tools) and self.format.form is not None
         thinks = bool(self._thinking_rules())
         spoken = self.format.spoken if self.format.frames_content else None
+        if begun:
+            calls = thinks = False
         if not calls and not thinks and spoken is None:
             return None
         opens, closes = "", ""
         if spoken is not None:
             opens = self._literal(spoken.opens[0].removeprefix(self._opened()))
             closes = f"({self._literal(spoken.closes[0])})?" if spoken.closes else ""
+        if begun:
+            return f"start: body {closes}\nbody: %json {schema}"
         rules = [
             f"start: {self._thinking()} ({'calls | ' if calls else ''}{opens} body {closes})",
             f"body: %json {schema}",

@@ -8,6 +8,7 @@ writes tools, calls and reasoning is decided below (`radixkv.text.chat_formats`)
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -309,6 +310,8 @@ async def chat_request(
     wanted = with_default(sampling.get("structured"), context.settings)
     if wanted is not None:
         _check_free(chat, renamed.get("structured", "structured_outputs"))
+        if chat.options.get("continue_final_message"):
+            wanted = _going_on(wanted, prompt)
     structured, places = _grammar(
         chat,
         prompt.format,
@@ -391,6 +394,25 @@ def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> 
     )
 
 
+def _going_on(wanted: StructuredOutputs, prompt: ChatPrompt) -> StructuredOutputs:
+    """Let a grammar go on after the content of a last message that the prompt leaves open.
+
+    JSON may have as much white space between its tokens as that content has.
+    """
+    content = prompt.messages[-1].get("content")
+    if not isinstance(content, str) or not content.strip():
+        return wanted
+    # As the template shows it: some take white space off.
+    tail = list(map(int, prompt.ids[-len(content.encode()) - TAIL_TOKENS :]))
+    end = prompt.tokenizer.decode(tail, skip_special_tokens=False)
+    begun = next((text for text in (content, content.rstrip(), content.strip()) if end.endswith(text)), "")
+    wanted = replace(wanted, prefix=begun)
+    if wanted.whitespace_pattern is not None or not wanted.disable_any_whitespace:
+        return wanted
+    most = max(map(len, re.findall(r"\s+", begun)), default=0)
+    return replace(wanted, whitespace_pattern=rf"[ \t\r\n]{{0,{most}}}") if most else wanted
+
+
 def _check_free(chat: Chat, param: str) -> None:
     """Refuse a required call if the answer's content is constrained, too."""
     if chat.tool_choice not in ("none", "auto"):
@@ -458,14 +480,15 @@ def _grammar(
                 f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
             )
             raise bad_request(message, param="tool_choice", code="unsupported_parameter")
+    elif (schema := json_schema(wanted)) is not None:
+        lark = grammar.json(schema, begun=bool(wanted.prefix))
     else:
-        schema = json_schema(wanted)
-        lark = grammar.json(schema) if schema is not None else None
+        lark = None
     if lark is None:
         return wanted, GrammarPlaces(param)
     inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}
     places = GrammarPlaces("tools" if wanted is None else param, inputs, grammar.tools_in(lark))
-    return StructuredOutputs(grammar=lark), places
+    return StructuredOutputs(grammar=lark, prefix=wanted.prefix if wanted is not None else ""), places
 
 
 def _check_choice(chat: Chat) -> None:
