@@ -33,7 +33,7 @@ from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, AttentionPlan, KVSpec, PagedKV, make_backend
 
 #: Fewest queries of an expanded chunk, below which a launch for each chunk costs more than it saves.
-LEAST_QUERIES = 64
+MIN_QUERIES = 64
 #: Multiplications count this much more where heads are expanded: expanded rows are written and read again.
 _EXPANSION_COST = 1.5
 #: Elements of expanded keys and values that are kept at once, few enough for a CPU's caches; one head's where
@@ -125,7 +125,7 @@ class Expansion:
 
     def pays(self, queries: int, context: int) -> bool:
         """Return True if `queries` tokens at the end of a context are attended faster with expanded heads."""
-        if queries < LEAST_QUERIES:
+        if queries < MIN_QUERIES:
             return False
         s = self._sizes
         a_token = s.latent * (s.nope + s.value)
@@ -138,7 +138,7 @@ class Expansion:
         """Choose the chunks of a step; None: there are none."""
         starts, contexts = batch.query_starts, batch.context_lengths
         counts = np.diff(starts)
-        long = [r for r in np.flatnonzero(counts >= LEAST_QUERIES) if self.pays(counts[r], contexts[r])]
+        long = [r for r in np.flatnonzero(counts >= MIN_QUERIES) if self.pays(counts[r], contexts[r])]
         if not long:
             return None
         chunks = [

@@ -17,13 +17,13 @@ from radixkv_kernels import KVLayout
 logger = logging.getLogger("radixkv")
 
 #: A context of fewer windows, or of fewer tokens, has little to free.
-_LEAST_WINDOWS, _LEAST_TOKENS = 8, 8192
+_MIN_WINDOWS, _MIN_TOKENS = 8, 8192
 #: Of the memory for K/V, windows get this share at most when nothing is said.
 _LARGEST_SHARE = 1 / 3
 #: Windows' worth of tokens for each kept window, beside the windows of running requests.
 _TOKENS_PER_KEPT = 16
 #: Windows are kept whole rather than let fewer requests run at once.
-_LEAST_REQUESTS = 4
+_MIN_REQUESTS = 4
 
 
 def shape_with_windows(
@@ -50,7 +50,7 @@ def shape_with_windows(
         longest = config.max_model_len or max_model_len
         if config.num_blocks is not None:
             longest = min(longest, config.num_blocks * config.block_size)
-        if longest < max(_LEAST_WINDOWS * window, _LEAST_TOKENS):
+        if longest < max(_MIN_WINDOWS * window, _MIN_TOKENS):
             return attention
     return attention.freeing_windows()
 
@@ -100,7 +100,7 @@ def size_windows(config: EngineConfig, layout: KVLayout, memory: int, step_token
     else:
         count = int(min(running + memory // other / _TOKENS_PER_KEPT, memory * _LARGEST_SHARE // each))
         count = min(count, memory // (each + other))
-    if (count - per_step) // per_request < min(_LEAST_REQUESTS, config.max_num_seqs):
+    if (count - per_step) // per_request < min(_MIN_REQUESTS, config.max_num_seqs):
         return 0
     return count
 

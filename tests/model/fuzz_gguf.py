@@ -32,7 +32,7 @@ from radixkv.errors import RadixKVError
 from radixkv.model.loading.loader import load_model
 
 _BATCH = 100
-_MOST_SECONDS, _MOST_BYTES = 1.0, 500 << 20
+_MAX_SECONDS, _MAX_BYTES = 1.0, 500 << 20
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def _run(whole: Path, seeds: range, kept: str) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(120, exit=True)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _MOST_BYTES, used + _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MAX_BYTES, used + _MAX_BYTES))
     data = whole.read_bytes()
     end = int(gguf.GGUFReader(str(whole)).data_offset)
     path = whole.with_name(f"damaged-{seeds[0]}.gguf")
@@ -76,8 +76,8 @@ def _run(whole: Path, seeds: range, kept: str) -> None:
         path.write_bytes(damaged(data, end, random.Random(seed)))
         # A format met for the first time is compiled: the second load counts.
         if (
-            _seconds(path, kept, seed) > _MOST_SECONDS
-            and (time_s := _seconds(path, kept, seed)) > _MOST_SECONDS
+            _seconds(path, kept, seed) > _MAX_SECONDS
+            and (time_s := _seconds(path, kept, seed)) > _MAX_SECONDS
         ):
             _end(seed, f"took {time_s:.1f} s")
     path.unlink()

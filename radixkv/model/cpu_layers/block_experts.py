@@ -20,7 +20,7 @@ from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
 _Array = np.ndarray[Any, Any]
 #: Rows of experts that are computed at a time, at most: their gates take memory.
-_MOST_ROWS = 8192
+_MAX_ROWS = 8192
 
 
 class SortedExperts(StoredExperts):
@@ -42,7 +42,7 @@ class SortedExperts(StoredExperts):
 
     def forward(self, states: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """float32 [T, W], int64 [T, K] the experts of each row, float32 [T, K] their weights -> [T, W]."""
-        size = max(1, _MOST_ROWS // indices.shape[1])
+        size = max(1, _MAX_ROWS // indices.shape[1])
         parts = zip(states.split(size), indices.split(size), weights.split(size), strict=True)
         return torch.cat([self._combined(*part) for part in parts])
 

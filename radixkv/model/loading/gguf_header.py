@@ -25,9 +25,9 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _WHOLE_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _STRING, _ARRAY = 8, 9
 #: More elements than any vocabulary or list of merges has; a reader makes an object of each.
-_MOST_ELEMENTS = 2**21
+_MAX_ELEMENTS = 2**21
 #: More tensors, values and bytes of a name than any model has.
-_MOST_TENSORS, _MOST_VALUES, _LONGEST_NAME = 2**17, 2**16, 2**16
+_MAX_TENSORS, _MAX_VALUES, _LONGEST_NAME = 2**17, 2**16, 2**16
 #: Keys whose number is a width or a count of parts of the model, and more than any model has.
 _WIDTHS = re.compile(
     r"\.(embedding_length|feed_forward_length|vocab_size|expert_count|head_count|head_count_kv"
@@ -35,8 +35,8 @@ _WIDTHS = re.compile(
 )
 _LARGEST_WIDTH = 2**21
 _PARTS = re.compile(r"\.(expert_count|head_count|head_count_kv)$")
-_MOST_PARTS = 2**13
-_MOST_GUESSING = 8
+_MAX_PARTS = 2**13
+_MAX_GUESSING = 8
 _LAYER = re.compile(rb"blk\.(\d{1,9})\.")
 
 
@@ -92,7 +92,7 @@ class _Header:
             kind = "big-endian" if swapped else f"of version {version}"
             raise _Damage(f"it is {kind}, and only little-endian versions 2 and 3 can be read")
         tensors, values = self._number("<Q"), self._number("<Q")
-        if tensors > _MOST_TENSORS or values > _MOST_VALUES:
+        if tensors > _MAX_TENSORS or values > _MAX_VALUES:
             raise _Damage(f"it claims to have {tensors} tensors and {values} values")
         for _ in range(values):
             self._value()
@@ -100,13 +100,13 @@ class _Header:
             raise _NoModel(_NO_MODELS[self._type])
         layers = self._tensors(tensors)
         for key, number in self._numbers.items():
-            most = _MOST_PARTS if _PARTS.search(key) else _LARGEST_WIDTH
+            most = _MAX_PARTS if _PARTS.search(key) else _LARGEST_WIDTH
             if _WIDTHS.search(key) and not 0 <= number <= most:
                 raise _Damage(f"its {key} is {number}")
             split = self._numbers.get("split.count", 0) > 1  # other layers are in other parts
             # Layers that guess tokens are counted, and may have been left out.
             guessing = self._numbers.get(key.replace(".block_count", ".nextn_predict_layers"), 0)
-            most = layers + min(max(guessing, 0), _MOST_GUESSING)
+            most = layers + min(max(guessing, 0), _MAX_GUESSING)
             if key.endswith(".block_count") and tensors and not split and not 0 <= number <= most:
                 raise _Damage(f"its {key} is {number}, and it has tensors of {layers} layers")
 
@@ -154,7 +154,7 @@ class _Header:
 
     def _array(self, key: str) -> None:
         kind, count = self._number("<I"), self._number("<Q")
-        if count > _MOST_ELEMENTS:
+        if count > _MAX_ELEMENTS:
             raise _Damage(f"the list {key!r:.80} has {count} elements")
         if kind in _SIZES:
             self._skip(count * _SIZES[kind])

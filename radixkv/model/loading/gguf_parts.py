@@ -9,7 +9,7 @@ from pathlib import Path
 from radixkv.errors import ModelLoadError
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -19,7 +19,7 @@ def parts_of(path: Path) -> list[Path]:
         ModelLoadError: a part is missing.
     """
     found = _PART.fullmatch(path.name)
-    if found is None or not 1 <= int(found[2]) <= int(found[3]) <= _MOST_PARTS:
+    if found is None or not 1 <= int(found[2]) <= int(found[3]) <= _MAX_PARTS:
         return [path]
     count = int(found[3])
     parts = [path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _DRY_RUN_TOKENS = 7
 #: Columns of a state layer's product that are worth a message from each rank.
-_LEAST_COLUMNS = 64
+_MIN_COLUMNS = 64
 
 
 @torch.no_grad()
@@ -218,7 +218,7 @@ def _split_mlp(mlp: Any, names: ProductNames, share: Share, communicator: Commun
 def _split_products(module: Any, share: Share, communicator: Communicator) -> None:
     """The large products of a layer with states, each by its outputs, which every rank then has."""
     for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear | WholeProduct) and child.out_features >= _LEAST_COLUMNS * share.size:
+        if isinstance(child, nn.Linear | WholeProduct) and child.out_features >= _MIN_COLUMNS * share.size:
             outputs = share.all_columns(child.out_features)
             own = _part(child, rows=[outputs[share.rank]])
             setattr(module, name, GatheredOverRanks(own, communicator, [len(each) for each in outputs]))
