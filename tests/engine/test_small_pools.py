@@ -150,7 +150,7 @@ def test_prewarms_breakpoints_and_what_may_stay_in_small_pools() -> None:
 
 def test_conversations_that_go_on_and_end_while_long_prompts_wait_for_their_turn() -> None:
     total = Outcome()
-    for seed in (2, 7):
+    for seed in (4, 13):
         total.add(pool_traffic.run(seed, 40, agents=True, quotas=True, check_every=2))
     assert total.sessions_done > 10
     assert total.waits_for_turn

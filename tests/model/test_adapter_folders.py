@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "hanging pattern": (setting("target_modules", r"(.*.*)*x" * 8), "pattern|name no module"),
     "no pattern": (setting("target_modules", "(["), "pattern"),
     "rank": (setting("r", 5), "shapes"),
-    "rank too large": (setting("r", 64), "max-lora-rank"),
+    "rank too large": (setting("r", 64), "max_lora_rank"),
     "rank of text": (setting("r", "4"), "r must be"),
     "alpha": (setting("lora_alpha", float("nan")), "lora_alpha"),
     "fewer layers": (setting("layers_to_transform", [0]), "leaves out"),

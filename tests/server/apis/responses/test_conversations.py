@@ -202,6 +202,6 @@ def test_a_conversation_that_grows_too_large_stays_as_it_was(tmp_path: Path, in_
         small.openai() as client,
     ):
         conversation = client.conversations.create(items=[said("kept")])
-        with pytest.raises(openai.InternalServerError, match="max-stored-bytes"):
+        with pytest.raises(openai.InternalServerError, match="max_stored_bytes"):
             client.conversations.items.create(conversation.id, items=[said("x" * 2000)])
         assert texts(client, conversation.id) == ["kept"]
