@@ -18,9 +18,10 @@ A request may be passed for `max_overtake` steps:
     prefix, fcfs     in which a request that arrived later was admitted before it
     fair             in which one of its tenant that arrived later was (then its tenant's are barred), or in
                      which it did not fit and one tried after it was admitted (then all are)
-    priority         the second for every request; the first for the oldest that waits, which is then promoted
-                     to be the most urgent of all, for good, as a running request is that got no tokens for so
-                     long. So a backlog of unimportant requests takes one place in `max_overtake`
+    priority         the second for every request; the first for the oldest that waits (of long prompts, one
+                     whose turn has come), which is then promoted to be the most urgent of all, for good, as a
+                     running request is that got no tokens for so long. So a backlog of unimportant requests
+                     takes one place in `max_overtake`
 
 A request kept waiting by its own tenant's ceiling bars only that tenant: other tenants don't use its room.
 """
@@ -268,8 +269,8 @@ class PriorityPolicy(AdmissionPolicy):
 
     def overtaken(self, line: Iterable[Sequence], latest: int) -> Iterable[Sequence]:
         promoted = self.passed.promoted
-        oldest = next((request for request in line if request not in promoted), None)
-        return () if oldest is None or oldest.arrival_order > latest else (oldest,)
+        earlier = takewhile(lambda request: request.arrival_order <= latest, line)
+        return (request for request in earlier if request not in promoted)
 
     def barred(self, request: Sequence, bound: float) -> Barred:
         passed = self.passed

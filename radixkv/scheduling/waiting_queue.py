@@ -141,9 +141,14 @@ class WaitingQueue:
             if name not in self._lines:
                 continue
             for request in self._policy.overtaken(self._line(name), latest):
-                passed.overtaken[request] = count = passed.overtaken.get(request, 0) + steps(request)
-                if self._by_urgency is not None and count >= self._bound:
+                num_steps = steps(request)
+                passed.overtaken[request] = count = passed.overtaken.get(request, 0) + num_steps
+                if self._by_urgency is None:
+                    continue
+                if count >= self._bound:
                     self._promote(request, self._by_urgency)
+                if num_steps:  # one at a time: so a backlog takes one place in `max_overtake`
+                    break
 
     @property
     def promotes(self) -> bool:

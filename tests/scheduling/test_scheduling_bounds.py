@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nightly import tried
 from paged_language_model import greedy_reference, make_engine, run_all
@@ -137,6 +137,14 @@ def test_an_unimportant_prompt_in_progress_is_not_left_without_tokens():
     num_blocks=st.sampled_from([12, 20, 200]),
     places=st.sampled_from([1, 3]),
     budget=st.sampled_from([8, 33, 200]),
+)
+# The oldest is a long prompt whose turn has not come: the next one is counted in its place.
+@example(
+    arrivals=[(25, 1, 0, 0), (17, 1, 1, 2), (1, 1, 1, 0), *[(1, 1, 0, 0)] * 4],
+    bound=1,
+    num_blocks=12,
+    places=1,
+    budget=8,
 )
 def test_nobody_is_overtaken_beyond_the_bound_under_priority(arrivals, bound, num_blocks, places, budget):
     engine, _ = make_engine(
