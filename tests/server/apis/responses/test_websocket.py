@@ -379,7 +379,8 @@ def test_clients_that_leave_or_break_the_protocol_log_no_tracebacks(
                 assert sock.recv(4096).startswith(b"HTTP/1.1 4")
     with server.http() as http:
         assert http.get("/health").status_code == 200
-    assert not [record for record in caplog.records if record.exc_info], caplog.text
+    ours = [record for record in caplog.records if record.name != "websockets.client"]  # runs in here, too
+    assert not [record for record in ours if record.exc_info], caplog.text
 
 
 def test_few_responses_of_a_connection_run_at_once(server: LiveServer, held: ScriptedEngine) -> None:
