@@ -261,7 +261,7 @@ def _consume(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, prefix: str)
     tokens = vocabulary.encode(prefix)
     count = int(matcher.try_consume_tokens(tokens))
     if count < len(tokens):
-        fits = next(at for at in range(len(prefix) + 1) if len(vocabulary.encode(prefix[: at + 1])) > count)
+        fits = len(vocabulary.decode(tokens[:count]))
         raise InvalidRequestError(
             f"the text that the answer goes on from contradicts its grammar at {prefix[fits : fits + 40]!r} "
             f"(character {fits}); change the text, or leave the grammar out",

@@ -171,6 +171,10 @@ class Vocabulary:
         """Return ids of tokens that spell a text, none of them special. O(text)."""
         return [int(token) for token in self._tokens.tokenize_str(text)]
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens; a character that they cut is left out. O(tokens)."""
+        return bytes(self._tokens.decode_bytes(list(token_ids))).decode(errors="ignore")
+
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Bitmasks:
         """The tokens that each matcher allows next, a bit each: int32 [len(matchers), ceil(size / 32)].
 

@@ -73,7 +73,7 @@ def test_an_answer_that_is_complete_has_nothing_to_add(client: httpx.Client) -> 
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("prefill", ['{"name": "', "The port is", '{"city": "Oslo"'])
+@pytest.mark.parametrize("prefill", ['{"name": "', "The port is", '{"city": "Oslo"', "{" + "x" * 100])
 def test_a_beginning_that_contradicts_the_schema_is_refused(client: httpx.Client, prefill: str) -> None:
     refused = ask(client, prefill, response_format=FORMAT)
     assert refused.status_code == 400
