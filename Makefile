@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # What pip installs is pinned in one place. Python compiles to bytecode what is imported, when it is: a fifth of it.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile -c constraints.txt
+# CONSTRAINTS= for the newest of everything.
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile $(addprefix -c ,$(CONSTRAINTS))
 # For the tests of the kernels where torch came without one.
 TRITON := triton==3.9.0
 MODEL ?= smollm2-135m-instruct
@@ -17,7 +19,7 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-all test-fast test-ray lint coverage format docs site wheel bench bench-gpu clients agents fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-all test-fast test-ray lint coverage format docs site wheel dist publish-docs bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
@@ -30,6 +32,8 @@ help:
 	@echo "make docs       write docs/reference from the code"
 	@echo "make site       the documentation as a site in build/site"
 	@echo "make wheel      build dist/radixkv-*.whl"
+	@echo "make dist       build and check what a release uploads: wheel and sdist"
+	@echo "make publish-docs  the documentation of this version on the branch gh-pages"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
 	@echo "make bench-gpu  numbers, kernels and engine on a GPU, part by part (10 minutes)"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
@@ -124,6 +128,19 @@ site: install-lint
 wheel:
 	@test -x build/wheel/bin/python || $(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+
+# What a release uploads: the wheel, made from the sdist, and the sdist; checked.
+dist:
+	@test -x build/dist/bin/twine || { $(PYTHON) -m venv build/dist && \
+	build/dist/bin/python -m pip install --disable-pip-version-check -q build twine; }
+	build/dist/bin/python -m build --outdir dist .
+	build/dist/bin/twine check --strict dist/*.whl dist/*.tar.gz
+
+# The site of this version on the branch `gh-pages`, beside those of earlier ones.
+publish-docs: install-lint
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --config-file docs/site/mkdocs.yml --push --update-aliases \
+		"$$($(BIN)/python -c 'import radixkv; print(radixkv.__version__)')" latest
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default --config-file docs/site/mkdocs.yml --push latest
 
 bench: install-test
 	$(BIN)/python -m benchmarks.time_to_first_token

@@ -73,6 +73,7 @@ _COMMANDS = {
     "terminal_chat.chat_command": ("chat",),
     "explain_command": ("explain",),
     "cache_folder_command": ("cache",),
+    "dashboards_command": ("dashboards",),
     "bench.bench_command": ("bench",),
     "replay.replay_command": ("replay",),
     "replay.simulate_command": ("simulate",),

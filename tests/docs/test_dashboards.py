@@ -8,16 +8,18 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from scripted_engine import ScriptedEngine
+from source_graph import ROOT
 
 from radixkv_server.metrics.request_metrics import ServerMetrics
 
-FOLDER = Path(__file__).parents[2] / "docs" / "dashboards"
+FOLDER = ROOT / "server" / "radixkv_server" / "metrics" / "dashboards"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "radixkv.json").read_text())
 RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
 
@@ -34,8 +36,8 @@ def names_asked_for(expression: str) -> set[str]:
 
 
 def test_the_dashboard_is_the_one_that_its_script_writes() -> None:
-    written = runpy.run_path(str(FOLDER / "generate.py"))["text"]()
-    assert written == (FOLDER / "radixkv.json").read_text(), "run python docs/dashboards/generate.py"
+    written = runpy.run_path(str(ROOT / "docs" / "generate_dashboard.py"))["text"]()
+    assert written == (FOLDER / "radixkv.json").read_text(), "run python docs/generate_dashboard.py"
 
 
 def test_panels_ask_for_metrics_that_there_are() -> None:
@@ -69,3 +71,22 @@ def test_promtool_accepts_the_rules() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_writes_both_files_and_replaces_none_that_differs(tmp_path: Path) -> None:
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "radixkv.cli.main", "dashboards", str(tmp_path / "new"), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run().returncode == 0
+    written = {file.name: file.read_bytes() for file in (tmp_path / "new").iterdir()}
+    assert written == {file.name: file.read_bytes() for file in FOLDER.iterdir()}
+    assert run().returncode == 0, "again: nothing to change"
+
+    (tmp_path / "new" / "alerts.yml").write_text("groups: []  # mine")
+    refused = run()
+    assert refused.returncode == 2
+    assert "alerts.yml is there and differs" in refused.stderr
+    assert (tmp_path / "new" / "alerts.yml").read_text() == "groups: []  # mine"
+    assert run("--force").returncode == 0
+    assert (tmp_path / "new" / "alerts.yml").read_bytes() == written["alerts.yml"]

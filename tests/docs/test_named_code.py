@@ -89,9 +89,9 @@ def test_newcomers_need_no_release() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         text = page.read_text(encoding="utf-8")
         for command in re.findall(r"pip install [^\n`]+", text):
-            assert re.search(r"install (-e )?'?(\.[\[ ]|dist/|brotli|zstandard|xllamacpp)", command), (
-                f"{page.name}: {command}"
-            )
+            assert re.search(
+                r"install (-e |--extra-index-url \S+ )?'?(\.[\[ ]|dist/|brotli|zstandard|xllamacpp)", command
+            ), f"{page.name}: {command}"
         assert set(re.findall(r"radixkv-(\d[\d.]+\d)-py3", text)) <= {version}, page.name
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/dashboards/radixkv.json, a Grafana dashboard, from the panels below.
+"""Write the Grafana dashboard that `radixkv dashboards` gives out, from the panels below.
 
-    python docs/dashboards/generate.py
+    python docs/generate_dashboard.py
 
 A panel is a title, its meaning with the remedy, a unit, and queries of Prometheus with their legends.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).parent / "radixkv.json"
+TARGET = Path(__file__).parents[1] / "server" / "radixkv_server" / "metrics" / "dashboards" / "radixkv.json"
 WIDTH, HEIGHT = 8, 8  # of a panel, in a grid 24 wide
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
