@@ -188,10 +188,6 @@ class Request:
     def is_finished(self) -> bool:
         return all(sample.is_finished for sample in self.samples)
 
-    def stay_uncached(self, salt: str) -> None:
-        """Have it run without the prefix cache, in a space of its own; no other request has its `salt`."""
-        self.salt, self.cache_key_hint, self.pins, self.keep_tokens = salt, "", (), 0
-
     def num_kept(self, num_tokens: int) -> int:
         """Number of its first tokens that may stay cached because of it."""
         return num_tokens if self.keep_tokens is None else min(self.keep_tokens, num_tokens)

@@ -6,12 +6,12 @@ The life of a request in here:
 2. `ObserveMiddleware` opens its record, `ErrorBoundary` stands ready, `HostOriginMiddleware`,
    `AuthMiddleware` and `AdmissionMiddleware` let it in or not.
 3. A route hands it to `respond`, which reads the JSON strictly, within the limits of its size, and has the
-   API parse it into an `Asking`: token ids (`prompts`) and sampling parameters.
-4. `Generation` runs it on the engine while `run_until_disconnect` watches the client.
-5. The API's renderer says the answer, whole or as server-sent events; the record is logged and counted.
+   API make a `Generation` of it: engine requests of token ids and sampling parameters, and a renderer.
+4. `Generation` runs them on the engine while `run_until_disconnect` watches the client.
+5. The renderer makes the answer, whole or as server-sent events; the record is logged and counted.
 
-An API is a folder under `apis`: bodies, `parse`, `render`, a `Dialect` for errors and framing, routes, and
-an `Api` that `APIS` lists.
+An API is a folder under `apis`: bodies (`schemas`), `serving`, `render`, a `Dialect` for errors and framing,
+routes, and an `Api` that `APIS` lists.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.activity.texts import as_text
-from radixkv_server.chats.applied_rules import AppliedRules
 from radixkv_server.chats.call_memory import CallMemory
 from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
@@ -47,6 +46,7 @@ class ServerContext:
 
     Attributes:
         tasks: requests and background work, which the server finishes before it ends.
+        applied_rules: rules for clients' own text that have changed a prompt, each logged once.
     """
 
     engine: EngineClient
@@ -66,7 +66,7 @@ class ServerContext:
     fingerprints: FingerprintStore = field(default_factory=FingerprintStore)
     names: NodeNames = field(default_factory=NodeNames)
     calls: CallMemory = field(default_factory=CallMemory)
-    applied_rules: AppliedRules = field(default_factory=AppliedRules)
+    applied_rules: set[str] = field(default_factory=set)
     is_draining: bool = False
     _sockets: Counter[str] = field(default_factory=Counter)
     _keeps_states: bool | None = None

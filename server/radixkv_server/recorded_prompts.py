@@ -20,13 +20,14 @@ from radixkv.observe.audit.record import Block, Json, Record
 from radixkv.observe.audit.request_bodies import NoRequest
 from radixkv.text.json_text import read_json_text
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.apis.anthropic.parse import messages_chat
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
+from radixkv_server.apis.anthropic.serving import messages_chat
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, completion_chat
 from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.apis.responses.parse import response_chat
 from radixkv_server.apis.responses.schemas import ResponseRequest
-from radixkv_server.chats.chat import Chat, ChatPrompt, chat_prompt
+from radixkv_server.apis.responses.serving import response_chat
+from radixkv_server.chats.chat import Chat, ChatPrompt
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import ApiError
 from radixkv_server.http.body import Ignored

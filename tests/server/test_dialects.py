@@ -21,11 +21,12 @@ from radixkv_server.app import APIS
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Api, Dialects
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.generation import Renderer, respond
-from radixkv_server.generation.request import Asking, PromptFacts, Usage, new_id
+from radixkv_server.generation.generation import Generation, Renderer, respond
+from radixkv_server.generation.progress import Usage
+from radixkv_server.generation.request import new_id
 from radixkv_server.http.body import StrictModel
+from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.registry import LimitState
-from radixkv_server.tenants.tenant import Tenant
 
 ASK = "/tiny/ask"
 
@@ -69,14 +70,14 @@ class TinyRenderer(Renderer):
         return json.dumps({"wrote": usage.completion_tokens}).encode() + b"\n"
 
 
-async def parse_question(
-    context: ServerContext, body: Question, caller: Tenant
-) -> tuple[Asking, TinyRenderer]:
+async def prepare_question(
+    context: ServerContext, body: Question, record: RequestRecord
+) -> Generation[TinyRenderer]:
     prompts = [await context.prompts.encode(text, param="words") for text in body.words]
-    asked = tuple(EngineRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts)
-    facts = tuple(PromptFacts() for _ in asked)
-    wanted = Asking(new_id("tiny-"), asked, facts, stream=body.live, prompt_param="words")
-    return wanted, TinyRenderer()
+    asked = [EngineRequest(ids, SamplingParams(max_tokens=99)) for ids in prompts]
+    return Generation(
+        context, record, new_id("tiny-"), asked, TinyRenderer(), stream=body.live, prompt_param="words"
+    )
 
 
 router = APIRouter()
@@ -84,7 +85,7 @@ router = APIRouter()
 
 @router.post(ASK)
 async def ask(request: Request) -> Response:
-    return await respond(request, TINY, Question, parse_question)
+    return await respond(request, TINY, Question, prepare_question)
 
 
 TINY_API = Api(router, {"/tiny": TINY})

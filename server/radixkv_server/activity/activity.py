@@ -12,18 +12,18 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from radixkv.cache.keys import Owner
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.adapters import adapter_part
 from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
+from radixkv_server.chats.chat import ChatPrompt, MakeParts
 from radixkv_server.diagnostics.comparison import Comparison, Finding
-from radixkv_server.generation.request import Asking, MakeParts, PromptFacts, PromptProgress, token_ids
+from radixkv_server.generation.progress import PromptProgress
+from radixkv_server.generation.request import encoded_prompt
 from radixkv_server.http.request_record import RequestRecord
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
 
 KEPT_REQUESTS = 200  # of each tenant
 KEPT_TENANTS = 1000
@@ -90,9 +90,8 @@ class SeenRequest:
         self,
         name: str,
         record: RequestRecord,
-        exchange: Asking,
         request: Request,
-        facts: PromptFacts,
+        chat: ChatPrompt | None,
         progress: PromptProgress,
     ) -> None:
         self.id = name
@@ -100,14 +99,14 @@ class SeenRequest:
         self.tenant = record.tenant
         self.salt = request.salt
         self.lora, self.adapter = request.lora, ""
-        self.operation = exchange.operation
+        self.operation = record.operation
         self.started_at = time.time() - record.age_s
         self.state: State = "running"
         self.duration_s: float | None = None
         self.error_code: str | None = None
-        self.beginning = array("i", token_ids(request)[:KEPT_TOKENS].tobytes())
-        self.last_message = facts.last_message
-        self.client_rule = facts.client_rule
+        self.beginning = array("i", encoded_prompt(request).token_ids[:KEPT_TOKENS].tobytes())
+        self.last_message = "" if chat is None else chat.last_message
+        self.client_rule = None if chat is None else chat.client_rule
         self.parts: MakeParts | None = None
         self.before = self.after = self.prompt = array("i")
         self.place: str | None = None
@@ -143,18 +142,18 @@ class SeenRequest:
         """Report on its miss; None: not known, or prefix caching is off."""
         return self.progress.report
 
-    def look_at(self, request: Request, facts: PromptFacts) -> None:
+    def look_at(self, request: Request, chat: ChatPrompt | None) -> None:
         """Note the part of the prompt that explains the report of the cache."""
         self.adapter = adapter_part(request.namespace) if request.lora else ""
         report = self.report
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
-        self.prompt = array("i", token_ids(request).tobytes())
-        self.parts = facts.parts
+        self.prompt = array("i", encoded_prompt(request).token_ids.tobytes())
+        self.parts = None if chat is None else chat.parts
         self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
         self.after = self.prompt[position : position + KEPT_TOKENS]
-        if report is not None and report.reason == "diverged":
-            self.cause = facts.hint(report)
-            self.place = facts.place_name(self.before, self.after)
+        if chat is not None and report is not None and report.reason == "diverged":
+            self.cause = chat.hint(report)
+            self.place = chat.place_name(self.before, self.after)
 
 
 class _Tenant:
@@ -199,16 +198,19 @@ class Activity:
         return list(self._tenants)
 
     def begin(
-        self, record: RequestRecord, exchange: Asking, prompts: Sequence[PromptProgress]
+        self,
+        record: RequestRecord,
+        answer_id: str,
+        requests: Sequence[Request],
+        chat: ChatPrompt | None,
+        prompts: Sequence[PromptProgress],
     ) -> list[SeenRequest]:
-        """Begin a request with these prompts."""
+        """Begin a request, with one prompt for each of the engine's; `chat` is the only one, if it is one."""
         many = len(prompts) > 1
         seen = []
-        for index, (request, facts, progress) in enumerate(
-            zip(exchange.requests, exchange.facts, prompts, strict=True)
-        ):
-            name = f"{exchange.id}-{index}" if many else exchange.id
-            seen.append(SeenRequest(name, record, exchange, request, facts, progress))
+        for index, (request, progress) in enumerate(zip(requests, prompts, strict=True)):
+            name = f"{answer_id}-{index}" if many else answer_id
+            seen.append(SeenRequest(name, record, request, chat, progress))
             self.changed(seen[-1])
         self._of(record.tenant).requests.extend(seen)
         return seen
@@ -227,10 +229,14 @@ class Activity:
         one.version = self.version
 
     def admitted(
-        self, one: SeenRequest, request: Request, facts: PromptFacts, comparison: Comparison | None = None
+        self,
+        one: SeenRequest,
+        request: Request,
+        chat: ChatPrompt | None = None,
+        comparison: Comparison | None = None,
     ) -> None:
         """Count a request's cached tokens, and keep its prompt for a while."""
-        one.look_at(request, facts)
+        one.look_at(request, chat)
         if comparison is not None:
             one.compared_with = comparison.earlier_id
             one.finding = comparison.finding(one.progress.num_cached_tokens)

@@ -24,7 +24,8 @@ from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared
 from radixkv.scheduling.request import PrefixPin
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.json_text import JsonText
-from radixkv_server.chats.chat import Chat, Message, chat_prompt
+from radixkv_server.chats.chat import Chat, Message
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.http.body import ParamError, StrictModel
 from radixkv_server.http.fields import WithoutEffect

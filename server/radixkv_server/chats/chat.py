@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chats independent of APIs: from messages, tools and options to a prompt, and from output to answers.
+"""Values of a chat on its way through the server, the same for all APIs.
 
-Each chat API converts its body to a `Chat` and says what `AnswerReaders` gives it; how the model's family
-writes tools, calls and reasoning is decided below (`radixkv.text.chat_formats`).
+    Chat            what a body asks for: messages, tools, thinking, sampling
+    ChatPrompt      the chat in the tokens of its template, with what is known of its parts
+    AnswerReaders   the text of its samples as events: content, reasoning, tool calls
+
+How a family of models writes tools, calls and reasoning is decided in `radixkv.text.chat_formats`.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
-from radixkv.errors import InvalidRequestError
-from radixkv.grammar.schema_text import json_schema
 from radixkv.observe.message_places import place_name
 from radixkv.observe.prompt_parts import PromptParts
-from radixkv.sampling.structured import StructuredOutputs
-from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -33,26 +31,17 @@ from radixkv.text.chat_formats.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
-from radixkv.text.chat_formats.call_results import order_of_results
-from radixkv.text.chat_formats.canonical_tools import canonical_tools
-from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint, normalized
+from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
-from radixkv.text.chat_formats.template_input import Thinking, reasoning_of, template_messages, template_tools
-from radixkv.text.chat_formats.template_traits import TemplateTraits
+from radixkv.text.chat_formats.template_input import Thinking, reasoning_of
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.context import ServerContext
-from radixkv_server.errors import bad_request
-from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import MakeParts, PromptFacts, sampling_params
-from radixkv_server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
+from radixkv_server.generation.prompts import KnownTemplate
 
 Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
 ReasoningPlace = Literal["apart", "in_content", "hidden"]
+#: Makes the parts by which prompts are compared, at the cost of converting all messages: called on demand.
+MakeParts = Callable[[], PromptParts]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 
@@ -72,7 +61,7 @@ class InputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Conversation for the model to continue.
+    """What a body of any API asks for: a conversation to continue, and how.
 
     Args:
         source: the messages as JSON-like data, used for their size alone.
@@ -92,6 +81,10 @@ class Chat:
         thinking: settings of thinking, which become arguments of the template.
         reasoning_place: place of the reasoning in the answer.
         orders_results: put results of tool calls in the order of the calls; False: they are.
+        sampling: arguments of SamplingParams; `max_tokens` is clamped to the room that the prompt leaves.
+        renamed: argument of SamplingParams -> field of the body, where they differ, for errors.
+        prompt_only: no answer is to be generated.
+        request_options: further arguments of the engine's Request: cache, priority and session.
     """
 
     source: Sequence[Any]
@@ -108,62 +101,119 @@ class Chat:
     thinking: Thinking = field(default_factory=Thinking)
     reasoning_place: ReasoningPlace = "apart"
     orders_results: bool = True
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    prompt_only: bool = False
+    request_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
-        """Names of all tools that may be called."""
+        """All tools that may be called."""
         return [*self.tools, *self.unlisted_tools]
 
+    @property
+    def may_call(self) -> bool:
+        """True if the answer may have tool calls."""
+        return bool(self.callable_tools) and self.tool_choice != "none"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt(PromptFacts):
-    """Rendered chat, and its facts.
+    @property
+    def must_call(self) -> bool:
+        """True if the answer is a tool call."""
+        return self.tool_choice not in ("none", "auto")
+
+    @property
+    def grammar_param(self) -> str:
+        """Field of the body with the grammar of the answer, for errors."""
+        return self.renamed.get("structured", "structured_outputs")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatPrompt:
+    """Chat rendered by its template.
 
     Attributes:
-        ids: the prompt's tokens; their number is not checked.
-        format: format of the answer.
+        chat: what was rendered.
+        ids: tokens of the prompt; their number is not checked.
         messages: messages given to the template.
         tools: tools in the form that the prompt shows.
-        reasoning_sent: True if the messages carry the reasoning of earlier turns.
-        traits: parts of a conversation that the template shows.
+        template: the template's traits, and the format of the answer.
         tokenizer: of the model.
+        client_rule: rule that held the client's own text constant; None: none applied.
     """
 
+    chat: Chat
     ids: Sequence[int] | npt.NDArray[np.int32]
-    format: ChatFormat
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
-    reasoning_sent: bool
-    traits: TemplateTraits
+    template: KnownTemplate
     tokenizer: TextTokenizer
+    client_rule: ClientRule | None
+
+    @property
+    def format(self) -> ChatFormat:
+        """Format of the answer."""
+        return self.template.format
+
+    @property
+    def end(self) -> str:
+        """Text of the last tokens, where the answer begins."""
+        return self.tokenizer.decode(list(map(int, self.ids[-TAIL_TOKENS:])), skip_special_tokens=False)
+
+    @property
+    def parallel_tool_calls(self) -> bool:
+        """True if an answer may have several calls."""
+        return self.chat.parallel_tool_calls and not self.template.traits.one_call
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Fields of the body that the template does not heed."""
+        return self.template.thinking.unheeded(self.chat.thinking)
 
     @property
     def last_message(self) -> str:
+        """Beginning of the last message with text."""
         texts = (message.get("content") for message in reversed(self.messages))
         return next((text for text in texts if isinstance(text, str) and text), "")[:SHOWN_CHARS]
 
     @property
     def parts(self) -> MakeParts:
-        return functools.partial(PromptParts.of_chat, self.messages, self.tools)
+        """Maker of the parts by which prompts are compared."""
+        return partial(PromptParts.of_chat, self.messages, self.tools)
 
     def hint(self, report: MissReport) -> str | None:
-        """Explain changes by the template or client to an earlier turn."""
+        """Name a change by the template or client to an earlier turn that explains a miss; None: no such."""
         if report.diverged_at is None:
             return None
         cached, new = (
             self.tokenizer.decode(ids[:JUDGED_TOKENS], skip_special_tokens=False)
             for ids in (report.cached_tokens_after, report.new_tokens_after)
         )
-        drops = self.traits.drops_content and any(
+        drops = self.template.traits.drops_content and any(
             message.get("content") and message.get("tool_calls") for message in self.messages
         )
-        return divergence_hint(
-            cached, new, self.format, reasoning_sent=self.reasoning_sent, content_dropped=drops
-        )
+        thinks = any(reasoning_of(message) for message in self.messages)
+        return divergence_hint(cached, new, self.format, reasoning_sent=thinks, content_dropped=drops)
 
     def place_name(self, before: Sequence[int], after: Sequence[int]) -> str | None:
+        """Name the message that contains a place, by the token ids before and after it; None: not known."""
         texts = (b"".join(map(self.tokenizer.token_bytes, ids)) for ids in (before, after))
         return place_name(self.messages, self.tools, *texts)
+
+    def readers(self) -> AnswerReaders:
+        """Make the readers of its answers."""
+        chat, answer_format = self.chat, self.format
+        if chat.reasoning_place == "in_content":
+            answer_format = replace(answer_format, reasoning=None)
+        make_parser = partial(
+            answer_format.parser,
+            calls=chat.may_call,
+            parallel=self.parallel_tool_calls,
+            prompt_end=self.end,
+            forced=chat.must_call,
+            tools=schemas_of(chat.callable_tools),
+        )
+        hides = chat.reasoning_place == "hidden"
+        return AnswerReaders(make_parser, forced=chat.must_call, hides_reasoning=hides)
 
 
 class AnswerReaders:
@@ -227,285 +277,3 @@ class AnswerReaders:
 def _is_cut(ended: OutputDelta | CompletionOutput) -> bool:
     """Tell whether a sample was cut by its parameters instead of ending by itself."""
     return ended.finish_reason == "length" or ended.stop_reason is not None
-
-
-async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
-    """Render the prompt of a chat, with its tools in the template or in a system message.
-
-    Raises:
-        ApiError, InvalidRequestError: the chat can't be rendered, or is far too long.
-    """
-    if len(chat.source) > context.settings.max_messages:
-        raise bad_request(f"At most {context.settings.max_messages} messages are allowed.", param=chat.param)
-    template = await context.templates.find(chat.options.get("chat_template"))
-    settings = context.settings
-    tools = chat.tools  # shown whatever the choice is: the next turn, with another choice, finds the prompt
-    if settings.canonical_tools:
-        tools = canonical_tools(tools)  # as shown; what may be called, and how, is as the client says
-    given, more = template_tools(tools, template.format, template.traits)
-    reasoning_sent = False
-    messages: list[Message] = []
-    rule: ClientRule | None = None
-
-    def convert() -> list[Message]:
-        nonlocal messages, reasoning_sent, rule
-        messages = chat.convert()
-        if chat.orders_results:
-            messages = [messages[at] for at in order_of_results(messages, chat.param)]
-        if settings.normalize_clients == "on":
-            messages, rule = normalized(messages)
-        reasoning_sent = any(reasoning_of(message) for message in messages)
-        return template_messages(
-            messages, tools, template.format, template.traits, tools_first=settings.tools_first
-        )
-
-    ids = await context.prompts.render_chat(
-        [chat.source, () if given or more else tools],
-        convert,
-        tools=given,
-        add_generation_prompt=chat.add_generation_prompt,
-        options={**template.thinking.variables(chat.thinking), **chat.options, **more},
-        param=chat.param,
-    )
-    if rule is not None:
-        context.applied_rules.note(rule)
-    return ChatPrompt(
-        ids=ids,
-        format=template.format,
-        messages=messages,
-        tools=tools,
-        reasoning_sent=reasoning_sent,
-        traits=template.traits,
-        tokenizer=context.engine.tokenizer,
-        client_rule=rule,
-        ignored=tuple(template.thinking.unheeded(chat.thinking)),
-    )
-
-
-async def chat_request(
-    context: ServerContext,
-    chat: Chat,
-    sampling: Mapping[str, Any],
-    *,
-    renamed: Mapping[str, str] | None = None,
-    prompt_only: bool = False,
-) -> tuple[Request, ChatPrompt, AnswerReaders]:
-    """Return the prompt of a chat with its sampling parameters, and the readers of its answers.
-
-    Args:
-        sampling: arguments of SamplingParams; `max_tokens` is clamped to the room that the prompt leaves.
-        renamed: argument -> field of the body, where they differ, for errors.
-        prompt_only: no answer is to be generated.
-
-    Raises:
-        ApiError, InvalidRequestError: the chat can't be rendered, is too long, or a value is out of range.
-    """
-    prompt = await chat_prompt(context, chat)
-    if prompt.traits.one_call:
-        chat = replace(chat, parallel_tool_calls=False)
-    tokenizer = context.engine.tokenizer
-    encoded = await context.prompts.accept(prompt.ids, chat.param)
-    end = tokenizer.decode(list(map(int, prompt.ids[-TAIL_TOKENS:])), skip_special_tokens=False)
-    renamed = renamed or {}
-    wanted = with_default(sampling.get("structured"), context.settings)
-    if wanted is not None:
-        _check_free(chat, renamed.get("structured", "structured_outputs"))
-        if chat.options.get("continue_final_message"):
-            wanted = _going_on(wanted, prompt)
-    structured, places = _grammar(
-        chat,
-        prompt.format,
-        tokenizer,
-        wanted,
-        end,
-        context.settings.structured_additional_properties == "closed",
-        renamed.get("structured", "structured_outputs"),
-        sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
-    )
-    forced = chat.tool_choice not in ("none", "auto")
-    calls = bool(chat.callable_tools) and chat.tool_choice != "none"
-    params = sampling_params(
-        {
-            **sampling,
-            "kept_special_tokens": prompt.format.special_tokens,
-            "structured": structured,
-            "answer_marks": prompt.format.answer_marks(end, calls=calls, forced=forced),
-        },
-        defaults=context.engine.default_sampling,
-        room=context.engine.limits.max_model_len - len(encoded),
-        renamed=renamed,
-        prompt_only=prompt_only,
-    )
-    in_content = chat.reasoning_place == "in_content"
-    make_parser = functools.partial(
-        (replace(prompt.format, reasoning=None) if in_content else prompt.format).parser,
-        calls=calls,
-        parallel=chat.parallel_tool_calls,
-        prompt_end=end,
-        forced=forced,
-        tools=schemas_of(chat.callable_tools),
-    )
-    facts = replace(
-        prompt,
-        ids=encoded.token_ids,
-        grammar_places=places,
-        notes=context.templates.notes(prompt.format) if chat.callable_tools else (),
-    )
-    hides = chat.reasoning_place == "hidden"
-    request = Request(encoded, params, checkpoints=await _steady_ends(context, chat, prompt, encoded))
-    return request, facts, AnswerReaders(make_parser, forced=forced, hides_reasoning=hides)
-
-
-async def _steady_ends(
-    context: ServerContext, chat: Chat, prompt: ChatPrompt, encoded: EncodedTokens
-) -> tuple[int, ...]:
-    """Prompt tokens that the next turn will begin with, for models with states; empty: no more than usual.
-
-    Where the template leaves thoughts out of earlier turns, the next turn parts from this prompt after the
-    user's last message. It is asked by rendering the beginning of such a turn.
-    """
-    thinks = prompt.traits.drops_reasoning and prompt.format.reasoning is not None
-    if not thinks or not context.keeps_states:
-        return ()
-    asked = [at for at, message in enumerate(prompt.messages) if message.get("role") == "user"]
-    if not asked:
-        return ()
-    next_turn = [
-        *prompt.messages[: asked[-1] + 1],
-        {"role": "assistant", "content": "0"},
-        {"role": "user", "content": "0"},
-    ]
-    try:
-        other = await chat_prompt(
-            context, replace(chat, convert=lambda: list(next_turn), orders_results=False)
-        )
-    except InvalidRequestError:  # a template with rules of its own
-        return ()
-    end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES
-    return (end,) if end else ()
-
-
-def with_default(wanted: StructuredOutputs | None, settings: ServerSettings) -> StructuredOutputs | None:
-    """Apply the server's default for unlisted properties where the request gives none."""
-    if wanted is None or wanted.json is None or wanted.disable_additional_properties is not None:
-        return wanted
-    return replace(
-        wanted, disable_additional_properties=settings.structured_additional_properties == "closed"
-    )
-
-
-def _going_on(wanted: StructuredOutputs, prompt: ChatPrompt) -> StructuredOutputs:
-    """Let a grammar go on after the content of a last message that the prompt leaves open.
-
-    JSON may have as much white space between its tokens as that content has.
-    """
-    content = prompt.messages[-1].get("content")
-    if not isinstance(content, str) or not content.strip():
-        return wanted
-    # As the template shows it: some take white space off.
-    tail = list(map(int, prompt.ids[-len(content.encode()) - TAIL_TOKENS :]))
-    end = prompt.tokenizer.decode(tail, skip_special_tokens=False)
-    begun = next((text for text in (content, content.rstrip(), content.strip()) if end.endswith(text)), "")
-    wanted = replace(wanted, prefix=begun)
-    if wanted.whitespace_pattern is not None or not wanted.disable_any_whitespace:
-        return wanted
-    most = max(map(len, re.findall(r"\s+", begun)), default=0)
-    return replace(wanted, whitespace_pattern=rf"[ \t\r\n]{{0,{most}}}") if most else wanted
-
-
-def _check_free(chat: Chat, param: str) -> None:
-    """Refuse a required call if the answer's content is constrained, too."""
-    if chat.tool_choice not in ("none", "auto"):
-        named = (
-            chat.tool_choice if chat.tool_choice == "required" else f"of the function {chat.tool_choice!r}"
-        )
-        raise bad_request(
-            f"tool_choice {named:.80} and {param} exclude each other: an answer that must call a tool can't "
-            "be anything else. Leave one of them out, or use tool_choice 'auto'.",
-            param=param,
-        )
-
-
-def _grammar(
-    chat: Chat,
-    chat_format: ChatFormat,
-    tokenizer: TextTokenizer,
-    wanted: StructuredOutputs | None,
-    end: str,
-    closes_objects: bool,
-    param: str,
-    num_calls: int,
-) -> tuple[StructuredOutputs | None, GrammarPlaces]:
-    """Return the constraint on an answer, and the fields that it comes from.
-
-    Args:
-        wanted: the body's constraint on the answer's content.
-        end: end of the prompt.
-        closes_objects: see AnswerGrammar.
-        param: name of `wanted` in the body.
-        num_calls: calls in the conversation so far.
-
-    Raises:
-        ApiError: the required call is impossible.
-    """
-    allowed = chat.allowed_tools
-    is_free = wanted is None and allowed is None and not chat.callable_tools
-    if is_free and chat.tool_choice in ("none", "auto"):
-        return None, GrammarPlaces(param)
-    tools = () if chat.tool_choice == "none" else chat.callable_tools
-    grammar = AnswerGrammar(
-        chat_format,
-        tools if allowed is None else [tool for tool in tools if tool["function"]["name"] in allowed],
-        chat.parallel_tool_calls,
-        functools.partial(_token_of, tokenizer),
-        end,
-        others=allowed is not None,
-        closes_objects=closes_objects,
-        inputs={name: given.escaped for name, given in chat.tool_inputs.items()},
-        num_calls=num_calls,
-    )
-    if allowed is not None or chat.tool_choice not in ("none", "auto"):
-        _check_choice(chat)
-    if chat.tool_choice not in ("none", "auto"):
-        lark = grammar.required(None if chat.tool_choice == "required" else chat.tool_choice)
-        if lark is None:
-            message = f"tool_choice: the chat format of this model, {chat_format.name}, has no tool calls."
-            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
-    elif wanted is None and chat.tool_choice == "none":
-        lark = replace(grammar, tools=chat.callable_tools).without_calls()
-    elif wanted is None:
-        lark = grammar.optional()
-        if lark is None and allowed is not None and chat_format.forms:
-            message = (
-                f"tool_choice: in the chat format {chat_format.name}, allowed_tools need mode 'required'."
-            )
-            raise bad_request(message, param="tool_choice", code="unsupported_parameter")
-    elif (schema := json_schema(wanted)) is not None:
-        lark = grammar.json(schema, begun=bool(wanted.prefix))
-    else:
-        lark = None
-    if lark is None:
-        return wanted, GrammarPlaces(param)
-    inputs = {chat.tool_inputs[name].param: lines for name, lines in grammar.inputs_in(lark)}
-    places = GrammarPlaces("tools" if wanted is None else param, inputs, grammar.tools_in(lark))
-    return StructuredOutputs(grammar=lark, prefix=wanted.prefix if wanted is not None else ""), places
-
-
-def _check_choice(chat: Chat) -> None:
-    names = [tool["function"]["name"] for tool in chat.callable_tools]
-    if not names:
-        raise bad_request("tool_choice needs tools to choose from.", param="tool_choice")
-    wanted = chat.allowed_tools
-    if wanted is None:
-        wanted = () if chat.tool_choice == "required" else (chat.tool_choice,)
-    unknown = sorted(set(wanted) - set(names))
-    if unknown:
-        raise bad_request(f"tool_choice: there is no tool {unknown[0][:64]!r}.", param="tool_choice")
-
-
-def _token_of(tokenizer: TextTokenizer, text: str) -> MarkToken | None:
-    """Return the token that a text is, if it is a single one."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
-        return None
-    return MarkToken(ids[0], is_special=tokenizer.is_added_token(ids[0]))

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from radixkv_server.errors import ApiError, is_expected, shutting_down, to_api_error
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 
 logger = logging.getLogger("radixkv.server")
 

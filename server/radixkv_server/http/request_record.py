@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 from radixkv_server.tenants.registry import Limiter, LimitState, RateReservation
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 

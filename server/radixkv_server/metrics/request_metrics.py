@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
+from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.client import EngineClient
 from radixkv.scheduling.request import RequestTimes
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.metrics.engine_collector import EngineCollector
 from radixkv_server.metrics.vllm_names import under_vllm_names
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
-
 
 MAX_VALUES = 100
 OTHERS = "others"

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from radixkv.entrypoints.extras import install_command
 from radixkv.errors import ConfigError
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 from radixkv_server.http.request_record import RequestRecord
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
 from radixkv.errors import RequestFailedError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request, RequestTimes
-from radixkv_server.activity.activity import Activity
+from radixkv_server.activity.activity import Activity, SeenRequest
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.hit_windows import HitCounts
-from radixkv_server.generation.request import Asking, PromptFacts, PromptProgress
+from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 
@@ -99,12 +99,10 @@ def test_windows_forget_and_sums_do_not() -> None:
     now = [1000.0]
     activity = Activity(clock=lambda: now[0])
     report = MissReport(Reason.EVICTED, 100, 60, age_s=1.0, evicted_by="capacity")
-    record, request = seen(100)
-    (one,) = activity.begin(
-        record, request, [PromptProgress(100, outcome=PromptOutcome(100, 60, 40, None, report))]
-    )
+    outcome = PromptOutcome(100, 60, 40, None, report)
+    one, request = begin(activity, PromptProgress(100, outcome=outcome))
     for _ in range(3):
-        activity.admitted(one, request.requests[0], request.facts[0])
+        activity.admitted(one, request)
         now[0] += 100
     windows = activity.windows("ada")
     assert [windows[name].requests for name in ("1m", "5m", "1h", "total")] == [0, 2, 3, 3]
@@ -117,7 +115,7 @@ def test_windows_forget_and_sums_do_not() -> None:
     )
     assert activity.windows("bob")["total"] == HitCounts()
     now[0] += 4000
-    activity.admitted(one, request.requests[0], request.facts[0])
+    activity.admitted(one, request)
     assert activity.windows(None)["1h"].requests == 1
     assert len(activity.history(None)) == 1
 
@@ -227,10 +225,12 @@ def test_the_ring_is_bounded(server: LiveServer) -> None:
 LIMITS = PromptLimits(4096, 4096, block_size=16, vocab_size=None)
 
 
-def seen(num_tokens: int = 4) -> tuple[RequestRecord, Asking]:
-    asked = Request(LIMITS.encode(range(num_tokens)), SamplingParams())
+def begin(activity: Activity, progress: PromptProgress) -> tuple[SeenRequest, Request]:
+    """Begin a request with one prompt."""
+    asked = Request(LIMITS.encode(range(progress.num_tokens)), SamplingParams())
     record = RequestRecord("x", caller=Tenant("ada"))
-    return record, Asking("x", (asked,), (PromptFacts(),), stream=True, prompt_param="prompt")
+    (one,) = activity.begin(record, "x", [asked], None, [progress])
+    return one, asked
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,7 @@ def test_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -
     activity = Activity()
     kept = []
     for _ in range(4):
-        record, request = seen()
-        (one,) = activity.begin(record, request, [PromptProgress(4)])
-        activity.admitted(one, request.requests[0], request.facts[0])
+        activity.admitted(*begin(activity, PromptProgress(4)))
         kept.append(activity.latest(None, 10))
     assert sorted(len(one.prompt) for one in kept[-1]) == [0, 0, 4, 4]
 

@@ -15,7 +15,8 @@ from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 from radixkv.text.json_text import read_json_text
 from radixkv.text.tokenizer import Tokenizer
 from radixkv_server.chats.breakpoints import Breakpoint, prefix_pins
-from radixkv_server.chats.chat import Chat, chat_prompt
+from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.settings import ServerSettings
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.engine.outputs import PromptOutcome
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.request import PromptProgress, Usage
+from radixkv_server.generation.progress import PromptProgress, Usage
 from radixkv_server.http.body import HUGE_BYTES, BodyReader, StrictModel
 from radixkv_server.http.middleware import HostOriginMiddleware, access_line, split_host
 from radixkv_server.http.request_record import RequestRecord, attach_record

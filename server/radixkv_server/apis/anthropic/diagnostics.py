@@ -11,13 +11,18 @@ else                         {"cache_miss_reason": {"type": ...}}
 from __future__ import annotations
 
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
-from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
-from radixkv_server.apis.common.compared_requests import chat_fingerprint, for_prompt, text_block, unusual
+from radixkv_server.apis.common.cache_diagnosis import (
+    CacheDiagnosis,
+    chat_fingerprint,
+    for_prompt,
+    text_block,
+    unusual,
+)
 from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.diagnostics.comparison import Finding
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 
 _REASONS = {
     "model": "model_changed",

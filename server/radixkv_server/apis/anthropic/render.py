@@ -33,13 +33,13 @@ from radixkv.text.chat_formats.answer import (
 )
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
-from radixkv_server.apis.common.compared_requests import Diagnosed
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.usage import tier_details
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Asking, Usage
+from radixkv_server.generation.progress import Usage
 
 #: Keeps an answer, given as blocks, if it is one of a thread.
 KeepThread = Callable[[Sequence[Json]], Awaitable[None]]
@@ -88,18 +88,20 @@ class MessageRenderer(Renderer):
     """Renderer of a single answer.
 
     Args:
+        pins: prefixes of the prompt that breakpoints keep.
         remember: called with the id and the arguments of each tool call.
         keep_thread: called with the blocks of the complete answer.
         hides_thinking: give thinking blocks no text, only a signature that restores it.
         more: further fields of the answer.
     """
 
-    request: Asking
+    id: str
     model: str
+    pins: Sequence[PrefixPin]
     readers: AnswerReaders
     remember: Remember
     keep_thread: KeepThread
-    diagnosed: Diagnosed
+    diagnosis: CacheDiagnosis
     hides_thinking: bool
     more: Json
 
@@ -139,19 +141,19 @@ class MessageRenderer(Renderer):
 
     def _message(self, content: list[Json], stop: Json, usage: Usage) -> Json:
         return {
-            "id": self.request.id,
+            "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
             "content": content,
             **stop,
             "usage": self._usage(usage),
-            **self.diagnosed(usage),
+            **self.diagnosis.fields(usage),
             **self.more,
         }
 
     def _usage(self, usage: Usage) -> Json:
-        return usage_json(usage, self.request.requests[0].pins)
+        return usage_json(usage, self.pins)
 
     def _content(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []

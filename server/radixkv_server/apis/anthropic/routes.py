@@ -6,8 +6,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.anthropic.errors import AnthropicDialect
-from radixkv_server.apis.anthropic.parse import count_tokens, parse_messages
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from radixkv_server.apis.anthropic.serving import count_tokens, prepare_messages
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
 from radixkv_server.generation.generation import json_response, respond, tell_prompt
@@ -21,7 +21,7 @@ ANTHROPIC = AnthropicDialect()
 @router.post("/v1/messages")
 async def create_message(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of server-sent events."""
-    return await respond(request, ANTHROPIC, MessagesRequest, parse_messages)
+    return await respond(request, ANTHROPIC, MessagesRequest, prepare_messages)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -35,7 +35,7 @@ async def count_message_tokens(request: Request) -> Response:
 @router.post("/tokenize/v1/messages")
 async def tokenize_message(request: Request) -> Response:
     """Return the tokens that /v1/messages would send to the model, and their cache namespace."""
-    return await tell_prompt(request, MessagesRequest, parse_messages)
+    return await tell_prompt(request, MessagesRequest, prepare_messages)
 
 
 API = Api(

@@ -20,10 +20,10 @@ from radixkv.text.chat_formats.client_rules import (
     TEMPLATE_DROPS_REASONING,
 )
 from radixkv_server.activity.activity import SeenRequest
+from radixkv_server.chats.chat import MakeParts
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import MakeParts
 
 COMPARED_REQUESTS = 200  # the latest of a tenant
 _OF_HINTS = {

@@ -22,7 +22,7 @@ from radixkv_server.apis.cache_api.cached_under import cached_under
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.prompt_ids import Prompt
 from radixkv_server.apis.cache_api.tools_first import tools_first_tokens
-from radixkv_server.chats.applied_rules import in_words
+from radixkv_server.chats.render import rule_in_words
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
@@ -45,22 +45,22 @@ async def explain(context: ServerContext, caller: Caller, prompt: Prompt) -> Jso
         point = await point_at(context, caller.owner, ids, report.num_hit_tokens)
     path = await cache.path(ids, caller.owner)
     place, around, diverged = await off_loop(lambda: _break(context, report, prompt, cached, point))
-    shown, hint = around or {}, prompt.facts.hint(report)
+    shown, hint = around or {}, prompt.hint(report)
     broken = Broken(
         caller.owner,
         ids,
         report,
-        prompt.facts.parts,
+        prompt.parts,
         place,
         hint,
         cached=(shown.get("before") or "", shown.get("prompt") or "", shown.get("cached") or ""),
     )
     breaker = await breaker_of(context, broken)
-    tools = await tools_first_tokens(context, breaker, prompt.facts.parts)
+    tools = await tools_first_tokens(context, breaker, prompt.parts)
     explanation = Explanation(report, diverged, breaker, hint, tools)
     return {
         "object": "cache.explanation",
-        **explanation_json(report, explanation, place, around, prompt.facts.client_rule),
+        **explanation_json(report, explanation, place, around, prompt.client_rule),
         "detail": _detail(report),
         "cached_under": await cached_under(context, caller, ids, report),
         "tools_first_tokens": tools,
@@ -113,7 +113,7 @@ def report_json(report: MissReport) -> Json:
 
 def normalized_json(rule: ClientRule | None) -> Json | None:
     """Describe the client's text about itself that was held constant in a prompt, or None."""
-    return None if rule is None else {"client": rule.client, "what": rule.what, "detail": in_words(rule)}
+    return None if rule is None else {"client": rule.client, "what": rule.what, "detail": rule_in_words(rule)}
 
 
 def _break(
@@ -138,7 +138,7 @@ def _break(
 def _place(prompt: Prompt, position: int) -> str | None:
     """Name the part that contains a place of a prompt."""
     ids = prompt.ids
-    return prompt.facts.place_name(
+    return prompt.place_name(
         ids[max(0, position - SHOWN_TOKENS) : position], ids[position : position + SHOWN_TOKENS]
     )
 
@@ -189,7 +189,7 @@ def _comparison(context: ServerContext, prompt: Prompt, earlier: Prompt) -> Json
         if shared < min(len(ids), len(other)):
             found = Divergence(shared, None, missed, recoverable, place=place, other="the other one")
             found = found.with_text(around["before"], around["prompt"], around["with"])
-            breaker = breaker_between(context, (earlier.facts.parts, other), (prompt.facts.parts, ids), place)
+            breaker = breaker_between(context, (earlier.parts, other), (prompt.parts, ids), place)
             advice = Explanation(None, found, breaker).advice
     return {
         "object": "cache.comparison",

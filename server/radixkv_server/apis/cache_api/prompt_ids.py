@@ -3,20 +3,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.schemas import CachePromptFields
 from radixkv_server.apis.common.chat_completion import completion_request
+from radixkv_server.chats.chat import ChatPrompt, MakeParts
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import PromptFacts, token_ids
+from radixkv_server.generation.request import encoded_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt with its facts."""
+    """Prompt, and what is known of it if it is a chat."""
 
     ids: list[int]
-    facts: PromptFacts = field(default_factory=PromptFacts)
+    chat: ChatPrompt | None = None
+
+    @property
+    def parts(self) -> MakeParts | None:
+        """Maker of the parts by which prompts are compared; None: only the text is known."""
+        return None if self.chat is None else self.chat.parts
+
+    @property
+    def client_rule(self) -> ClientRule | None:
+        """Rule that held the client's own text constant; None: none applied."""
+        return None if self.chat is None else self.chat.client_rule
+
+    def hint(self, report: MissReport) -> str | None:
+        """Return an addition to the reason for a miss; None: nothing."""
+        return None if self.chat is None else self.chat.hint(report)
+
+    def place_name(self, before: Sequence[int], after: Sequence[int]) -> str | None:
+        """Name the message that contains a place, by the token ids before and after it; None: not known."""
+        return None if self.chat is None else self.chat.place_name(before, after)
 
 
 async def prompt_ids(
@@ -46,6 +68,5 @@ async def prompt_of(
         return Prompt(body.prompt)
     if body.add_generation_prompt is None and not body.continue_final_message:
         body = body.model_copy(update={"add_generation_prompt": add_generation_prompt})
-    request, facts, _ = await completion_request(context, body)
-    ids = token_ids(request).tolist()
-    return Prompt(ids, facts)
+    request, chat, _ = await completion_request(context, body)
+    return Prompt(encoded_prompt(request).token_ids.tolist(), chat)

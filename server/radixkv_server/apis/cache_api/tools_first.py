@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from radixkv.observe.causes import Breaker
 from radixkv.text.chat_formats.template_input import can_show_tools_first
-from radixkv_server.chats.chat import Chat, chat_prompt
+from radixkv_server.chats.chat import Chat, MakeParts
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
-from radixkv_server.generation.request import MakeParts
 
 
 async def tools_first_tokens(

@@ -42,10 +42,12 @@ from radixkv_server.apis.common.fields import (
 from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.apis.common.token_details import TokenDetailFields
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
-from radixkv_server.chats.chat import AnswerReaders, Chat, InputGrammar, chat_request
+from radixkv_server.chats.chat import Chat, ChatPrompt, InputGrammar
+from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import Asking, PromptFacts, new_id, pin_whole
+from radixkv_server.generation.grammar_places import GrammarPlaces
+from radixkv_server.generation.request import new_id, pin_whole
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, as_data
 from radixkv_server.http.fields import Refused, WithoutEffect
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
@@ -88,20 +90,17 @@ class CommonFields(GrammarFields, TokenDetailFields, SamplingFields):
             options["structured"] = found[0]
         return options
 
-    def exchange(
-        self,
-        answer_id: str,
-        requests: Sequence[Request],
-        facts: Sequence[PromptFacts],
-        param: str,
-        *,
-        operation: str = "chat",
-    ) -> Asking:
-        exchange = super().exchange(answer_id, requests, facts, param, operation=operation)
-        if self.cache_prompt is False:
-            for request in requests:
-                request.stay_uncached(new_id("uncached-"))
-        return exchange
+    def request_options(self) -> dict[str, Any]:
+        options = super().request_options()
+        if self.is_uncached:
+            # A part of the cache of its own: no other request has its salt.
+            options |= {"salt": new_id("uncached-"), "cache_key_hint": "", "keep_tokens": 0}
+        return options
+
+    @property
+    def is_uncached(self) -> bool:
+        """True if the request neither finds nor leaves anything in the cache."""
+        return self.cache_prompt is False
 
     @property
     def grammar_param(self) -> str:
@@ -346,7 +345,7 @@ def chat_of(
 
 
 def completion_chat(context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY) -> Chat:
-    """Return the conversation of a chat completion, with the tools that its answer may call."""
+    """Return the chat of a chat completion, with the tools that its answer may call."""
     chat = chat_of(context, body, body.messages, caller)
     choice, allowed = tool_choice(_with_functions(plain_choice(body.tool_choice)))
     inputs = {
@@ -377,24 +376,32 @@ def _with_functions(choice: Any) -> Any:
 
 async def completion_request(
     context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY
-) -> tuple[Request, PromptFacts, AnswerReaders]:
-    """Return the engine request of a chat completion, and the readers of its answers."""
-    options, renamed = _sampling(body)
+) -> tuple[Request, ChatPrompt, GrammarPlaces]:
+    """Return the engine's request for a chat completion, its prompt, and the origin of its grammar."""
+    sampling, renamed = _sampling(body)
     if body.prediction is not None and body.prediction.text:
-        options["prediction"] = await context.prompts.tokenize(
+        sampling["prediction"] = await context.prompts.tokenize(
             body.prediction.text, param="prediction", add_special_tokens=False
         )
-    chat = completion_chat(context, body, caller)
-    request, facts, readers = await chat_request(
-        context, chat, options, renamed=renamed, prompt_only=body.prewarms
+    chat = replace(
+        completion_chat(context, body, caller),
+        sampling=sampling,
+        renamed=renamed,
+        prompt_only=body.prewarms,
+        request_options=body.request_options(),
     )
-    marked = [
-        (index, part) for index, message in enumerate(body.messages) for part in marked_parts(message.content)
-    ]
-    others = [breakpoint for _, breakpoint in body.breakpoints]
-    await with_cache_controls(context, body, chat, request, marked, others)
-    pin_whole(request, body.cache_control.seconds if body.cache_control is not None else None)
-    return request, facts, readers
+    prompt = await chat_prompt(context, chat)
+    request, places = await chat_request(context, prompt)
+    if not body.is_uncached:
+        marked = [
+            (index, part)
+            for index, message in enumerate(body.messages)
+            for part in marked_parts(message.content)
+        ]
+        others = [breakpoint for _, breakpoint in body.breakpoints]
+        await with_cache_controls(context, body, chat, request, marked, others)
+        pin_whole(request, body.cache_control.seconds if body.cache_control is not None else None)
+    return request, prompt, places
 
 
 def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:

@@ -21,7 +21,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from radixkv.cache.keys import EncodedTokens
 from radixkv.scheduling.request import Request
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.fields import TEXT_OR_LIST, CacheFields
@@ -30,7 +29,7 @@ from radixkv_server.chats.call_memory import Recall
 from radixkv_server.chats.chat import Chat
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import pin_whole
+from radixkv_server.generation.request import encoded_prompt, pin_whole
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect
 
@@ -304,8 +303,7 @@ async def with_cache_controls(
         ),
     ]
     if breakpoints:
-        assert isinstance(request.prompt, EncodedTokens)
-        request.pins = await prefix_pins(context, chat, breakpoints, request.prompt)
+        request.pins = await prefix_pins(context, chat, breakpoints, encoded_prompt(request))
     if body.is_explicit:
         request.keep_tokens = max((pin.num_tokens for pin in request.pins), default=0)
     else:

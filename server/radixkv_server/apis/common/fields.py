@@ -11,7 +11,7 @@ left out of the field names in error messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -29,8 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
-from radixkv.scheduling.request import Request
-from radixkv_server.generation.request import Asking, PromptFacts, check_salt
+from radixkv_server.generation.request import cache_options
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
 
@@ -180,38 +179,17 @@ class RequestFields(StrictModel):
         """Key shared by related requests; empty: none."""
         return ""
 
-    def exchange(
-        self,
-        answer_id: str,
-        requests: Sequence[Request],
-        facts: Sequence[PromptFacts],
-        param: str,
-        *,
-        operation: str = "chat",
-    ) -> Asking:
-        """Return the engine's work for these prompts; `param` names their field in the body."""
-        for request in requests:
-            set_cache_key(request, self.cache_salt, self.cache_key_hint)
-            request.priority = self.priority or 0
-            request.session_done = self.ends_session
-        return Asking(
-            answer_id,
-            tuple(requests),
-            tuple(facts),
-            stream=bool(self.stream),
-            prompt_param=param,
-            operation=operation,
-        )
+    def request_options(self) -> dict[str, Any]:
+        """Return the arguments of the engine's Request that are not of its prompt or its sampling.
 
-
-def set_cache_key(request: Request, salt: str | None, hint: str) -> None:
-    """Set the part of its tenant's space in which a request is cached, and the key it shares with others.
-
-    Raises:
-        ApiError: the salt is malformed.
-    """
-    request.salt = "" if salt is None else check_salt(salt)
-    request.cache_key_hint = hint
+        Raises:
+            ApiError: 400; the salt is malformed.
+        """
+        return {
+            **cache_options(self.cache_salt, self.cache_key_hint),
+            "priority": self.priority or 0,
+            "session_done": self.ends_session,
+        }
 
 
 class SamplingFields(RequestFields):

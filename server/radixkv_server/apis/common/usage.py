@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from radixkv.cache.reporting.explain import MissReport
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Usage
-
-if TYPE_CHECKING:
-    from radixkv.cache.reporting.explain import MissReport
+from radixkv_server.generation.progress import Usage
 
 
 def usage_details(usage: Usage) -> Json:

@@ -9,7 +9,7 @@ import radixkv
 from radixkv.engine.client import EngineClient
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, completion_chat
-from radixkv_server.chats.chat import chat_prompt
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.generation import json_response

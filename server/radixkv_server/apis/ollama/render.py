@@ -24,7 +24,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 from radixkv_server.tenants.registry import LimitState
 
 

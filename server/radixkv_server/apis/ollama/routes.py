@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request, Response
 
 import radixkv
-from radixkv_server.apis.ollama.parse import parse_ollama
 from radixkv_server.apis.ollama.render import OLLAMA, timestamp
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
+from radixkv_server.apis.ollama.serving import prepare_ollama
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import bad_request
@@ -51,7 +51,7 @@ async def _respond(request: Request, kind: type[OllamaChatRequest | OllamaGenera
         return body
 
     response = await answer(
-        request, OLLAMA, await begin(context, record_of(request.scope), read, parse_ollama)
+        request, OLLAMA, await begin(context, record_of(request.scope), read, prepare_ollama)
     )
     if isinstance(response, EventStream):
         response.headers["content-type"] = "application/x-ndjson"

@@ -7,8 +7,9 @@ the real client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import radixkv
@@ -24,8 +25,8 @@ from radixkv.text.chat_formats.answer import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, ChatCustomTool, CommonFields
-from radixkv_server.apis.common.compared_requests import Diagnosed
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
+from radixkv_server.apis.common.chat_completion import CommonFields
 from radixkv_server.apis.common.custom_tools import CustomInput, input_of
 from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat, TextOffsets, TokenDetails
 from radixkv_server.apis.common.usage import usage_details
@@ -34,7 +35,7 @@ from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 
 FINGERPRINT = f"radixkv-{radixkv.__version__}"
 
@@ -43,12 +44,17 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Fields common to all chunks of an answer."""
+    """Fields around the choices of an answer, and the framing of a stream's chunks as events.
 
+    Args:
+        body: says whether chunks and the end of a stream tell the usage.
+    """
+
+    body: CommonFields
     id: str
     object: str
-    created: int
     model: str
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def wrap(self, choices: list[Json], **more: Any) -> Json:
         return {
@@ -60,6 +66,26 @@ class Envelope:
             "choices": choices,
             **more,
         }
+
+    def chunk(self, choice: Json, usage: Usage, **more: Any) -> bytes:
+        """Frame a chunk with a choice, the usage of all choices so far, and further fields."""
+        if self.body.wants_usage_with_chunks:
+            more["usage"] = usage_json(usage)
+        elif self.body.wants_stream_usage:
+            more["usage"] = None
+        return self._event([choice], more)
+
+    def ending(self, usage: Usage, **more: Any) -> bytes:
+        """Frame the usage, if requested, with final fields, and `[DONE]`."""
+        if not self.body.wants_stream_usage:
+            return _DONE
+        return self._event([], {"usage": usage_json(usage), **more}) + _DONE
+
+    def _event(self, choices: list[Json], more: Json) -> bytes:
+        value = self.wrap(choices, **more)
+        # Most tell of a token or two; one with a prompt's logprobs is written in a thread, beside others.
+        is_long = "prompt_logprobs" in more or any("prompt_logprobs" in choice for choice in choices)
+        return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
 
 
 def usage_json(usage: Usage) -> Json:
@@ -76,64 +102,33 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-class _ChunkWriter:
-    """Writer of a stream's chunks as events, and of its end, with usage if `stream_options` ask for it."""
-
-    def __init__(self, body: CommonFields, envelope: Envelope) -> None:
-        self._envelope = envelope
-        self._at_the_end = body.wants_stream_usage
-        self._with_chunks = body.wants_usage_with_chunks
-
-    def event(self, choice: Json, usage: Usage, **more: Any) -> bytes:
-        """Frame a chunk with a choice, the usage of all choices so far, and further fields."""
-        if self._with_chunks:
-            more["usage"] = usage_json(usage)
-        elif self._at_the_end:
-            more["usage"] = None
-        return self._event([choice], more)
-
-    def ending(self, usage: Usage, **more: Any) -> bytes:
-        """Frame the usage, if requested, with final fields, and `[DONE]`."""
-        return self._event([], {"usage": usage_json(usage), **more}) + _DONE if self._at_the_end else _DONE
-
-    def _event(self, choices: list[Json], more: Json) -> bytes:
-        value = self._envelope.wrap(choices, **more)
-        # Most tell of a token or two; one with a prompt's logprobs is written in a thread, beside others.
-        is_long = "prompt_logprobs" in more or any("prompt_logprobs" in choice for choice in choices)
-        return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
-
-
 @dataclass(eq=False)
 class ChatRenderer(Renderer):
     """Renderer of POST /v1/chat/completions: per choice a role, its content and a finish reason.
 
     Args:
+        custom_tools: names of the tools that take text.
         remember: called with the id and the arguments of each call of a custom tool.
     """
 
-    body: InitVar[ChatCompletionRequest]
-    prompt: InitVar[EncodedTokens]
     envelope: Envelope
     logprobs: LogprobsFormat
+    details: TokenDetails
+    custom_tools: Collection[str]
     readers: AnswerReaders
-    diagnosed: Diagnosed
+    diagnosis: CacheDiagnosis
     remember: Remember
 
-    def __post_init__(self, body: ChatCompletionRequest, prompt: EncodedTokens) -> None:
-        tools = body.tools or ()
-        self._custom_tools = {tool.name for tool in tools if isinstance(tool, ChatCustomTool)}
-        self._custom_calls: dict[
-            tuple[int, int], tuple[str, CustomInput]
-        ] = {}  # choice and call: its id, input
+    def __post_init__(self) -> None:
+        # By choice and call: the call's id and its input.
+        self._custom_calls: dict[tuple[int, int], tuple[str, CustomInput]] = {}
         self._tokens: dict[int, ContentTokens] = {}
-        self._details = TokenDetails(body, [prompt])
-        self._chunks = _ChunkWriter(body, self.envelope)
         self._begun: set[int] = set()
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self._details.of_prompt(0, outputs[0].prompt_logprobs)
-        return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosed(usage))
+        details = self.details.of_prompt(0, outputs[0].prompt_logprobs)
+        return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosis.fields(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
         # Fields about the prompt come once, with the first chunk.
@@ -141,15 +136,15 @@ class ChatRenderer(Renderer):
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}
         if is_first:
-            details = {**self._details.of_prompt(0, logprobs), **self.diagnosed(usage)}
+            details = {**self.details.of_prompt(0, logprobs), **self.diagnosis.fields(usage)}
         events = []
         for choice in self._choices(delta):
-            events.append(self._chunks.event(choice, usage, **details))
+            events.append(self.envelope.chunk(choice, usage, **details))
             details = {}
         return b"".join(events)
 
     def ending(self, usage: Usage) -> bytes:
-        return self._chunks.ending(usage, **self.diagnosed(usage))
+        return self.envelope.ending(usage, **self.diagnosis.fields(usage))
 
     def _choice(self, index: int, sample: CompletionOutput) -> Json:
         events = self.readers.read_whole(sample)
@@ -165,7 +160,7 @@ class ChatRenderer(Renderer):
                 sample.finish_reason, bool(answer.tool_calls) and not answer.calls_are_cut
             ),
             "stop_reason": sample.stop_reason,
-            **self._details.of_answer(sample.token_ids),
+            **self.details.of_answer(sample.token_ids),
         }
 
     def _choices(self, delta: OutputDelta) -> list[Json]:
@@ -178,7 +173,7 @@ class ChatRenderer(Renderer):
             self._begun.add(delta.index)
             begin = None if self.readers.forced else ""
             choices.append(choice({"role": "assistant", "content": begin, "refusal": None}))
-        details = self._details.of_answer(delta.token_ids) if delta.token_ids else {}
+        details = self.details.of_answer(delta.token_ids) if delta.token_ids else {}
         tokens = self._tokens_of(delta.index)
         tokens.add(delta.logprobs)
         for event in self.readers.read(delta):
@@ -207,7 +202,7 @@ class ChatRenderer(Renderer):
         return message
 
     def _call(self, call: ToolCall) -> Json:
-        if call.name not in self._custom_tools:
+        if call.name not in self.custom_tools:
             function = {"name": call.name, "arguments": call.arguments}
             return {"id": call.id, "type": "function", "function": function}
         self.remember(call.id, call.arguments)
@@ -225,7 +220,7 @@ class ChatRenderer(Renderer):
             return {"reasoning_content": event.text}
         place = (choice, event.index)
         if isinstance(event, ToolCallBegin):
-            is_custom = event.name in self._custom_tools
+            is_custom = event.name in self.custom_tools
             kind, argument = ("custom", "input") if is_custom else ("function", "arguments")
             if is_custom:
                 self._custom_calls[place] = event.id, CustomInput()
@@ -273,7 +268,6 @@ class TextRenderer(Renderer):
         # By prompt: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
-        self._chunks = _ChunkWriter(self.body, self.envelope)
         self._offsets: dict[int, TextOffsets] = {}
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
@@ -289,10 +283,10 @@ class TextRenderer(Renderer):
         index = prompt_index * (self.body.n or 1) + delta.index
         choice = self._choice(index, prompt_index, self._prompt_logprobs.get(prompt_index), delta)
         values = (value for name, value in choice.items() if name != "index")
-        return self._chunks.event(choice, usage) if any(values) else b""
+        return self.envelope.chunk(choice, usage) if any(values) else b""
 
     def ending(self, usage: Usage) -> bytes:
-        return self._chunks.ending(usage)
+        return self.envelope.ending(usage)
 
     def _choice(
         self,

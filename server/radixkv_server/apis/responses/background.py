@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,10 +32,11 @@ async def answer_in_background(request: Request, begun: Generation[ResponseRende
     context, record, renderer = begun.context, begun.record, begun.renderer
     context.background.check_room(record.tenant)
     work = record.hand_over()
-    generation = Generation(context, work, begun.wanted, renderer)
+    work.operation = begun.operation
+    generation = replace(begun, record=work)
     running = BackgroundAnswer(
         record.tenant,
-        begun.wanted.id,
+        begun.id,
         renderer,
         generation.frames(),
         generation.usage,
@@ -45,7 +48,7 @@ async def answer_in_background(request: Request, begun: Generation[ResponseRende
         work.end()
         raise
     context.background.start(running)
-    if begun.wanted.stream:
+    if begun.stream:
         return _stream(request, running, -1)
     return json_response(renderer.so_far())
 

@@ -7,20 +7,19 @@ all others. As input, this item becomes a message of the assistant with the summ
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from radixkv.engine.outputs import RequestOutput
-from radixkv_server.apis.common.chat_messages import with_cache_controls
-from radixkv_server.apis.common.compared_requests import (
-    Diagnosed,
+from radixkv_server.apis.common.cache_diagnosis import (
+    CacheDiagnosis,
     chat_fingerprint,
-    diagnosed,
+    diagnose,
     text_block,
 )
-from radixkv_server.apis.common.fields import set_cache_key
+from radixkv_server.apis.common.chat_messages import with_cache_controls
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.items import compaction, comparable_item, item_id, summaries_in
 from radixkv_server.apis.responses.render import usage_json
@@ -29,12 +28,14 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.stored_conversations import StoredConversations
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chats.chat import AnswerReaders, Chat, chat_request
+from radixkv_server.chats.chat import AnswerReaders, Chat
+from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
-from radixkv_server.generation.generation import WholeRenderer
-from radixkv_server.generation.request import Asking, Usage, new_id
-from radixkv_server.tenants.tenant import Tenant
+from radixkv_server.generation.generation import Generation, WholeRenderer
+from radixkv_server.generation.progress import Usage
+from radixkv_server.generation.request import cache_options, new_id
+from radixkv_server.http.request_record import RequestRecord
 
 #: Most tokens of a summary.
 SUMMARY_TOKENS = 1024
@@ -52,7 +53,7 @@ class CompactionRenderer(WholeRenderer):
     id: str
     kept: Sequence[Json]
     readers: AnswerReaders
-    diagnosed: Diagnosed
+    diagnosis: CacheDiagnosis
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         answer = self.readers.answer(outputs[0].outputs[0])
@@ -63,15 +64,15 @@ class CompactionRenderer(WholeRenderer):
             "created_at": int(time.time()),
             "output": [*self.kept, summary],
             "usage": usage_json(usage, 0),
-            **self.diagnosed(usage),
+            **self.diagnosis.fields(usage),
         }
 
 
-async def parse_compaction(
-    context: ServerContext, body: CompactRequest, caller: Tenant
-) -> tuple[Asking, CompactionRenderer]:
-    """Parse the request: its prompt is the conversation, then the request for a summary."""
-    model = context.resolve_model(body.model)
+async def prepare_compaction(
+    context: ServerContext, body: CompactRequest, record: RequestRecord
+) -> Generation[CompactionRenderer]:
+    """Return the generation of a summary: its prompt is the conversation, then the wish for a summary."""
+    model, caller = context.resolve_model(body.model), record.caller
     response_id, stored = new_id("resp_"), StoredResponses(context.responses, caller.name)
     conversations = StoredConversations(context.responses, caller.name)
     before, new = await items_of(body, stored, conversations, response_id)
@@ -84,14 +85,13 @@ async def parse_compaction(
         return chat_of(context, asked, some, tools, caller)
 
     kept = await fit(context, [*items, wish], make_chat, room, caller, body.cache_salt or "")
-    chat = make_chat(kept)
-    asking, facts, readers = await chat_request(context, chat, {"max_tokens": room})
-    marked = marked_items(body, new, kept, tools)
-    await with_cache_controls(context, body, chat, asking, marked)
-    set_cache_key(asking, body.cache_salt, body.prompt_cache_key or "")
-    request = Asking(response_id, (asking,), (facts,), stream=False, prompt_param="input")
+    options = cache_options(body.cache_salt, body.prompt_cache_key)
+    chat = replace(make_chat(kept), sampling={"max_tokens": room}, request_options=options)
+    prompt = await chat_prompt(context, chat)
+    request, places = await chat_request(context, prompt)
+    await with_cache_controls(context, body, chat, request, marked_items(body, new, kept, tools))
     messages = list(map(comparable_item, kept))
-    fingerprint = functools.partial(
+    fingerprint = partial(
         chat_fingerprint,
         api="responses",
         model=model,
@@ -100,6 +100,17 @@ async def parse_compaction(
         summaries=summaries_in(messages),
         parameters={"prompt_cache_key": body.prompt_cache_key, "cache_salt": body.cache_salt},
     )
-    request, told = await diagnosed(context, caller, request, fingerprint, earlier_id=body.compared_with)
+    diagnosis = await diagnose(context, caller.name, prompt, fingerprint, earlier_id=body.compared_with)
     words = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
-    return request, CompactionRenderer(response_id, words, readers, told)
+    return Generation(
+        context,
+        record,
+        response_id,
+        [request],
+        CompactionRenderer(response_id, words, prompt.readers(), diagnosis),
+        prompt_param="input",
+        chat=prompt,
+        grammar_places=places,
+        fingerprint=diagnosis.fingerprint,
+        comparison=diagnosis.comparison,
+    )

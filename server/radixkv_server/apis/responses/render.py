@@ -12,7 +12,7 @@ from typing import Any
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta, ReasoningDelta
-from radixkv_server.apis.common.compared_requests import Diagnosed
+from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.common.usage import usage_details
@@ -27,7 +27,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Dialect, Json
 from radixkv_server.errors import ApiError
 from radixkv_server.generation.generation import Renderer
-from radixkv_server.generation.request import Usage
+from radixkv_server.generation.progress import Usage
 from radixkv_server.response_store import StoreError
 
 logger = logging.getLogger("radixkv.server")
@@ -114,7 +114,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
     tools: InitVar[Toolbox]
     remember: InitVar[Remember]
     store: Callable[[Json], Awaitable[None]]
-    diagnosed: Diagnosed
+    diagnosis: CacheDiagnosis
     with_logprobs: bool
     hides_reasoning: InitVar[bool]
     compacts: InitVar[bool] = False
@@ -154,7 +154,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
         begin: list[Json] = []
         if not self._has_begun:
             self._has_begun = True
-            self.response |= {**self.diagnosed(usage), "status": "in_progress"}
+            self.response |= {**self.diagnosis.fields(usage), "status": "in_progress"}
             begin = self._states(*(() if self._num_events else ("created",)), "in_progress")
         return self._frames([*begin, *self._events_of(delta)])
 
@@ -254,7 +254,7 @@ class ResponseRenderer(Renderer, ResponsesDialect):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items.items,
             "usage": usage_json(usage, self._reasoning_tokens),
-            **self.diagnosed(usage),
+            **self.diagnosis.fields(usage),
         }
 
     def _frames(self, events: Iterable[Json]) -> bytes:

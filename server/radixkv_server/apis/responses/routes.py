@@ -13,11 +13,11 @@ from radixkv_server.apis.responses.background import (
     retrieve,
     stored_responses,
 )
-from radixkv_server.apis.responses.compaction import parse_compaction
+from radixkv_server.apis.responses.compaction import prepare_compaction
 from radixkv_server.apis.responses.errors import ResponsesDialect
 from radixkv_server.apis.responses.pages import PAGE_QUERY, check_include, page_of
-from radixkv_server.apis.responses.parse import count_input_tokens, parse_response
 from radixkv_server.apis.responses.schemas import CompactRequest, InputTokensRequest, ResponseRequest
+from radixkv_server.apis.responses.serving import count_input_tokens, prepare_response
 from radixkv_server.apis.responses.socket import ResponsesSocket
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
@@ -34,7 +34,7 @@ async def create_response(request: Request) -> Response:
     """Answer a conversation, whole, as a stream of typed events or in the background, and keep the answer."""
     context = context_of(request)
     read = partial(context.bodies.read, request, ResponseRequest, context.max_body_bytes())
-    begun = await begin(context, record_of(request.scope), read, parse_response)
+    begun = await begin(context, record_of(request.scope), read, prepare_response)
     if begun.renderer.response["background"]:
         return await answer_in_background(request, begun)
     return await answer(request, RESPONSES, begun)
@@ -58,13 +58,13 @@ async def count_tokens(request: Request) -> Response:
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
     """Answer with a shorter list of items in place of a conversation's: the model sums it up."""
-    return await respond(request, RESPONSES, CompactRequest, parse_compaction)
+    return await respond(request, RESPONSES, CompactRequest, prepare_compaction)
 
 
 @router.post("/tokenize/v1/responses")
 async def tokenize_response(request: Request) -> Response:
     """Answer with the tokens that /v1/responses would send to the model, and their cache namespace."""
-    return await tell_prompt(request, ResponseRequest, parse_response)
+    return await tell_prompt(request, ResponseRequest, prepare_response)
 
 
 @router.get("/v1/responses/{response_id}")

@@ -24,9 +24,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from radixkv_server.apis.common.openai_errors import OPENAI
 from radixkv_server.apis.responses.errors import events_in
-from radixkv_server.apis.responses.parse import parse_response
 from radixkv_server.apis.responses.render import ResponseRenderer
 from radixkv_server.apis.responses.schemas import ResponseRequest
+from radixkv_server.apis.responses.serving import prepare_response
 from radixkv_server.apis.responses.stored import StoredResponse
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
@@ -221,8 +221,8 @@ class ResponsesSocket:
         context.check_admission()
         while len(self._latest) > MAX_REMEMBERED:
             del self._latest[next(iter(self._latest))]
-        parse = functools.partial(parse_response, local=self._latest, error_form=error_form, extra=extra)
-        return await begin(context, record, functools.partial(_ready, event), parse)
+        prepare = functools.partial(prepare_response, local=self._latest, error_form=error_form, extra=extra)
+        return await begin(context, record, functools.partial(_ready, event), prepare)
 
     def _failed(
         self,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from radixkv.errors import ContextLengthExceededError
 from radixkv.scheduling.request import Request
-from radixkv_server.chats.chat import Chat, chat_prompt
+from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.tenants.tenant import Tenant

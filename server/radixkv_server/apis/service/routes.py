@@ -9,7 +9,7 @@ import radixkv
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.common.chat_completion import chat_of
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
-from radixkv_server.chats.chat import chat_prompt
+from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.generation.generation import json_response, long_json_response

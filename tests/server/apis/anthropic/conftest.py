@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import anthropic
 import live_server as servers
@@ -13,13 +12,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
-from radixkv_server.apis.anthropic import parse
-from radixkv_server.chats.chat import AnswerReaders, chat_request
-
-
-async def request_with_readers(*args: Any, **options: Any) -> Any:
-    asking, facts, _ = await chat_request(*args, **options)
-    return asking, facts, AnswerReaders(ScriptedParser)
+from radixkv_server.chats.chat import AnswerReaders, ChatPrompt
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +20,7 @@ def server() -> Iterator[LiveServer]:
     if servers.ALWAYS_ELSEWHERE:
         pytest.skip("it changes the process that its server runs in")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "chat_request", request_with_readers)
+        patch.setattr(ChatPrompt, "readers", lambda _: AnswerReaders(ScriptedParser))
         with live_server(ScriptedEngine(), api_keys=("ada=key-a", "bob=key-b")) as running:
             yield running
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -14,10 +13,7 @@ from scripted_engine import Asked, ScriptedEngine
 from scripted_parser import ScriptedParser
 
 from radixkv.errors import EngineOverloadedError, RequestFailedError
-from radixkv.scheduling.request import Request
-from radixkv_server.apis.responses import parse
-from radixkv_server.chats.chat import AnswerReaders, chat_request
-from radixkv_server.generation.request import PromptFacts
+from radixkv_server.chats.chat import AnswerReaders, ChatPrompt
 
 
 def fail(asked: Asked, given: int) -> BaseException | None:
@@ -49,9 +45,4 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are read by a scripted parser."""
-
-    async def request_with_readers(*args: Any, **options: Any) -> tuple[Request, PromptFacts, AnswerReaders]:
-        request, facts, _ = await chat_request(*args, **options)
-        return request, facts, AnswerReaders(ScriptedParser)
-
-    monkeypatch.setattr(parse, "chat_request", request_with_readers)
+    monkeypatch.setattr(ChatPrompt, "readers", lambda _: AnswerReaders(ScriptedParser))

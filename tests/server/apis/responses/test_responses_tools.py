@@ -14,14 +14,11 @@ from pydantic_core import from_json
 from scripted_engine import ScriptedEngine
 from scripted_parser import ScriptedParser
 
-from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.answer import ToolCallArguments, ToolCallBegin, ToolCallEnd
-from radixkv_server.apis.responses import parse
 from radixkv_server.apis.responses.output import OutputItems
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.tools import CustomTool, Toolbox
-from radixkv_server.chats.chat import AnswerReaders, chat_request
-from radixkv_server.generation.request import PromptFacts
+from radixkv_server.chats.chat import AnswerReaders, ChatPrompt
 
 CUSTOM = CustomTool(type="custom", name="patch")
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -51,11 +48,7 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
-    async def request_with_readers(*args: Any, **options: Any) -> tuple[Request, PromptFacts, AnswerReaders]:
-        request, facts, _ = await chat_request(*args, **options)
-        return request, facts, AnswerReaders(ScriptedParser)
-
-    monkeypatch.setattr(parse, "chat_request", request_with_readers)
+    monkeypatch.setattr(ChatPrompt, "readers", lambda _: AnswerReaders(ScriptedParser))
     with server.openai() as one:
         yield one
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of the Messages routes: turns a body into engine requests and a renderer of the answer."""
+"""Serving messages: from a body to its generation."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-from radixkv.cache.keys import EncodedTokens
 from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import (
@@ -22,13 +21,16 @@ from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
 from radixkv_server.apis.common.answer_fields import grammar_of
-from radixkv_server.apis.common.compared_requests import diagnosed
+from radixkv_server.apis.common.cache_diagnosis import diagnose
 from radixkv_server.chats.breakpoints import prefix_pins
-from radixkv_server.chats.chat import Chat, chat_prompt, chat_request
+from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
-from radixkv_server.generation.request import Asking, new_id
+from radixkv_server.generation.generation import Generation
+from radixkv_server.generation.request import encoded_prompt, new_id
+from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 
 Body = TypeVar("Body", bound=CountTokensRequest)
@@ -38,41 +40,61 @@ _RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
-async def parse_messages(
-    context: ServerContext, body: MessagesRequest, caller: Tenant
-) -> tuple[Asking, MessageRenderer]:
-    """POST /v1/messages."""
-    model = context.resolve_model(body.model)
+async def prepare_messages(
+    context: ServerContext, body: MessagesRequest, record: RequestRecord
+) -> Generation[MessageRenderer]:
+    """Return the generation that answers a conversation."""
+    model, caller = context.resolve_model(body.model), record.caller
     threads = Threads(context.responses, caller.name)
     whole = await threads.whole(body)
     body, context_management = await _edited(context, whole, caller)
     chat, conversation = _chat_of(context, body, caller)
-    asking, facts, readers = await chat_request(
-        context, chat, _sampling(body), renamed=_RENAMED, prompt_only=body.prewarms
+    chat = replace(
+        chat,
+        sampling=_sampling(body),
+        renamed=_RENAMED,
+        prompt_only=body.prewarms,
+        request_options=body.request_options(),
     )
+    prompt = await chat_prompt(context, chat)
+    request, places = await chat_request(context, prompt)
     if conversation.breakpoints:
-        assert isinstance(asking.prompt, EncodedTokens)
-        asking.pins = await prefix_pins(context, chat, conversation.breakpoints, asking.prompt)
-    asked = body.diagnostics
-    request, told = await diagnosed(
+        tokens = encoded_prompt(request)
+        request.pins = await prefix_pins(context, chat, conversation.breakpoints, tokens)
+    asked, answer_id = body.diagnostics, new_id("msg_")
+    diagnosis = await diagnose(
         context,
-        caller,
-        replace(body.exchange(new_id("msg_"), [asking], [facts], "messages"), writes_to_pins=True),
-        functools.partial(diagnostics.fingerprint, body, model),
+        caller.name,
+        prompt,
+        partial(diagnostics.fingerprint, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,
         words=diagnostics.answer_fields,
     )
-    hidden = body.thinking is not None and body.thinking.display == "omitted"
-    return request, MessageRenderer(
-        request,
+    renderer = MessageRenderer(
+        answer_id,
         model,
-        readers,
-        functools.partial(context.calls.remember, caller.name),
-        functools.partial(threads.keep, request.id, whole),
-        told,
-        hides_thinking=hidden,
+        request.pins,
+        prompt.readers(),
+        partial(context.calls.remember, caller.name),
+        partial(threads.keep, answer_id, whole),
+        diagnosis,
+        hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
         more=context_management,
+    )
+    return Generation(
+        context,
+        record,
+        answer_id,
+        [request],
+        renderer,
+        prompt_param="messages",
+        stream=bool(body.stream),
+        chat=prompt,
+        grammar_places=places,
+        fingerprint=diagnosis.fingerprint,
+        comparison=diagnosis.comparison,
+        written_end=max((pin.num_tokens for pin in request.pins), default=0),
     )
 
 
@@ -127,7 +149,7 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -
             raise bad_request(message, param="messages")
         goes_on = not isinstance(last.blocks[-1], ServerToolResultBlock)
 
-    recall = functools.partial(context.calls.recall, caller.name)
+    recall = partial(context.calls.recall, caller.name)
     choice = body.tool_choice
     chat = Chat(
         source=[body.system, *body.messages],

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of POST /v1/responses to the engine's work, its renderer, and the stored response."""
+"""Serving responses: from a body to its generation, and to the stored response."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, text_block, unusual
 from radixkv_server.apis.common.chat_messages import with_cache_controls
-from radixkv_server.apis.common.compared_requests import chat_fingerprint, diagnosed, text_block, unusual
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.responses.configuration import configured
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
@@ -21,32 +22,35 @@ from radixkv_server.apis.responses.stored import Local, StoredResponse, StoredRe
 from radixkv_server.apis.responses.stored_conversations import StoredConversations
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.apis.responses.truncation import fit
-from radixkv_server.chats.chat import Chat, ChatPrompt, chat_prompt, chat_request
+from radixkv_server.chats.chat import Chat, ChatPrompt
+from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Json
-from radixkv_server.generation.request import Asking, new_id
+from radixkv_server.generation.generation import Generation
+from radixkv_server.generation.request import new_id
+from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
 
 _RENAMED = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": "text.format"}
 
 
-async def parse_response(
+async def prepare_response(
     context: ServerContext,
     body: ResponseRequest,
-    caller: Tenant,
+    record: RequestRecord,
     *,
     local: Local | None = None,
     error_form: ErrorForm = error_json,
     extra: Mapping[str, Any] | None = None,
-) -> tuple[Asking, ResponseRenderer]:
-    """Parse POST /v1/responses; the prompt is the conversation so far, with the new input after it.
+) -> Generation[ResponseRenderer]:
+    """Return the generation of a response; its prompt is the conversation so far, then the new input.
 
     Args:
         local: see `StoredResponses`; the response is added to it.
         error_form, extra: see `ResponseRenderer`.
     """
-    model, response_id = context.resolve_model(body.model), new_id("resp_")
+    model, caller, response_id = context.resolve_model(body.model), record.caller, new_id("resp_")
     stored = StoredResponses(context.responses, caller.name, local)
     conversations = StoredConversations(context.responses, caller.name)
     before, new = await items_of(body, stored, conversations, response_id)
@@ -55,17 +59,19 @@ async def parse_response(
     chat, tools = await chat_that_fits(
         context, body, conversation, caller, salt=body.cache_salt or "", room=body.max_output_tokens
     )
-    prompt, facts, readers = await chat_request(
-        context, chat, _sampling_of(body), renamed=_RENAMED, prompt_only=body.prewarms
+    chat = replace(
+        chat,
+        sampling=_sampling_of(body),
+        renamed=_RENAMED,
+        prompt_only=body.prewarms,
+        request_options=body.request_options(),
     )
+    prompt = await chat_prompt(context, chat)
+    request, places = await chat_request(context, prompt)
     marked = marked_items(body, new, chat.source[1:], tools)
-    await with_cache_controls(context, body, chat, prompt, marked)
-    request, told = await diagnosed(
-        context,
-        caller,
-        body.exchange(response_id, [prompt], [facts], "input"),
-        lambda shown: _fingerprint(body, model, chat, shown),
-        earlier_id=body.compared_with,
+    await with_cache_controls(context, body, chat, request, marked)
+    diagnosis = await diagnose(
+        context, caller.name, prompt, partial(_fingerprint, body, model), earlier_id=body.compared_with
     )
 
     async def store(response: Json) -> None:
@@ -79,32 +85,44 @@ async def parse_response(
             await conversations.change(body.conversation_id, lambda conversation: conversation.add(turn))
 
     renderer = ResponseRenderer(
-        base_response(response_id, model, body, prompt.params),
+        base_response(response_id, model, body, request.params),
         len(new),
-        LogprobsFormat(context.engine.tokenizer, prompt.params),
-        readers,
-        prompt.params,
+        LogprobsFormat(context.engine.tokenizer, request.params),
+        prompt.readers(),
+        request.params,
         tools,
-        functools.partial(context.calls.remember, caller.name),
+        partial(context.calls.remember, caller.name),
         store,
-        told,
+        diagnosis,
         with_logprobs=body.wants_logprobs,
         hides_reasoning=body.wants_encrypted_reasoning,
         compacts=bool(conversation) and conversation[-1]["type"] == TRIGGER,
         error_form=error_form,
         extra=extra or {},
     )
-    return request, renderer
+    return Generation(
+        context,
+        record,
+        response_id,
+        [request],
+        renderer,
+        prompt_param="input",
+        stream=bool(body.stream),
+        chat=prompt,
+        grammar_places=places,
+        fingerprint=diagnosis.fingerprint,
+        comparison=diagnosis.comparison,
+    )
 
 
-def _fingerprint(body: ResponseRequest, model: str, chat: Chat, prompt: ChatPrompt) -> Fingerprint:
+def _fingerprint(body: ResponseRequest, model: str, prompt: ChatPrompt) -> Fingerprint:
     """Make the fingerprint of a response: of the items of its whole prompt, of every origin.
 
     O(their text).
     """
     text, effort = body.text, body.reasoning and body.reasoning.effort
     text_format = text and text.format and text.format.plain()
-    instructions, *items = chat.source
+    instructions, *items = prompt.chat.source
     messages = list(map(comparable_item, items))
     return chat_fingerprint(
         prompt,

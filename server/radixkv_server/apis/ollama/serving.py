@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of Ollama's routes: turns bodies into engine requests by way of chat completions."""
+"""Serving Ollama's chats and prompts: from a body to its generation, by way of chat completions."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,35 +13,52 @@ from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, Co
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.ollama.render import OllamaRenderer
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from radixkv_server.chats.chat import AnswerReaders, with_default
+from radixkv_server.chats.chat import AnswerReaders
+from radixkv_server.chats.constraint import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.generation.generation import Generation
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import Asking, PromptFacts, new_id, sampling_params
+from radixkv_server.generation.request import new_id, sampling_params
 from radixkv_server.http.body import Ignored, validation_error
-from radixkv_server.tenants.tenant import Tenant
+from radixkv_server.http.request_record import RequestRecord
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-async def parse_ollama(
-    context: ServerContext, body: OllamaChatRequest | OllamaGenerateRequest, caller: Tenant
-) -> tuple[Asking, OllamaRenderer]:
-    """POST /api/chat and /api/generate."""
-    model, is_chat = context.resolve_model(body.model), isinstance(body, OllamaChatRequest)
+async def prepare_ollama(
+    context: ServerContext, body: OllamaChatRequest | OllamaGenerateRequest, record: RequestRecord
+) -> Generation[OllamaRenderer]:
+    """Return the generation that answers /api/chat or /api/generate."""
+    model, caller, is_chat = (
+        context.resolve_model(body.model),
+        record.caller,
+        isinstance(body, OllamaChatRequest),
+    )
+    readers, prompt = AnswerReaders(), None
     if isinstance(body, OllamaGenerateRequest) and body.raw:
-        prompt, readers = await _raw(context, body), AnswerReaders()
-        facts = PromptFacts(grammar_places=GrammarPlaces("format"))
+        request, places = await _raw(context, body), GrammarPlaces("format")
     else:
-        fields = body.chat(functools.partial(context.calls.recall, caller.name))
+        fields = body.chat(partial(context.calls.recall, caller.name))
         ignored = Ignored(context.settings.unknown_fields == "warn", context.settings.images)
         chat = _checked(ChatCompletionRequest, fields, ignored)
-        prompt, facts, readers = await completion_request(context, chat, caller)
-        facts = replace(facts, ignored=(*ignored.words(fields), *facts.ignored))
-    request = body.exchange(new_id("ollama-"), [prompt], [facts], "messages" if is_chat else "prompt")
-    logprobs = LogprobsFormat(context.engine.tokenizer, prompt.params)
-    remember = functools.partial(context.calls.remember, caller.name)
-    return request, OllamaRenderer(model, is_chat, readers, logprobs, remember)
+        request, prompt, places = await completion_request(context, chat, caller)
+        readers = prompt.readers()
+        record.ignored += ignored.words(fields)
+    request.session_done = body.ends_session
+    remember = partial(context.calls.remember, caller.name)
+    logprobs = LogprobsFormat(context.engine.tokenizer, request.params)
+    return Generation(
+        context,
+        record,
+        new_id("ollama-"),
+        [request],
+        OllamaRenderer(model, is_chat, readers, logprobs, remember),
+        prompt_param="messages" if is_chat else "prompt",
+        stream=bool(body.stream),
+        chat=prompt,
+        grammar_places=places,
+    )
 
 
 def _checked(kind: type[Fields], fields: Json, ignored: Ignored | None = None) -> Fields:
@@ -66,4 +82,5 @@ async def _raw(context: ServerContext, body: OllamaGenerateRequest) -> Request:
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     room = context.engine.limits.max_model_len - len(prompt)
-    return Request(prompt, sampling_params(options, defaults=context.engine.default_sampling, room=room))
+    params = sampling_params(options, defaults=context.engine.default_sampling, room=room)
+    return Request(prompt, params, **body.request_options())

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rendering of chats: from a `Chat` to its prompt, and from the prompt to the engine's request."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
+from radixkv.errors import InvalidRequestError
+from radixkv.scheduling.request import Request
+from radixkv.text.chat_formats.call_results import order_of_results
+from radixkv.text.chat_formats.canonical_tools import canonical_tools
+from radixkv.text.chat_formats.client_rules import ClientRule, normalized
+from radixkv.text.chat_formats.template_input import template_messages, template_tools
+from radixkv_server.chats.chat import Chat, ChatPrompt, Message
+from radixkv_server.chats.constraint import answer_constraint
+from radixkv_server.context import ServerContext
+from radixkv_server.errors import bad_request
+from radixkv_server.generation.grammar_places import GrammarPlaces
+from radixkv_server.generation.request import sampling_params
+
+logger = logging.getLogger("radixkv.server")
+
+
+async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
+    """Render the prompt of a chat, with its tools in the template or in a system message.
+
+    Raises:
+        ApiError, InvalidRequestError: the chat can't be rendered, or is far too long.
+    """
+    settings = context.settings
+    if len(chat.source) > settings.max_messages:
+        raise bad_request(f"At most {settings.max_messages} messages are allowed.", param=chat.param)
+    template = await context.templates.find(chat.options.get("chat_template"))
+    tools = chat.tools  # shown whatever the choice is: the next turn, with another choice, finds the prompt
+    if settings.canonical_tools:
+        tools = canonical_tools(tools)  # as shown; what may be called, and how, is as the client says
+    given, more = template_tools(tools, template.format, template.traits)
+    messages: list[Message] = []
+    rule: ClientRule | None = None
+
+    def convert() -> list[Message]:
+        nonlocal messages, rule
+        messages = chat.convert()
+        if chat.orders_results:
+            messages = [messages[at] for at in order_of_results(messages, chat.param)]
+        if settings.normalize_clients == "on":
+            messages, rule = normalized(messages)
+        return template_messages(
+            messages, tools, template.format, template.traits, tools_first=settings.tools_first
+        )
+
+    ids = await context.prompts.render_chat(
+        [chat.source, () if given or more else tools],
+        convert,
+        tools=given,
+        add_generation_prompt=chat.add_generation_prompt,
+        options={**template.thinking.variables(chat.thinking), **chat.options, **more},
+        param=chat.param,
+    )
+    if rule is not None:
+        _log_rule(context, rule)
+    return ChatPrompt(chat, ids, messages, tools, template, context.engine.tokenizer, rule)
+
+
+async def chat_request(context: ServerContext, prompt: ChatPrompt) -> tuple[Request, GrammarPlaces]:
+    """Return the engine's request for the answers to a chat, and the fields that their grammar comes from.
+
+    Raises:
+        ApiError, InvalidRequestError: the prompt is too long, or a value is out of range.
+    """
+    chat = prompt.chat
+    encoded = await context.prompts.accept(prompt.ids, chat.param)
+    structured, places = answer_constraint(prompt, context.settings)
+    params = sampling_params(
+        {
+            **chat.sampling,
+            "kept_special_tokens": prompt.format.special_tokens,
+            "structured": structured,
+            "answer_marks": prompt.format.answer_marks(
+                prompt.end, calls=chat.may_call, forced=chat.must_call
+            ),
+        },
+        defaults=context.engine.default_sampling,
+        room=context.engine.limits.max_model_len - len(encoded),
+        renamed=chat.renamed,
+        prompt_only=chat.prompt_only,
+    )
+    checkpoints = await _steady_ends(context, prompt, encoded)
+    return Request(encoded, params, checkpoints=checkpoints, **chat.request_options), places
+
+
+async def _steady_ends(context: ServerContext, prompt: ChatPrompt, encoded: EncodedTokens) -> tuple[int, ...]:
+    """Return the number of tokens that the next turn will begin with, for models with states.
+
+    Empty: no more than usual. Where the template leaves thoughts out of earlier turns, the next turn parts
+    from this prompt after the user's last message: the beginning of such a turn is rendered to find out.
+    """
+    thinks = prompt.template.traits.drops_reasoning and prompt.format.reasoning is not None
+    if not thinks or not context.keeps_states:
+        return ()
+    asked = [at for at, message in enumerate(prompt.messages) if message.get("role") == "user"]
+    if not asked:
+        return ()
+    next_turn = [
+        *prompt.messages[: asked[-1] + 1],
+        {"role": "assistant", "content": "0"},
+        {"role": "user", "content": "0"},
+    ]
+    chat = replace(prompt.chat, convert=lambda: list(next_turn), orders_results=False)
+    try:
+        other = await chat_prompt(context, chat)
+    except InvalidRequestError:  # a template with rules of its own
+        return ()
+    end = shared_bytes(encoded.data, encode_tokens(other.ids)) // TOKEN_BYTES
+    return (end,) if end else ()
+
+
+def rule_in_words(rule: ClientRule) -> str:
+    """Describe the effect of a rule for clients' own text, for people."""
+    return f"{rule.what}, which {rule.client} writes at the head of the system prompt, is held constant"
+
+
+def _log_rule(context: ServerContext, rule: ClientRule) -> None:
+    """Log a rule that has changed a prompt, once."""
+    if rule.what not in context.applied_rules:
+        context.applied_rules.add(rule.what)
+        logger.info(
+            "%s, so that prompts are found again; --normalize-clients off leaves it", rule_in_words(rule)
+        )
