@@ -30,7 +30,7 @@ from benchmarks.figures import write_figures
 from radixkv.cli.bench.server_process import words
 from radixkv.engine.input_processor import PromptLimits
 from radixkv.text.tokenizer import Tokenizer
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest
 from radixkv_server.http.body import Ignored, parse_json
 
 TURN_WORDS = 400

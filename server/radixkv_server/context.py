@@ -19,12 +19,12 @@ from radixkv.errors import EngineOverloadedError
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.node_names import NodeNames
-from radixkv_server.activity.texts import as_text
 from radixkv_server.chats.call_memory import CallMemory
+from radixkv_server.chats.templates import ChatTemplates
 from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
 from radixkv_server.generation.background import Background
-from radixkv_server.generation.prompts import ChatTemplates, PromptEncoder
+from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
 from radixkv_server.http.middleware import RequestObserver
 from radixkv_server.metrics.request_metrics import ServerMetrics
@@ -147,8 +147,11 @@ class ServerContext:
                 del self._sockets[tenant]
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """See `as_text`."""
-        return as_text(self.engine.tokenizer.token_bytes, token_ids)
+        """Return the text of tokens, control tokens spelt out; cut characters become U+FFFD.
+
+        0.1 to 0.5 us a token, in whatever thread.
+        """
+        return b"".join(map(self.engine.tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")
 
     @property
     def keeps_states(self) -> bool:

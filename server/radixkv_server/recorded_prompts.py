@@ -22,8 +22,8 @@ from radixkv.text.json_text import read_json_text
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
 from radixkv_server.apis.anthropic.serving import messages_chat
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, completion_chat
-from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
+from radixkv_server.apis.openai.serving import completion_chat
 from radixkv_server.apis.responses.schemas import ResponseRequest
 from radixkv_server.apis.responses.serving import response_chat
 from radixkv_server.chats.chat import Chat, ChatPrompt

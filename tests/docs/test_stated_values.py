@@ -19,8 +19,7 @@ from radixkv.cli.main import command_tree
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.policy import POLICIES as SCHEDULING
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
-from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
 from radixkv_server.app import APIS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
 from radixkv.errors import ConfigError
 from radixkv_server.activity.node_names import NodeNames
-from radixkv_server.activity.texts import as_text
 from radixkv_server.apis.cache_api.caller import Onlooker
 from radixkv_server.apis.cache_api.tree import TreeJson
 from radixkv_server.console.page_files import page_files
@@ -39,7 +37,11 @@ def tree_json(snapshot: TreeSnapshot, token_bytes: Callable[[int], bytes]) -> di
     Args:
         token_bytes: returns the bytes of a token.
     """
-    shown = TreeJson(snapshot, Onlooker(), NodeNames(), partial(as_text, token_bytes))
+
+    def text_of(token_ids: Sequence[int]) -> str:
+        return b"".join(map(token_bytes, token_ids)).decode("utf-8", "replace")
+
+    shown = TreeJson(snapshot, Onlooker(), NodeNames(), text_of)
     return shown.heaviest(_SHOWN_NODES, 10**9)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from radixkv_server.apis.anthropic.tools import AnyTool
 from radixkv_server.apis.common.fields import TEXT_OR_LIST, ByType
-from radixkv_server.apis.common.provider_results import result_text
+from radixkv_server.apis.common.returned_text import result_text
 from radixkv_server.chats.breakpoints import CacheControl
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import NoOp, Refused, WithoutEffect

@@ -39,7 +39,7 @@ from radixkv_server.apis.anthropic.blocks import (
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
 from radixkv_server.apis.anthropic.tools import AnthropicTool, KnownTool, client_tools, shown
-from radixkv_server.apis.common.hidden_text import hide, unhide
+from radixkv_server.apis.common.returned_text import hide, unhide
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl
 from radixkv_server.chats.call_memory import Recall
 from radixkv_server.chats.chat import Message

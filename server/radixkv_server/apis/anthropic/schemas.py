@@ -22,7 +22,7 @@ from radixkv_server.apis.anthropic.blocks import (
 )
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
-from radixkv_server.apis.common.fields import ByType, RequestFields
+from radixkv_server.apis.common.fields import MAX_TOOLS, ByType, RequestFields
 from radixkv_server.apis.common.media import TEXT_ONLY
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
@@ -32,7 +32,6 @@ _Attribution = Annotated[Any, WithoutEffect("only says who asks")]
 _Format = Annotated[dict[str, Any], Field(min_length=1)]
 _Billing = Annotated[Any, WithoutEffect("nothing is billed")]
 
-MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from radixkv.text.chat_formats.template_input import Thinking
-from radixkv_server.apis.anthropic import diagnostics
 from radixkv_server.apis.anthropic.blocks import (
     InputMessage,
     ServerToolResultBlock,
@@ -21,14 +20,24 @@ from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
 from radixkv_server.apis.common.answer_fields import grammar_of
-from radixkv_server.apis.common.cache_diagnosis import diagnose
+from radixkv_server.apis.common.cache_diagnosis import (
+    CacheDiagnosis,
+    chat_fingerprint,
+    diagnose,
+    for_prompt,
+    text_block,
+    unusual,
+)
 from radixkv_server.chats.breakpoints import prefix_pins
-from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.chat import Chat, ChatPrompt
 from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
+from radixkv_server.diagnostics.comparison import Finding
+from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.generation import Generation
+from radixkv_server.generation.progress import Usage
 from radixkv_server.generation.request import encoded_prompt, new_id
 from radixkv_server.http.request_record import RequestRecord
 from radixkv_server.tenants.tenant import Tenant
@@ -38,6 +47,20 @@ Body = TypeVar("Body", bound=CountTokensRequest)
 _FORMAT = "output_config.format"
 _RENAMED = {"stop": "stop_sequences", "structured": _FORMAT}
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+_REASONS = {
+    "model": "model_changed",
+    "tools": "tools_changed",
+    "system": "system_changed",
+    "messages": "messages_changed",
+}
+_PARAMETERS = (
+    "thinking",
+    "tool_choice",
+    "context_management",
+    "output_config",
+    "output_format",
+    "cache_salt",
+)
 
 
 async def prepare_messages(
@@ -66,10 +89,10 @@ async def prepare_messages(
         context,
         caller.name,
         prompt,
-        partial(diagnostics.fingerprint, body, model),
+        partial(_fingerprint, body, model),
         earlier_id=None if asked is None else asked.previous_message_id,
         asked=asked is not None,
-        words=diagnostics.answer_fields,
+        words=diagnosis_fields,
     )
     renderer = MessageRenderer(
         answer_id,
@@ -185,3 +208,43 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     if body.answer_format is not None:
         options["structured"] = grammar_of({"json": body.answer_format["schema"]}, _FORMAT)
     return {**options, "max_tokens": body.max_tokens}
+
+
+def _fingerprint(body: MessagesRequest, model: str, prompt: ChatPrompt) -> Fingerprint:
+    """Make the fingerprint by which requests are compared. O(text)."""
+    system = body.system or ()
+    return chat_fingerprint(
+        prompt,
+        api="messages",
+        model=[model, unusual(body.speed, "standard")],
+        system=[text_block(system)] if isinstance(system, str) else list(map(for_prompt, system)),
+        messages=[for_prompt(message) for message in body.messages],
+        parameters={name: for_prompt(getattr(body, name)) for name in _PARAMETERS},
+    )
+
+
+def diagnosis_fields(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
+    """Return the fields of an answer to a request with `diagnostics`.
+
+    What is said          `diagnostics`
+    the first turn        null
+    nothing differs       null
+    the earlier one runs  {"cache_miss_reason": null}
+    else                  {"cache_miss_reason": {"type": ...}}
+    """
+    finding = diagnosis.finding(usage)
+    return {"diagnostics": _words(finding), **diagnosis.own(finding, usage)}
+
+
+def _words(finding: Finding) -> Json | None:
+    if finding.state == "running":
+        return {"cache_miss_reason": None}
+    if finding.state == "not_found":
+        return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+    difference = finding.difference
+    if difference is not None and difference.part in _REASONS:
+        kind = _REASONS[difference.part]
+        return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": finding.missed_tokens}}
+    if difference is not None or finding.prompts_part:
+        return {"cache_miss_reason": {"type": "unavailable"}}
+    return None

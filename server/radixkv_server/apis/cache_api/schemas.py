@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.chat_messages import ChatMessage
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 MAX_TTL_S = 30 * 24 * 3600.0

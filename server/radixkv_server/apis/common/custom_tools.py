@@ -7,6 +7,8 @@ the input inside of a JSON string, so the grammar is rewritten for that (`radixk
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator, model_validator
@@ -14,9 +16,19 @@ from pydantic_core import from_json
 
 from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.grammar.limits import check_lark
-from radixkv_server.apis.common.string_member import StringMember
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import ParamError, StrictModel
+
+#: Characters before the value, white space and all.
+MAX_BEGIN = 256
+#: Of two surrogates.
+LONGEST_ESCAPE = 12
+# The first of two surrogates counts only with the second.
+_ESCAPE = (
+    r'\\(?:["\\/bfnrt]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|'
+    r"u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
+)
+_CHARACTERS = re.compile(rf'(?:[^"\\\x00-\x1f]+|{_ESCAPE})*')
 
 
 class CustomFormat(StrictModel):
@@ -62,6 +74,41 @@ def custom_function(description: str | None, wanted: CustomFormat | None) -> Jso
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     function["parameters"] = {**schema, "additionalProperties": False}
     return {**function, "strict": True} if is_strict else function
+
+
+class StringMember:
+    """Reader of the first member of a streamed object, if that is a string of this name.
+
+    Attributes:
+        is_found: its value has begun.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_found = False
+        self._begin = re.compile(rf"\s*\{{\s*{re.escape(json.dumps(name))}\s*:\s*\"")
+        self._held = ""
+        self._is_over = False
+
+    def push(self, text: str) -> str:
+        """Return the text that a further piece adds to the value. O(len(text)), once the value has begun."""
+        if self._is_over:
+            return ""
+        self._held += text
+        if not self.is_found:
+            begun = self._begin.match(self._held)
+            if begun is None:
+                self._is_over = len(self._held) > MAX_BEGIN
+                return ""
+            self.is_found = True
+            self._held = self._held[begun.end() :]
+        found = _CHARACTERS.match(self._held)
+        assert found is not None  # nothing at all fits, too
+        self._held = self._held[found.end() :]
+        # Of an escape, only the beginning can be here; all else ends the string.
+        self._is_over = bool(self._held) and (self._held[0] != "\\" or len(self._held) > LONGEST_ESCAPE)
+        value = json.loads(f'"{found[0]}"')
+        assert isinstance(value, str)
+        return value
 
 
 class CustomInput:

@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
+from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import cache_options
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 from radixkv_server.http.fields import Refused, WithoutEffect
@@ -105,6 +106,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 20
 MAX_CACHE_KEY = 1024
 PRIORITY_LIMIT = 2**31
+MAX_TOOLS = 1024
 
 # Arguments of the template call itself: a client that sets one would change what the server gets back.
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -435,3 +437,20 @@ class ChatTemplateFields(StrictModel):
             if name in RESERVED_TEMPLATE_KWARGS or not _IDENTIFIER.fullmatch(name):
                 raise ValueError(f"{name[:100]!r} can't be set through chat_template_kwargs.")
         return value
+
+    def template_options(self, *, trusted: bool) -> dict[str, Any]:
+        """Return the arguments of the chat template, and the template itself if the request has one.
+
+        Args:
+            trusted: requests may bring templates.
+
+        Raises:
+            ApiError: 400; the request brings one, and may not.
+        """
+        options = dict(self.chat_template_kwargs or {})
+        if self.chat_template is not None:
+            if not trusted:
+                message = "chat_template in a request is not allowed on this server."
+                raise bad_request(message, param="chat_template", code="unsupported_parameter")
+            options["chat_template"] = self.chat_template
+        return options

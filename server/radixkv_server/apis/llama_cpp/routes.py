@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 import radixkv
 from radixkv.engine.client import EngineClient
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, completion_chat
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest
+from radixkv_server.apis.openai.serving import completion_chat
 from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api, Json

@@ -9,10 +9,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from radixkv.scheduling.request import Request
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest, CommonFields, completion_request
 from radixkv_server.apis.common.token_details import LogprobsFormat
 from radixkv_server.apis.ollama.render import OllamaRenderer
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields
+from radixkv_server.apis.openai.serving import completion_request
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.chats.constraint import with_default
 from radixkv_server.context import ServerContext

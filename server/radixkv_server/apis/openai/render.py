@@ -26,11 +26,10 @@ from radixkv.text.chat_formats.answer import (
     ToolCallEnd,
 )
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
-from radixkv_server.apis.common.chat_completion import CommonFields
 from radixkv_server.apis.common.custom_tools import CustomInput, input_of
 from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat, TextOffsets, TokenDetails
 from radixkv_server.apis.common.usage import usage_details
-from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.openai.schemas import CommonFields, CompletionRequest
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json, dump, dump_in_pieces

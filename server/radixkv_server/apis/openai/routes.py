@@ -4,7 +4,7 @@
 The life of a streamed chat in this server:
 
 1. `create_chat_completion` hands the request to `respond` (generation/generation.py), which has the body read
-   as a `ChatCompletionRequest` (http/body.py; the model: apis/common/chat_completion.py).
+   as a `ChatCompletionRequest` (http/body.py; the fields: schemas.py).
 2. `prepare_chat` (serving.py) makes a `Generation` of it: the body becomes a `Chat`, rendered to a
    `ChatPrompt` (chats/render.py), which becomes the engine's `Request`; a `ChatRenderer` (render.py) will
    write the answer.
@@ -21,9 +21,8 @@ from fastapi import Request as HttpRequest
 
 from radixkv.model.loading.sampling_defaults import sampling_source
 from radixkv.sampling.sampling_params import SamplingParams
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
 from radixkv_server.apis.common.openai_errors import OPENAI
-from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
 from radixkv_server.apis.openai.serving import prepare_chat, prepare_completion
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json

@@ -4,34 +4,46 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import partial
+from typing import Any
 
 from radixkv.cache.keys import EncodedTokens
 from radixkv.errors import InvalidRequestError
+from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.template_input import Thinking
-from radixkv_server.apis.common.answer_fields import GrammarFields
+from radixkv_server.apis.common.answer_fields import GrammarFields, tool_choice
 from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, for_prompt, unusual
-from radixkv_server.apis.common.chat_completion import (
-    ChatCompletionRequest,
-    ChatCustomTool,
-    CommonFields,
-    completion_request,
+from radixkv_server.apis.common.chat_messages import (
+    ChatMessage,
+    marked_parts,
+    template_messages,
+    with_cache_controls,
 )
+from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.token_details import LogprobsFormat, TokenDetails
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
-from radixkv_server.apis.openai.schemas import CompletionRequest
-from radixkv_server.chats.chat import ChatPrompt
+from radixkv_server.apis.openai.schemas import (
+    ChatCompletionRequest,
+    ChatCustomTool,
+    ChatFields,
+    CommonFields,
+    CompletionRequest,
+)
+from radixkv_server.chats.chat import Chat, ChatPrompt, InputGrammar
 from radixkv_server.chats.constraint import with_default
+from radixkv_server.chats.render import chat_prompt, chat_request
 from radixkv_server.context import ServerContext
 from radixkv_server.diagnostics.fingerprint import Fingerprint
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.generation import Generation
 from radixkv_server.generation.grammar_places import GrammarPlaces
-from radixkv_server.generation.request import encoded_prompt, new_id, sampling_params
+from radixkv_server.generation.request import encoded_prompt, new_id, pin_whole, sampling_params
 from radixkv_server.http.request_record import RequestRecord
+from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_LOGPROBS = 4_000_000
@@ -70,6 +82,96 @@ async def prepare_chat(
         fingerprint=diagnosis.fingerprint,
         comparison=diagnosis.comparison,
     )
+
+
+async def completion_request(
+    context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY
+) -> tuple[Request, ChatPrompt, GrammarPlaces]:
+    """Return the engine's request for a chat completion, its prompt, and the origin of its grammar."""
+    sampling, renamed = _sampling(body)
+    if body.prediction is not None and body.prediction.text:
+        sampling["prediction"] = await context.prompts.tokenize(
+            body.prediction.text, param="prediction", add_special_tokens=False
+        )
+    chat = replace(
+        completion_chat(context, body, caller),
+        sampling=sampling,
+        renamed=renamed,
+        prompt_only=body.prewarms,
+        request_options=body.request_options(),
+    )
+    prompt = await chat_prompt(context, chat)
+    request, places = await chat_request(context, prompt)
+    if not body.is_uncached:
+        marked = [
+            (index, part)
+            for index, message in enumerate(body.messages)
+            for part in marked_parts(message.content)
+        ]
+        others = [breakpoint for _, breakpoint in body.breakpoints]
+        await with_cache_controls(context, body, chat, request, marked, others)
+        pin_whole(request, body.cache_control.seconds if body.cache_control is not None else None)
+    return request, prompt, places
+
+
+def _sampling(body: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return arguments of SamplingParams, and the body's names for arguments named otherwise."""
+    options = body.sampling_options()
+    options["max_tokens"] = body.max_output_tokens
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    options["prompt_logprobs"] = body.prompt_logprobs
+    renamed = {"logprobs": "top_logprobs", "structured": body.grammar_param}
+    if body.max_completion_tokens is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    return options, renamed
+
+
+def chat_of(
+    context: ServerContext, body: ChatFields, messages: Sequence[ChatMessage], caller: Tenant = EVERYBODY
+) -> Chat:
+    """Return the conversation of a body, with the arguments of its template; any tool may be called."""
+    recall = partial(context.calls.recall, caller.name)
+    options = body.template_options(trusted=context.settings.trust_request_chat_template)
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    return Chat(
+        source=messages,
+        convert=lambda: template_messages(messages, recall),
+        tools=[tool.for_template() for tool in body.tools or ()],
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        options=options,
+    )
+
+
+def completion_chat(context: ServerContext, body: ChatCompletionRequest, caller: Tenant = EVERYBODY) -> Chat:
+    """Return the chat of a chat completion, with the tools that its answer may call."""
+    chat = chat_of(context, body, body.messages, caller)
+    choice, allowed = tool_choice(_with_functions(plain_choice(body.tool_choice)))
+    inputs = {
+        tool.name: InputGrammar(escape_lark(tool.lark), f"tools[{at}].custom.format.grammar.definition")
+        for at, tool in enumerate(body.tools or ())
+        if isinstance(tool, ChatCustomTool) and tool.lark is not None
+    }
+    return replace(
+        chat,
+        thinking=body.wanted_thinking,
+        reasoning_place=body.reasoning_place,
+        tool_inputs=inputs,
+        tool_choice=choice,
+        allowed_tools=allowed,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+    )
+
+
+def _with_functions(choice: Any) -> Any:
+    """Return a `tool_choice` with the names of custom tools replaced by their functions'."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if isinstance(allowed := choice.get("allowed_tools", choice).get("tools"), list):
+        listed = {**choice.get("allowed_tools", choice), "tools": [_with_functions(tool) for tool in allowed]}
+        return {**choice, "allowed_tools": listed}
+    return {"type": "function", "function": choice["custom"]} if choice.get("type") == "custom" else choice
 
 
 def _fingerprint(body: ChatCompletionRequest, model: str, prompt: ChatPrompt) -> Fingerprint:

@@ -10,7 +10,6 @@ from typing import Any
 
 from radixkv.text.chat_formats.template_input import Thinking
 from radixkv_server.apis.common.answer_fields import tool_choice
-from radixkv_server.apis.common.chat_completion import template_options
 from radixkv_server.apis.common.chat_messages import MarkedPart, marked_parts
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.responses.items import (
@@ -102,7 +101,7 @@ def chat_of(
 ) -> Chat:
     """Make the chat of a conversation's items, without items that a compaction replaced."""
     items = since_compaction(items)
-    options = template_options(context, body.chat_template_kwargs, body.chat_template)
+    options = body.template_options(trusted=context.settings.trust_request_chat_template)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
 
     recall = functools.partial(context.calls.recall, caller.name)

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.chat_messages import Media, TextPart, joined
 from radixkv_server.apis.common.fields import TEXT_OR_LIST, Asynchronous, ByType, Caller
-from radixkv_server.apis.common.hidden_text import hide, unhide
+from radixkv_server.apis.common.returned_text import hide, unhide
 from radixkv_server.apis.responses.configuration import UPDATE, ConfigurationItem
 from radixkv_server.apis.responses.provider_items import ProviderItem, call_of, is_provider_item, result_of
 from radixkv_server.apis.responses.tools import Called, Toolbox

@@ -15,7 +15,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallEnd,
 )
 from radixkv_server.apis.common.custom_tools import CustomInput
-from radixkv_server.apis.common.hidden_text import hide
+from radixkv_server.apis.common.returned_text import hide
 from radixkv_server.apis.responses.items import (
     HIDDEN,
     compaction,

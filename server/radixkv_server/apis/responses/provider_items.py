@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, model_validator
 
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.common.provider_results import result_text
+from radixkv_server.apis.common.returned_text import result_text
 from radixkv_server.apis.responses.tools import AnyTool, HostedTool
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request

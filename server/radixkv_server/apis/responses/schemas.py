@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from radixkv_server.apis.common.chat_completion import MAX_TOOLS
 from radixkv_server.apis.common.fields import (
+    MAX_TOOLS,
     AnyToolChoice,
     CacheFields,
     ChatTemplateFields,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 import radixkv
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.apis.common.chat_completion import chat_of
+from radixkv_server.apis.openai.serving import chat_of
 from radixkv_server.apis.service.schemas import DetokenizeRequest, TokenizeRequest
 from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import context_of

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from radixkv_server.apis.common.chat_completion import ChatFields
 from radixkv_server.apis.common.chat_messages import ChatMessage
 from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.openai.schemas import ChatFields
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
 

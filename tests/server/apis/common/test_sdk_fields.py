@@ -22,8 +22,7 @@ from openai.types.responses import (
 from pydantic import BaseModel
 
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
-from radixkv_server.apis.common.chat_completion import ChatCompletionRequest
-from radixkv_server.apis.openai.schemas import CompletionRequest
+from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CompletionRequest
 from radixkv_server.apis.responses.schemas import CompactRequest, InputTokensRequest, ResponseRequest
 from radixkv_server.http.fields import FieldRow, field_rows
 

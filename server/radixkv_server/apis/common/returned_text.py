@@ -1,12 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of tools that ran at a provider, as text, the same each time that a client sends them."""
+"""Text that clients send back in later turns: text that an answer has hidden, results of providers' tools."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from typing import Any
 
 _TEXTS = ("text", "input_text", "output_text")
+
+
+def hide(text: str, mark: str) -> str:
+    """Encode a text for clients, who send it back unchanged: not encrypted, with the mark before it."""
+    return mark + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def unhide(given: object, mark: str) -> str:
+    """Decode the result of `hide`; empty for anything else."""
+    if not isinstance(given, str) or not given.startswith(mark):
+        return ""
+    try:
+        return base64.b64decode(given[len(mark) :], altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 def result_text(value: Any) -> str:
