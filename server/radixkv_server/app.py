@@ -243,6 +243,7 @@ def serve(
     settings = make_settings(**options)
     with _no_hangups(settings), contextlib.closing(bind_socket(settings.host, settings.port)) as sock:
         if engine_factory is None:
+            # Heavy: it loads torch.
             from radixkv.entrypoints.async_engine import AsyncEngine
 
             engine_factory = AsyncEngine.from_config

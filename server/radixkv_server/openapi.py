@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document of what an app serves, made of the very models that check the bodies.
+"""OpenAPI document of an app's routes, made of the models that check their bodies.
 
 Routes read their bodies by hand, so each `Api` names the models. A model's schema says less than its
 validators check, never more: what it allows may still get a 400 that names the field.

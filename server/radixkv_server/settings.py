@@ -27,7 +27,7 @@ IMAGES = ("auto", "placeholder", "refuse")
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds on requests and on what is kept for a tenant, and the times that clients have.
+    """Bounds on requests and on the data kept for a tenant, and time limits of clients.
 
     Args:
         max_body_bytes: largest request body.
@@ -79,7 +79,7 @@ class ServerLimits:
                 self.require(_is_number(value) and value > 0, item.name, "a number of seconds above 0")
 
     def require(self, condition: bool, name: str, expected: str) -> None:
-        """Raise ConfigError with the setting and its value, unless it is what is expected."""
+        """Raise ConfigError with the setting and its value, unless the condition holds."""
         if not condition:
             raise ConfigError(f"the server's {name} must be {expected}, not {getattr(self, name)!r}")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of a chat on its way through the server, the same for all APIs.
 
-    Chat            what a body asks for: messages, tools, thinking, sampling
-    ChatPrompt      the chat in the tokens of its template, with what is known of its parts
-    AnswerReaders   the text of its samples as events: content, reasoning, tool calls
+    Chat            the wish of a body: messages, tools, thinking, sampling
+    ChatPrompt      the chat in tokens, rendered by the model's template, with its parts
+    AnswerReaders   the text of each sample as events: content, reasoning, tool calls
 
 How a family of models writes tools, calls and reasoning is decided in `radixkv.text.chat_formats`.
 """
@@ -61,7 +61,7 @@ class InputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a body of any API asks for: a conversation to continue, and how.
+    """Conversation for the model to continue, and the form of its answer.
 
     Args:
         source: the messages as JSON-like data, used for their size alone.
@@ -132,7 +132,7 @@ class ChatPrompt:
     """Chat rendered by its template.
 
     Attributes:
-        chat: what was rendered.
+        chat: the chat before it was rendered.
         ids: tokens of the prompt; their number is not checked.
         messages: messages given to the template.
         tools: tools in the form that the prompt shows.

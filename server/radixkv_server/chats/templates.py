@@ -35,7 +35,7 @@ _FIXED_TOOLS = {
     False: "--tools-first changes nothing: this model's chat template shows tools after the system prompt, "
     "and has no place for another system message after them.",
 }
-#: What the first answer with tools says of it.
+#: Notes in the first answer with tools, by whether the form of calls has been derived.
 _NOTES = {
     False: "the chat format of this model is not known, so that its tool calls are asked for and read as "
     "those of Hermes; see --chat-format",

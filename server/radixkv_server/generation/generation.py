@@ -135,8 +135,8 @@ class Generation(Generic[AnyRenderer]):
         for request in self.requests:
             request.lora = self.record.adapter
 
-    def note_what_is_ignored(self) -> None:
-        """Note what the template of a chat does not heed, for the header `warning`."""
+    def note_ignored_fields(self) -> None:
+        """Note the fields that have no effect on the template of a chat, for the header `warning`."""
         if self.chat is not None:
             self.record.ignored += self.chat.ignored
             if self.chat.chat.callable_tools:
@@ -360,7 +360,7 @@ async def begin(
     body = await read()
     generation = await prepare(context, body, record)
     generation.use_adapter(getattr(body, "model", None))
-    generation.note_what_is_ignored()
+    generation.note_ignored_fields()
     record.operation = generation.operation
     if len(generation.requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()

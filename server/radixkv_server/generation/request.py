@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every API puts into an engine's request: sampling parameters, place in the cache, pins, ids."""
+"""Parts of an engine's request that every API makes: sampling parameters, place in the cache, pins, ids."""
 
 from __future__ import annotations
 

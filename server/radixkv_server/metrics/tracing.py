@@ -38,7 +38,7 @@ class Tracing:
     """
 
     def __init__(self, exporter: SpanExporter, model: str) -> None:
-        try:
+        try:  # an optional extra
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -57,6 +57,7 @@ class Tracing:
         """Trace a request that has ended, if it generated anything."""
         if record.operation is None:
             return
+        # An optional extra, which is there if this object is.
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         wall = time.time() - time.monotonic()
@@ -116,7 +117,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"otlp_traces_endpoint must be an http(s) address, not {endpoint!r}")
-    try:
+    try:  # an optional extra
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise _not_installed() from None

@@ -24,7 +24,7 @@ _NAMED_KEY = re.compile(rf"({TENANT_NAME.pattern})=(.*[^=].*)", re.DOTALL)
 _DIGEST_PREFIX = "sha256:"
 _STORED = re.compile(rf"{_DIGEST_PREFIX}([0-9a-fA-F]{{64}})")
 
-#: Hashes of this project's own pages, of which the second key's text is not known any more.
+#: Hashes of keys on this project's own pages; the text of the second key is not known any more.
 _DOCUMENTED_HASHES = (
     "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     "ffe1eabe048697bf837b93a8ec684db51b9891236458c8a4d397883c8daa54d2",

@@ -226,11 +226,11 @@ def _fingerprint(body: MessagesRequest, model: str, prompt: ChatPrompt) -> Finge
 def diagnosis_fields(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
     """Return the fields of an answer to a request with `diagnostics`.
 
-    What is said          `diagnostics`
-    the first turn        null
-    nothing differs       null
-    the earlier one runs  {"cache_miss_reason": null}
-    else                  {"cache_miss_reason": {"type": ...}}
+    Finding                `diagnostics`
+    the first turn         null
+    no difference          null
+    the earlier one runs   {"cache_miss_reason": null}
+    any other              {"cache_miss_reason": {"type": ...}}
     """
     finding = diagnosis.finding(usage)
     return {"diagnostics": _words(finding), **diagnosis.own(finding, usage)}

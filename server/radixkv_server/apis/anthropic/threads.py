@@ -4,9 +4,9 @@
 create      the body is a whole conversation; it is stored with its answer under the answer's id
 continue    the body holds the messages after a stored answer; the rest comes from the store
 
-The store holds the conversation as it was sent, among the tenant's stored responses and within their bounds:
-never token ids or K/V. Each answer of a thread is stored separately, so that clients may continue one twice,
-and a repeated request finds the same conversation.
+The store holds the conversation in the form of its clients, among the tenant's stored responses and within
+their bounds: never token ids or K/V. Each answer of a thread is stored separately, so that clients may
+continue one twice, and a repeated request finds the same conversation.
 """
 
 from __future__ import annotations

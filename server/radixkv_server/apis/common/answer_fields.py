@@ -36,7 +36,7 @@ def json_schema_grammar(given: object, param: str) -> StructuredOutputs:
     """Read OpenAI's `{"name", "description", "schema", "strict"}`; the schema is enforced, strict or not.
 
     Args:
-        param: what the body calls it, for errors.
+        param: name of the field in the body, for errors.
 
     Raises:
         ApiError: it is not of that form.
@@ -290,7 +290,7 @@ class ResponseFormat(StrictModel):
 
 
 class GrammarFields(StrictModel):
-    """Fields of grammars, of which a client may give one."""
+    """Fields of grammars: a client may give one of them."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -185,9 +185,9 @@ def chat_fingerprint(
     parameters: Mapping[str, Any],
     summaries: Sequence[Any] = (),
 ) -> Fingerprint:
-    """Make the fingerprint of a chat, in which its client's text about itself is constant. O(text).
+    """Make the fingerprint of a chat, with its client's text about itself held constant. O(text).
 
-    The arguments after the prompt are those of `fingerprint_of`.
+    `fingerprint_of` explains the arguments after the prompt.
     """
     rule = prompt.client_rule
     if rule is not None:

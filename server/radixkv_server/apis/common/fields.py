@@ -108,7 +108,7 @@ MAX_CACHE_KEY = 1024
 PRIORITY_LIMIT = 2**31
 MAX_TOOLS = 1024
 
-# Arguments of the template call itself: a client that sets one would change what the server gets back.
+# Arguments of the template call itself: a client that sets one would change the type of its result.
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "add_generation_prompt",

@@ -76,7 +76,7 @@ class ConfigurationItem(ConfigurationFields):
         return self
 
     def plain(self, item_id: str) -> Json:
-        """Return the item as it is stored."""
+        """Return the item in the form of the store."""
         kept = self.model_dump(include={"text", "reasoning"}, exclude_unset=True, by_alias=True)
         return {"id": item_id, "type": UPDATE, **kept}
 
