@@ -8,6 +8,9 @@ unloaded or evicted adapter stays in memory until its last request has ended. Fi
 caller's thread, never on the engine's between two steps, and are compared with the registered identity, so
 that a name never changes its weights unnoticed. Files that nobody touched since need no new digest.
 """
+# mypy: disable-error-code="empty-body"
+# ruff: noqa: B027
+# The bodies of declared calls are `perform`.
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cache.keys import (
     TOKEN_BYTES,
@@ -29,6 +32,7 @@ from radixkv.cache.keys import (
     encode_tokens,
     frame_namespace,
 )
+from radixkv.engine.calls import Call, call
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import AdapterLoadError, ConfigError, InvalidRequestError
 from radixkv.scheduling.request import Request
@@ -75,7 +79,9 @@ class AdapterCard:
 
 
 class Adapters(ABC):
-    """The adapters of an engine in this process, or of one or several elsewhere. Any thread may call it.
+    """The table of calls on adapters: of an engine in this process, or of one or several elsewhere.
+
+    Any thread may call it.
 
     Attributes:
         is_enabled: False: none can be registered.
@@ -95,7 +101,11 @@ class Adapters(ABC):
         """Return the name of the adapter with these weights, the first by name; None: it is gone."""
         return next((card.name for card in self.cards() if card.identity == identity), None)
 
-    @abstractmethod
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Make a call that these adapters do not override, and return its result."""
+        raise NotImplementedError(f"{type(self).__name__} has no {call.name}")
+
+    @call(blocking=True)
     def load(self, name: str, folder: str) -> AdapterCard:
         """Read an adapter's folder and register it, in the place of one of that name.
 
@@ -106,7 +116,7 @@ class Adapters(ABC):
             ConfigError: the name can't be one, or this engine takes no adapters.
         """
 
-    @abstractmethod
+    @call(blocking=True)
     def unload(self, name: str) -> bool:
         """Forget an adapter; requests that have begun end with it. False: there is none of that name."""
 

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EngineClient: all that a caller on an event loop may ask of an engine, wherever the engine runs.
+"""EngineClient: the table of calls on an engine, for callers on event loops, wherever the engine runs.
 
-`AsyncEngine` implements it over an engine in this process, the tests' scripted engine without a model; the
-server uses nothing else. One conformance test runs on every implementation.
+Each method without a body is a row, as in `CacheClient` and `Adapters`, the other two tables of an engine. A
+new call is a row here and what it does in `AsyncEngine`; the others follow:
+
+    AsyncEngine        an engine in this process; overrides each row with what it does
+    RemoteEngine       sends name and arguments to another process
+    ReplicatedEngine   chooses an engine for each request; asks all for what has a rule (`merge`)
+
+The server uses nothing else, so that its tests run on an engine without a model. One conformance test runs on
+every implementation.
 
 Callers name the owner by `tenant` and `salt`; the engine makes the namespace of them (see `CacheClient`).
 """
+# mypy: disable-error-code="empty-body"
+# ruff: noqa: B027
+# The bodies of declared calls are `perform`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from radixkv.engine.calls import Call, call
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,49 +40,93 @@ if TYPE_CHECKING:
     from radixkv.text.text_tokenizer import TextTokenizer
 
 
-class EngineClient(Protocol):
-    """An engine as its callers on an event loop see it. Several event loops may use one client."""
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Constants of an engine.
+
+    Attributes:
+        model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
+        limits: of prompts.
+        default_sampling: arguments of SamplingParams for requests that don't give them.
+        tokenizer: None: prompts are token ids, and answers have no text.
+    """
+
+    config: EngineConfig
+    model_name: str
+    model_fingerprint: str
+    limits: PromptLimits
+    default_sampling: Mapping[str, Any]
+    tokenizer: TextTokenizer | None
+
+
+class EngineClient(ABC):
+    """An engine as its callers on an event loop see it. Several event loops may use one client.
+
+    Attributes:
+        cache: calls on its prefix cache.
+    """
+
+    cache: CacheClient
 
     @property
-    def config(self) -> EngineConfig: ...
+    @abstractmethod
+    def facts(self) -> EngineFacts:
+        """Constants of the engine."""
 
     @property
-    def model_name(self) -> str: ...
+    def config(self) -> EngineConfig:
+        return self.facts.config
+
+    @property
+    def model_name(self) -> str:
+        return self.facts.model_name
 
     @property
     def model_fingerprint(self) -> str:
-        """Identifies configuration, weights and dtype; empty: unknown."""
+        return self.facts.model_fingerprint
 
     @property
     def limits(self) -> PromptLimits:
-        """Limits of prompts."""
+        return self.facts.limits
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
-        """Arguments of SamplingParams for requests that don't give them."""
+        return self.facts.default_sampling
 
     @property
-    def tokenizer(self) -> TextTokenizer: ...
+    def tokenizer(self) -> TextTokenizer:
+        tokenizer = self.facts.tokenizer
+        assert tokenizer is not None, "this engine has no tokenizer"
+        return tokenizer
 
     @property
+    @abstractmethod
+    def adapters(self) -> Adapters:
+        """The engine's LoRA adapters by name; `load` and reading files block, so call them in a thread."""
+
+    @property
+    @abstractmethod
     def is_healthy(self) -> bool:
         """True if requests are taken."""
 
     @property
+    @abstractmethod
     def is_full(self) -> bool:
         """True if the queue was full after the last step, so that a request would be refused. O(1)."""
 
-    @property
-    def cache(self) -> CacheClient: ...
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step, or of the last call while the engine was idle."""
 
-    @property
-    def adapters(self) -> Adapters:
-        """The engine's LoRA adapters by name; `load` and reading files block, so call them in a thread."""
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Make a call that this client does not override: return its awaitable, or its items."""
+        raise NotImplementedError(f"{type(self).__name__} has no {call.name}")
 
+    @call()
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        """Token ids of a text of any length, without holding up the event loop.
+        """Return the token ids of a text of any length, without holding up the event loop.
 
         Args:
             add_special_tokens: let the tokenizer add its tokens around a text.
@@ -78,6 +136,7 @@ class EngineClient(Protocol):
             InvalidRequestError: the text can't be tokenised.
         """
 
+    @call()
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -86,12 +145,13 @@ class EngineClient(Protocol):
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> Sequence[int] | npt.NDArray[np.int32]:
-        """Token ids of a conversation through the chat template, without holding up the event loop.
+        """Return the token ids of a conversation through the chat template; holds up no event loop.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or there is none.
         """
 
+    @call()
     async def check_quota(self, requests: Sequence[Request]) -> None:
         """Raise what `stream` would raise for a prompt that its tenant's ceiling never lets run.
 
@@ -101,6 +161,7 @@ class EngineClient(Protocol):
             ContextLengthExceededError: one of them leaves no room for a single token.
         """
 
+    @call()
     def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
         """Yield what each step adds, all samples interleaved. Closing the iterator aborts the request.
 
@@ -112,14 +173,14 @@ class EngineClient(Protocol):
             EngineStoppedError: the engine has been closed or has failed.
         """
 
+    @call()
     async def generate(self, request: Request) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
 
+    @call()
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; unknown ids are ignored."""
 
-    def stats(self) -> EngineStats:
-        """The engine's counters as of its last step, or the last thing asked of it while it was idle."""
-
+    @call()
     async def close(self) -> None:
         """Stop; unfinished requests get EngineStoppedError. May be called again."""

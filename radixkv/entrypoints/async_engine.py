@@ -18,11 +18,12 @@ import contextlib
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache.keys import Owner
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
     from radixkv.cache.keys import NamespaceName, TokenIds
     from radixkv.cache.reporting.explain import MissReport
     from radixkv.engine.adapters import AdapterRegistry
-    from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.startup import EngineSummary
     from radixkv.model.loading.loader import LoadedModel
-    from radixkv.text.tokenizer import Tokenizer
     from radixkv.tiers.tier import Tier
 
 
@@ -136,7 +135,7 @@ def send(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[Stream, Event]]
 T = TypeVar("T")
 
 
-class AsyncEngine(RendersChats):
+class AsyncEngine(RendersChats, EngineClient):
     """Serve many requests at once from asyncio: the `EngineClient` of an engine in this process.
 
     `EngineClient` says what its members do. In place of a `Request`, `generate` and `stream` take a prompt
@@ -165,9 +164,8 @@ class AsyncEngine(RendersChats):
         self._streams = Streams()
         super().__init__()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
-        info = self._thread.info
-        self.cache = AsyncCache(
-            self._run_on_cache, info.model_fingerprint, self._explain_by_tiers, info.limits.lengths
+        self.cache: AsyncCache = AsyncCache(
+            self._run_on_cache, self.model_fingerprint, self._explain_by_tiers, self.limits.lengths
         )
 
     @classmethod
@@ -192,30 +190,8 @@ class AsyncEngine(RendersChats):
     # ------------------------------------------------------------------ facts
 
     @property
-    def config(self) -> EngineConfig:
-        return self._thread.info.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        tokenizer = self._thread.info.tokenizer
-        assert tokenizer is not None
-        return tokenizer
-
-    @property
-    def model_name(self) -> str:
-        return self._thread.info.model_name
-
-    @property
-    def model_fingerprint(self) -> str:
-        return self._thread.info.model_fingerprint
-
-    @property
-    def limits(self) -> PromptLimits:
-        return self._thread.info.limits
-
-    @property
-    def default_sampling(self) -> Mapping[str, Any]:
-        return self._thread.info.default_sampling
+    def facts(self) -> EngineFacts:
+        return self._thread.info.facts
 
     @property
     def adapters(self) -> AdapterRegistry:

@@ -14,22 +14,21 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixkv.engine.config import EngineConfig
+from radixkv.engine.client import EngineFacts
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
-from radixkv.engine.input_processor import InputProcessor, PromptLimits
+from radixkv.engine.input_processor import InputProcessor
 from radixkv.engine.output_processor import StepResult
 from radixkv.errors import EngineStoppedError
 
 if TYPE_CHECKING:
     from radixkv.engine.startup import EngineSummary
-    from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
 
@@ -47,20 +46,21 @@ _NOTHING = _Command(lambda engine: None, lambda error: None)
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Constants of an engine, which every thread may read. Holds no memory of the model's."""
+    """What every thread may use of an engine. Holds no memory of the model's.
 
-    config: EngineConfig
-    tokenizer: Tokenizer | None
-    model_name: str
-    model_fingerprint: str
-    limits: PromptLimits
-    default_sampling: Mapping[str, Any]
+    Attributes:
+        summary: figures for the start-up banner; None: the engine was not made by `build_engine`.
+    """
+
+    facts: EngineFacts
     summary: EngineSummary | None
     input_processor: InputProcessor
 
     @classmethod
     def of(cls, engine: Engine) -> EngineInfo:
-        return cls(**{item.name: getattr(engine, item.name) for item in fields(cls)})
+        """Collect it of an engine, on the thread that owns that."""
+        facts = EngineFacts(**{item.name: getattr(engine, item.name) for item in fields(EngineFacts)})
+        return cls(facts, engine.summary, engine.input_processor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_process import paged_engine, paged_engine_elsewhere
+from engine_process import paged_engine, paged_engine_elsewhere, served_in_a_thread
 from scripted_engine import ScriptedEngine
 
 from radixkv.cache.accounts import Quota
 from radixkv.cache.keys import Owner
 from radixkv.cache.pins import PinInfo
+from radixkv.cluster.replicas.adapters import ReplicatedAdapters
 from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.engine import ReplicatedEngine
+from radixkv.cluster.replicas.members import Members
+from radixkv.engine.adapters import AdapterRegistry, Adapters
 from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.calls import Call, call, calls_of
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.outputs import OutputDelta
 from radixkv.entrypoints.async_cache import AsyncCache
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import (
     ContextLengthExceededError,
     EngineStoppedError,
@@ -103,18 +108,67 @@ def test_every_member_is_there_with_its_signature(engine, protocol):
         assert inspect.iscoroutinefunction(found) == inspect.iscoroutinefunction(wanted), name
 
 
-async def test_every_call_on_a_cache_has_a_way_here_and_for_several_caches():
-    """Rows of the table have a wrapped signature; `AsyncCache` says what they do, rules merge answers."""
-    rows = {name: each for name, each in vars(CacheClient).items() if hasattr(each, "__wrapped__")}
-    assert len(rows) > 15
-    assert rows.keys() <= vars(AsyncCache).keys()
-    several = ReplicatedCache(list, "model")
+async def test_every_call_has_a_way_here_and_for_several_engines():
+    """`AsyncEngine`, `AsyncCache` and the registry say what calls do; rules merge the answers of several."""
+    here = {EngineClient: AsyncEngine, CacheClient: AsyncCache, Adapters: AdapterRegistry}
+    together = {EngineClient: ReplicatedEngine, CacheClient: ReplicatedCache, Adapters: ReplicatedAdapters}
+    num_calls = 0
+    for table, one in here.items():
+        for name, row in calls_of(table).items():
+            num_calls += 1
+            assert not hasattr(getattr(one, name), "call"), f"{one.__name__} does not say what {name} does"
+            has_way = row.merge is not None or not hasattr(getattr(together[table], name), "call")
+            assert has_way, f"{name} has no rule for several engines"
+    assert num_calls > 20
+
+
+async def test_without_engines_every_call_on_their_caches_says_so():
+    several = ReplicatedCache(Members(), "model")
     given = {"token_ids": [1, 2], "pin_id": "p", "quotas": {}}
-    for name, row in rows.items():
-        if inspect.iscoroutinefunction(row):
-            needed = [given[p] for p in inspect.signature(row).parameters if p in given]
+    for name, row in calls_of(CacheClient).items():
+        if row.manner == "awaited":
+            needed = [given[p] for p in row.signature.parameters if p in given]
             with pytest.raises(EngineStoppedError, match="no replica"):
                 await getattr(several, name)(*needed)
+
+
+async def test_a_new_call_is_a_row_and_what_it_does_in_an_engine(monkeypatch):
+    """Engines elsewhere, several as one, and several elsewhere follow from these two."""
+
+    async def num_said(self, owner: str, *, most: int = 5) -> int:
+        return min(most, sum(asked.tenant == owner for asked in self.requests))
+
+    monkeypatch.setattr(EngineClient, "num_said", call(merge=sum, divided=("most",))(num_said), raising=False)
+    monkeypatch.setattr(ScriptedEngine, "num_said", num_said, raising=False)
+    first, second = ScriptedEngine(), ScriptedEngine()
+    for engine, count in ((first, 3), (second, 1)):
+        for _ in range(count):
+            await engine.generate(Request("hi", PARAMS, tenant="a"))
+    async with served_in_a_thread(second) as elsewhere:
+        several = ReplicatedEngine({"first": first, "second": elsewhere})
+        assert await elsewhere.num_said("a") == 1
+        assert await several.num_said("a") == 3, "each of two says at most 2 of 5"
+        assert await several.num_said("a", most=100) == 4
+        assert await several.num_said("b") == 0
+        await several.close()
+
+
+async def test_nothing_but_calls_is_done_for_an_engine_elsewhere():
+    scripted = ScriptedEngine()
+    async with served_in_a_thread(scripted) as engine:
+        for name in (
+            "release",
+            "__class__",
+            "cache.namespace",
+            "cache._run",
+            "adapters.check_enabled",
+            "x.y",
+            "",
+        ):
+            row = Call(name, inspect.signature(lambda: None), "awaited")
+            with pytest.raises(InvalidRequestError, match="has no call"):
+                await engine.perform(row, (), {})
+        assert await engine.cache.match([1]) == 0
 
 
 async def test_facts(engine):

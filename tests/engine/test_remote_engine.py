@@ -14,12 +14,10 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
-from engine_process import paged_engine, paged_engine_elsewhere
+from engine_process import paged_engine, paged_engine_elsewhere, served_in_a_thread
 from scripted_engine import Asked, ScriptedEngine
 
 from radixkv.cluster.remote.channel import Ask, Channel, Reply
-from radixkv.cluster.remote.engine import RemoteEngine
-from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
@@ -222,19 +220,6 @@ def test_an_engine_that_can_not_be_made_says_why_whatever_its_error_is():
         start_engine(oddly_no_engine, method="forkserver")
 
 
-@contextlib.asynccontextmanager
-async def served_in_a_thread(scripted: ScriptedEngine) -> AsyncIterator[EngineClient]:
-    ours, theirs = multiprocessing.Pipe()
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
-    host.start()
-    engine = await asyncio.to_thread(RemoteEngine, ours)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-        await asyncio.to_thread(host.join)
-
-
 class Unpicklable(Exception):
     def __reduce__(self) -> str:
         raise TypeError("not this one")
@@ -290,22 +275,15 @@ async def test_nothing_runs_further_ahead_than_it_is_read():
         nonlocal given
         given = so_far
 
-    scripted = ScriptedEngine(max_model_len=10**6, fail=count)
-    ours, theirs = multiprocessing.Pipe()
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(scripted, theirs)))
-    host.start()
-    engine = await asyncio.to_thread(RemoteEngine, ours)
-    stream = engine.stream(Request("say:" + "x" * 5000, SamplingParams(max_tokens=5000)))
-    for _ in range(10):
-        await anext(stream)
-    for _ in range(20):
-        await engine.cache.match([1])  # the host has had its turns
-    assert 10 <= given <= 100
-    rest = [delta async for delta in stream]
-    assert len(rest) == 4990
-    await engine.close()
-    host.join(30)
-    assert not host.is_alive()
+    async with served_in_a_thread(ScriptedEngine(max_model_len=10**6, fail=count)) as engine:
+        stream = engine.stream(Request("say:" + "x" * 5000, SamplingParams(max_tokens=5000)))
+        for _ in range(10):
+            await anext(stream)
+        for _ in range(20):
+            await engine.cache.match([1])  # the host has had its turns
+        assert 10 <= given <= 100
+        rest = [delta async for delta in stream]
+        assert len(rest) == 4990
 
 
 @pytest.mark.parametrize("method", ["spawn"])

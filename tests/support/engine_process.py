@@ -12,7 +12,7 @@ import contextlib
 import multiprocessing
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -47,6 +47,21 @@ def paged_engine(**options: Any) -> AsyncEngine:
 def paged_engine_elsewhere(**options: Any) -> EngineClient:
     """The same in another process."""
     return start_engine(partial(paged_engine, **options), method="forkserver")
+
+
+@contextlib.asynccontextmanager
+async def served_in_a_thread(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    """A client of an engine that a thread serves over a pipe; closed with it."""
+    ours, theirs = multiprocessing.Pipe()
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, theirs)))
+    host.start()
+    client = await asyncio.to_thread(RemoteEngine, ours)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await asyncio.to_thread(host.join, 60)
+        assert not host.is_alive()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from told_deltas import collect_outputs
 from radixkv import PrefixCache
 from radixkv.cache.keys import TokenIds
 from radixkv.engine.adapters import AdapterRegistry
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats, TierCounts
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
@@ -189,7 +190,7 @@ def scripted_stats(cache: PrefixCache) -> EngineStats:
     )
 
 
-class ScriptedEngine:
+class ScriptedEngine(EngineClient):
     """See the module's text.
 
     Args:
@@ -202,6 +203,9 @@ class ScriptedEngine:
             there, or a finish reason to end with.
     """
 
+    is_healthy = True
+    is_full = False
+
     def __init__(
         self,
         *,
@@ -209,31 +213,26 @@ class ScriptedEngine:
         num_blocks: int = 100,
         tokenizer: Any = None,
         context_length: int | None = None,
+        model_fingerprint: str = "scripted-weights",
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
         clock: Callable[[], float] = time.monotonic,
         script: Callable[[str], str] | None = None,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
-        self.tokenizer = tokenizer or ByteTokenizer()
-        self.model_name = "scripted"
-        self.model_fingerprint = "scripted-weights"
-        self.limits = PromptLimits(
-            max_model_len,
-            context_length or max_model_len,
-            block_size=16,
-            vocab_size=self.tokenizer.vocab_size,
+        tokenizer = tokenizer or ByteTokenizer()
+        limits = PromptLimits(
+            max_model_len, context_length or max_model_len, block_size=16, vocab_size=tokenizer.vocab_size
         )
-        self.default_sampling = default_sampling or {}
+        self._facts = EngineFacts(
+            EngineConfig(), "scripted", model_fingerprint, limits, default_sampling or {}, tokenizer
+        )
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
         self._caches = caches
         self._script = script or what_to_say
         self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
-        self.adapters = AdapterRegistry()
-        self.config = EngineConfig()
-        self.is_healthy = True
-        self.is_full = False
+        self._adapters = AdapterRegistry()
         self._grammars = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {257}))
         self._input_processor = InputProcessor(
             self.limits,
@@ -253,6 +252,14 @@ class ScriptedEngine:
         self.gate.set()
         self.hold_at = 0
         self._changed = threading.Condition()
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def adapters(self) -> AdapterRegistry:
+        return self._adapters
 
     def stats(self) -> EngineStats:
         return scripted_stats(self.prefix_cache)

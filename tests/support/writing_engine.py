@@ -50,7 +50,6 @@ class WritingEngine(ScriptedEngine):
 
     def __init__(self, tokenizer: Tokenizer, texts: Mapping[str, str], *, step: int = 1) -> None:
         super().__init__(tokenizer=tokenizer, num_blocks=2048, max_model_len=16384)
-        self.tokenizer: Tokenizer = tokenizer
         self.texts = texts
         self.step = step
 

@@ -4,7 +4,7 @@
 A client asks for calls by name, and gets one answer for a call, items and an end for a stream:
 
     client to host: Ask, Took, Cancel, AskStatus
-    host to client: Facts first, then Reply, Item, End, Failed, Status
+    host to client: EngineFacts first, then Reply, Item, End, Failed, Status
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from radixkv.engine.adapters import AdapterCard
-from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
-from radixkv.engine.input_processor import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
-from radixkv.text.text_tokenizer import TextTokenizer
 
 #: Items of a stream that may be on their way.
 WINDOW = 64
@@ -33,13 +30,12 @@ WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call a method; with `streams` read its items. `id` is the client's, and new."""
+    """Make a call: of the engine, or of its `cache.` or `adapters.`. `id` is the client's, and new."""
 
     id: int
     name: str
     args: tuple[Any, ...]
     options: Mapping[str, Any]
-    streams: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +87,6 @@ class Failed:
 
     id: int
     error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Constants of an engine; the fields are `EngineClient`'s."""
-
-    config: EngineConfig
-    model_name: str
-    model_fingerprint: str
-    limits: PromptLimits
-    default_sampling: Mapping[str, Any]
-    tokenizer: TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

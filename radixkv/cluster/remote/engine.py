@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 from radixkv.cluster.remote.channel import (
     WINDOW,
@@ -22,7 +22,6 @@ from radixkv.cluster.remote.channel import (
     Cancel,
     Channel,
     End,
-    Facts,
     Failed,
     Item,
     Reply,
@@ -31,8 +30,8 @@ from radixkv.cluster.remote.channel import (
 )
 from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.engine.cache_client import CacheClient
-from radixkv.engine.calls import Call, call
-from radixkv.engine.client import EngineClient
+from radixkv.engine.calls import Call
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.counts import EngineStats
 from radixkv.errors import EngineStoppedError, InvalidRequestError
 
@@ -68,7 +67,7 @@ class Link:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self.facts: Facts
+        self.facts: EngineFacts
         self.status: Status
         self._ids = itertools.count()
         self._lock = threading.Lock()  # around the next two: no call may slip in after the last one
@@ -95,22 +94,27 @@ class Link:
             self._channel.send(AskStatus())
 
     def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any], part: str = "") -> Any:
-        """Make a call of the engine's, or of a `part` of it: `cache.`; see `call` and `iterate`."""
-        way = self.iterate if call.streams else self.call
-        return way(part + call.name, args, options)
+        """Make a call of the engine's, or of its `cache.` or `adapters.`, in the call's manner.
 
-    async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Call the method of that name there; return or raise its result. Cancelling it cancels it there."""
-        with self._asking(name, args, options, streams=False) as pending:
+        Cancelling one that is awaited cancels it there; closing an iterator closes the remote one.
+        """
+        if call.manner == "streamed":
+            return self._iterate(part + call.name, args, options)
+        answer = self._call(part + call.name, args, options)
+        return asyncio.run(answer) if call.manner == "blocking" else answer
+
+    async def _call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        with self._asking(name, args, options) as pending:
             event = await pending.events.get()
             if isinstance(event, Failed):
                 raise event.error
             assert isinstance(event, Reply)
             return event.value
 
-    async def iterate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> AsyncGenerator[Any]:
-        """Yield the items of the method of that name there. Closing the iterator closes the remote one."""
-        with self._asking(name, args, options, streams=True) as pending:
+    async def _iterate(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> AsyncGenerator[Any]:
+        with self._asking(name, args, options) as pending:
             num_taken = 0
             while not isinstance(event := await pending.events.get(), End):
                 if isinstance(event, Failed):
@@ -123,16 +127,14 @@ class Link:
                     num_taken = 0
 
     @contextlib.contextmanager
-    def _asking(
-        self, name: str, args: tuple[Any, ...], options: dict[str, Any], *, streams: bool
-    ) -> Iterator[_Pending]:
+    def _asking(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[_Pending]:
         pending = _Pending(next(self._ids))
         with self._lock:
             if self._ended is not None:
                 raise EngineStoppedError(str(self._ended))
             self._pending[pending.id] = pending  # first: the answer may be here before this thread goes on
             try:
-                self._channel.send(Ask(pending.id, name, args, options, streams))
+                self._channel.send(Ask(pending.id, name, args, options))
             except InvalidRequestError:
                 del self._pending[pending.id]
                 raise
@@ -142,11 +144,11 @@ class Link:
             if self._pending.pop(pending.id, None) is not None:  # it goes on there
                 self._channel.send(Cancel(pending.id))
 
-    def _take(self, message: Facts | Status | Event) -> None:
+    def _take(self, message: EngineFacts | Status | Event) -> None:
         """On the channel's thread."""
         if isinstance(message, Status):
             self.status = message
-        elif isinstance(message, Facts):
+        elif isinstance(message, EngineFacts):
             self.facts = message
         else:
             has_ended = not isinstance(message, Item)
@@ -183,25 +185,21 @@ class RemoteCache(CacheClient):
 
 
 class RemoteAdapters(Adapters):
-    """The adapters of that engine. `load` and `unload` wait for the other end, so call them in a thread."""
+    """The adapters of that engine."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.is_enabled = link.status.adapters is not None
 
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self._link.perform(call, args, options, "adapters.")
+
     def cards(self) -> Sequence[AdapterCard]:
         self._link.ask_status()  # for the next caller
         return self._link.status.adapters or ()
 
-    def load(self, name: str, folder: str) -> AdapterCard:
-        self.check_enabled()
-        return cast(AdapterCard, asyncio.run(self._link.call("adapters.load", (name, folder), {})))
 
-    def unload(self, name: str) -> bool:
-        return cast(bool, asyncio.run(self._link.call("adapters.unload", (name,), {})))
-
-
-class RemoteEngine:
+class RemoteEngine(EngineClient):
     """The `EngineClient` of the engine at the other end of a connection.
 
     Args:
@@ -215,15 +213,19 @@ class RemoteEngine:
     def __init__(self, connection: Connection, on_close: Callable[[], None] = lambda: None) -> None:
         self._link = Link(connection)
         self._on_close = on_close
-        facts = self._link.facts
-        self.config = facts.config
-        self.model_name = facts.model_name
-        self.model_fingerprint = facts.model_fingerprint
-        self.limits = facts.limits
-        self.default_sampling = facts.default_sampling
-        self.tokenizer = facts.tokenizer
         self.cache = RemoteCache(self._link)
-        self.adapters = RemoteAdapters(self._link)
+        self._adapters = RemoteAdapters(self._link)
+
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self._link.perform(call, args, options)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._link.facts
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._adapters
 
     @property
     def is_healthy(self) -> bool:
@@ -237,22 +239,12 @@ class RemoteEngine:
         self._link.ask_status()  # for the next caller
         return self._link.status.stats
 
-    tokenize = call()(EngineClient.tokenize)
-    render_chat = call()(EngineClient.render_chat)
-    check_quota = call()(EngineClient.check_quota)
-    stream = call()(EngineClient.stream)
-    generate = call()(EngineClient.generate)
-
-    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Make one of these calls there."""
-        return self._link.perform(call, args, options)
-
     async def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
-            await self._link.call("abort", (request_id,), {})
+            await super().abort(request_id)
 
     async def close(self) -> None:
         with contextlib.suppress(EngineStoppedError):
-            await self._link.call("close", (), {})
+            await super().close()
         await self._link.close()
         await asyncio.to_thread(self._on_close)

@@ -7,10 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import fields
-from functools import partial
 from multiprocessing.connection import Connection
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from radixkv.cluster.remote.channel import (
@@ -20,7 +17,6 @@ from radixkv.cluster.remote.channel import (
     Cancel,
     Channel,
     End,
-    Facts,
     Failed,
     Item,
     Reply,
@@ -28,22 +24,30 @@ from radixkv.cluster.remote.channel import (
     Took,
     as_sent,
 )
+from radixkv.engine.adapters import Adapters
+from radixkv.engine.cache_client import CacheClient
+from radixkv.engine.calls import Call, calls_of
 from radixkv.engine.client import EngineClient
-from radixkv.errors import ENDS_PROCESS, RadixKVError, RequestFailedError
+from radixkv.errors import ENDS_PROCESS, InvalidRequestError, RadixKVError, RequestFailedError
 
 STATUS_S = 0.25  # how often the client hears of an engine that nobody asks for anything
 
 
-async def serve_engine(engine: EngineClient, connection: Connection) -> None:
-    """Serve the other end until it goes; then end the calls it left running. The engine stays open."""
+async def serve_engine(engine: EngineClient, connection: Connection, *, may_close: bool = True) -> None:
+    """Serve the other end until it goes; then end the calls it left running. The engine stays open.
+
+    Args:
+        may_close: the client's `close` closes the engine; False: it only ends the connection, as others use
+            the engine, too.
+    """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    host = _Host(engine)
+    host = _Host(engine, may_close)
     channel = host.channel = Channel(
         connection,
         lambda message: _on_loop(loop, lambda: host.take(message)),
         lambda: _on_loop(loop, ended.set),
     )
-    channel.send(Facts(**{item.name: getattr(engine, item.name) for item in fields(Facts)}))
+    channel.send(engine.facts)
     host.send_status()
     channel.start()
     sending = asyncio.ensure_future(host.send_statuses())
@@ -73,8 +77,15 @@ class _Host:
 
     channel: Channel
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, may_close: bool) -> None:
         self._engine = engine
+        self._may_close = may_close
+        #: What a client may call, by the part of an engine that does it.
+        self._tables = {
+            "": calls_of(EngineClient),
+            "cache": calls_of(CacheClient),
+            "adapters": calls_of(Adapters),
+        }
         self._calls: dict[int, _RunningCall] = {}
 
     def take(self, message: Ask | Took | Cancel | AskStatus) -> None:
@@ -112,20 +123,30 @@ class _Host:
             await asyncio.sleep(STATUS_S)
             self.send_status()
 
+    def _find(self, name: str) -> tuple[Call, Callable[..., Any]]:
+        """Return a call of the tables, and what makes it."""
+        part, _, of_part = name.rpartition(".")
+        call = self._tables.get(part, {}).get(of_part)
+        if call is None:
+            raise InvalidRequestError(f"an engine has no call {name!r}")
+        if name == "close" and not self._may_close:
+            return call, _close_nothing
+        return call, getattr(getattr(self._engine, part) if part else self._engine, of_part)
+
     async def _answer(self, ask: Ask, window: asyncio.Semaphore) -> None:
         """Make a call; its result is followed by the engine's state."""
         last: Reply | End | Failed
         try:
-            method: Callable[..., Any] = attrgetter(ask.name)(self._engine)
-            if ask.streams:
+            call, method = self._find(ask.name)
+            if call.manner == "streamed":
                 async with aclosing(method(*ask.args, **ask.options)) as items:
                     async for item in items:
                         await window.acquire()
                         self.channel.send(Item(ask.id, item))
                 last = End(ask.id)
+            elif call.manner == "blocking":
+                last = Reply(ask.id, await asyncio.to_thread(method, *ask.args, **ask.options))
             else:
-                if ask.name.startswith("adapters."):  # these block, as they read files
-                    method = partial(asyncio.to_thread, method)
                 last = Reply(ask.id, await method(*ask.args, **ask.options))
         except (*ENDS_PROCESS, asyncio.CancelledError):
             raise
@@ -136,3 +157,7 @@ class _Host:
             self.channel.send(last)
         except RadixKVError as error:
             self.channel.send(Failed(ask.id, error))
+
+
+async def _close_nothing() -> None:
+    """Leave the engine to others."""

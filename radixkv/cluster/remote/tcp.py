@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any, cast
 
 from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.remote.channel import shut_down
@@ -57,21 +56,8 @@ class EngineAddress:
     key: bytes = field(repr=False)
 
 
-class SharedEngine:
-    """An engine that its clients can't close."""
-
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def close(self) -> None:
-        """Nothing: who made the engine closes it."""
-
-
 class EngineListener:
-    """Serves an engine to any number of clients, until it is closed; the engine stays open.
+    """Serves an engine to any number of clients, none of whom can close it, until the listener is closed.
 
     Connections that have not proven the key yet have a deadline and a bound in number: of more, the oldest
     is closed. Running out of descriptors delays those to come, and ends nothing.
@@ -81,7 +67,7 @@ class EngineListener:
     """
 
     def __init__(self, engine: EngineClient, host: str) -> None:
-        self._engine = cast(EngineClient, SharedEngine(engine))
+        self._engine = engine
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=128)
         self._listening.settimeout(_LOOK_S)
@@ -158,7 +144,7 @@ class EngineListener:
 
     async def _serve(self, connection: Connection) -> None:
         try:
-            await serve_engine(self._engine, connection)
+            await serve_engine(self._engine, connection, may_close=False)
         finally:
             self.num_clients -= 1
             connection.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from radixkv.cluster.replicas.member import Member
+from radixkv.cluster.replicas.members import Members
 from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.errors import AdapterLoadError, EngineStoppedError
 
@@ -16,18 +16,18 @@ class ReplicatedAdapters(Adapters):
     """See `Adapters`. Engines that come later repeat all loads and unloads.
 
     Args:
-        members: the engines that there are now; called for each call.
+        members: the engines.
         enabled: whether they take adapters.
     """
 
-    def __init__(self, members: Callable[[], Sequence[Member]], enabled: bool) -> None:
+    def __init__(self, members: Members, enabled: bool) -> None:
         self.is_enabled = enabled
         self._members = members
         self._lock = threading.Lock()  # one change at a time
         self._changes: dict[str, str | None] = {}  # name -> folder; None: unloaded
 
     def cards(self) -> Sequence[AdapterCard]:
-        members = self._members()
+        members = self._members.present()
         told = [member for member in members if member.replica.is_open] or members
         return told[0].engine.adapters.cards() if told else ()
 
@@ -37,7 +37,7 @@ class ReplicatedAdapters(Adapters):
         with self._lock:
             done: list[tuple[Adapters, AdapterCard | None, AdapterCard]] = []
             try:
-                for member in self._members():
+                for member in self._members.present():
                     adapters = member.engine.adapters
                     before = adapters.card(name)
                     with contextlib.suppress(EngineStoppedError):  # it gets all of them when it is back
@@ -60,7 +60,7 @@ class ReplicatedAdapters(Adapters):
     def unload(self, name: str) -> bool:
         with self._lock:
             found = False
-            for member in self._members():
+            for member in self._members.present():
                 with contextlib.suppress(EngineStoppedError):
                     found |= member.engine.adapters.unload(name)
             self._changes[name] = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,6 +20,7 @@ from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges, RemovedBlocks
 from radixkv.cluster.replicas.member import AGAIN_S, Member
+from radixkv.cluster.replicas.members import Members
 from radixkv.engine.cache_client import CacheClient, summed_advice
 from radixkv.engine.calls import Call, answer_of_most
 from radixkv.errors import ConfigError, EngineStoppedError
@@ -35,38 +35,22 @@ class ReplicatedCache(CacheClient):
     """See the module's text, and `CacheClient`.
 
     Args:
-        members: the engines that there are now; called for each call.
+        members: the engines.
         model: the fingerprint that they share.
     """
 
-    def __init__(self, members: Callable[[], Iterable[Member]], model: str) -> None:
+    def __init__(self, members: Members, model: str) -> None:
         super().__init__(model)
         self._members = members
         self._quotas: dict[str, Quota] = {}
         self._public: dict[tuple[EncodedTokens, str], None] = {}
 
     async def _ask(self, call: Callable[[CacheClient], Awaitable[T]]) -> list[T]:
-        """Collect the answers of all caches; engines that have ended are left out.
-
-        Raises:
-            EngineStoppedError: none answers. Also the error of the first one that refuses.
-        """
-        answers: list[T] = []
-        stopped = EngineStoppedError("no replica is there", retry_after_s=1.0)
-        asked = [call(member.engine.cache) for member in self._members()]
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, EngineStoppedError):
-                stopped = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answers.append(answer)
-        if not answers:
-            raise stopped
-        return answers
+        """Collect the answers of all caches; see `Members.ask`."""
+        return await self._members.ask(lambda engine: call(engine.cache))
 
     async def _with_most(self, token_ids: TokenIds, owner: Owner) -> CacheClient:
-        """The cache that has most of a prompt."""
+        """Return the cache that has most of a prompt."""
 
         async def look(cache: CacheClient) -> tuple[int, CacheClient]:
             return await cache.match(token_ids, owner), cache
@@ -82,26 +66,14 @@ class ReplicatedCache(CacheClient):
             await cache.publish(tokens, adapter=adapter)
 
     def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Ask all caches, and merge their answers by the call's rule."""
-        assert call.merge is not None, f"{call.name} has no rule for several caches"
-        return self._ask_and_merge(call, call.merge, call.signature.bind(*args, **options))
+        """Ask all caches and merge their answers by the call's rule, or ask the one with most of a prompt."""
+        if call.merge is answer_of_most:
+            return self._ask_most(call, call.signature.bind(*args, **options).arguments)
+        return self._members.perform(call, args, options, lambda engine: engine.cache)
 
-    async def _ask_and_merge(
-        self, call: Call, merge: Callable[[list[Any]], Any], given: inspect.BoundArguments
-    ) -> Any:
-        if call.divided:
-            given.apply_defaults()
-            num_members = max(1, len(list(self._members())))
-            for name in call.divided:
-                given.arguments[name] = max(1, given.arguments[name] // num_members)
-
-        def ask(cache: CacheClient) -> Awaitable[Any]:
-            return getattr(cache, call.name)(*given.args, **given.kwargs)
-
-        if merge is answer_of_most:
-            owner = given.arguments.get("owner", NOBODY)
-            return await ask(await self._with_most(given.arguments["token_ids"], owner))
-        return merge(await self._ask(ask))
+    async def _ask_most(self, call: Call, given: Mapping[str, Any]) -> Any:
+        cache = await self._with_most(given["token_ids"], given.get("owner", NOBODY))
+        return await getattr(cache, call.name)(**given)
 
     # ------------------------------------------------------------------ calls without a rule
 
@@ -132,7 +104,7 @@ class ReplicatedCache(CacheClient):
         merged = _MergedEvents()
         try:
             while True:
-                merged.keep_up(self._members(), replay=replay)
+                merged.keep_up(self._members.present(), replay=replay)
                 replay = True  # who comes later had nothing that anybody knows
                 try:
                     changes = await asyncio.wait_for(merged.waiting.get(), LOOK_S)

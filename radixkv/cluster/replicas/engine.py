@@ -20,7 +20,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.replicas.adapters import ReplicatedAdapters
@@ -28,17 +28,15 @@ from radixkv.cluster.replicas.attempts import Attempts, Running
 from radixkv.cluster.replicas.cache import ReplicatedCache
 from radixkv.cluster.replicas.member import AGAIN_S, Member
 from radixkv.cluster.replicas.members import Members
-from radixkv.engine.client import EngineClient
-from radixkv.engine.config import EngineConfig
+from radixkv.engine.adapters import Adapters
+from radixkv.engine.calls import Call
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.counts import EngineStats
-from radixkv.engine.input_processor import PromptLimits, encode_prompt
+from radixkv.engine.input_processor import encode_prompt
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
 from radixkv.scheduling.request import Request
 from radixkv.text.prompt_texts import RendersChats
-
-if TYPE_CHECKING:
-    from radixkv.text.text_tokenizer import TextTokenizer
 
 logger = logging.getLogger("radixkv")
 
@@ -46,7 +44,7 @@ logger = logging.getLogger("radixkv")
 PATIENCE_S = 10.0
 
 
-class ReplicatedEngine(RendersChats):
+class ReplicatedEngine(RendersChats, EngineClient):
     """See the module's text. The engines are closed with it, or when they leave.
 
     Args:
@@ -59,18 +57,13 @@ class ReplicatedEngine(RendersChats):
 
     def __init__(self, engines: Mapping[str, EngineClient], *, patience_s: float = PATIENCE_S) -> None:
         first = next(iter(engines.values()))
-        self.config: EngineConfig = first.config
-        self.model_name: str = first.model_name
-        self.model_fingerprint: str = first.model_fingerprint
-        self.limits: PromptLimits = first.limits
-        self.default_sampling: Mapping[str, Any] = first.default_sampling
-        self.tokenizer: TextTokenizer = first.tokenizer
+        self._facts = first.facts
         self._patience_s = patience_s
         super().__init__()
         self._members = Members()
-        self.adapters = ReplicatedAdapters(self._members.present, first.adapters.is_enabled)
+        self._adapters = ReplicatedAdapters(self._members, first.adapters.is_enabled)
         self._running: Running = {}
-        self.cache = ReplicatedCache(self._members.present, first.model_fingerprint)
+        self.cache: ReplicatedCache = ReplicatedCache(self._members, first.model_fingerprint)
         self._beside = LoopThread("radixkv-replicas")
         for name, engine in engines.items():
             member = self.add(name, engine)
@@ -137,7 +130,7 @@ class ReplicatedEngine(RendersChats):
     async def _prepare(self, member: Member) -> bool:
         try:
             await self.cache.prepare(member.engine.cache)
-            await asyncio.to_thread(self.adapters.prepare, member.engine.adapters)
+            await asyncio.to_thread(self._adapters.prepare, member.engine.adapters)
         except EngineStoppedError:
             return False
         except Exception:
@@ -145,7 +138,19 @@ class ReplicatedEngine(RendersChats):
             return False
         return True
 
+    def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Ask all engines, and merge their answers by the call's rule."""
+        return self._members.perform(call, args, options, lambda engine: engine)
+
     # ------------------------------------------------------------------ facts
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._adapters
 
     @property
     def is_healthy(self) -> bool:

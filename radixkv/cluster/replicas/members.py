@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, NamedTuple, TypeVar
 
 from radixkv.cache.keys import TokenIds
 from radixkv.cluster.events.block_keys import BlockKeys
 from radixkv.cluster.replicas.member import Member
 from radixkv.cluster.replicas.totals import left_by, total
 from radixkv.cluster.routing.router import Route, Router
+from radixkv.engine.calls import Call
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
 from radixkv.errors import ConfigError, EngineStoppedError
+
+T = TypeVar("T")
 
 # Prefill rates that differ by less are taken for the same.
 _ALIKE = 1.5
@@ -54,6 +58,40 @@ class Members:
             raise EngineStoppedError("the engine has been closed")
         with self._lock:
             return list(self._members.values())
+
+    async def ask(self, call: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
+        """Collect the answers of all engines; those that have ended are left out.
+
+        Raises:
+            EngineStoppedError: none answers. Also the error of the first one that refuses.
+        """
+        answers: list[T] = []
+        stopped = EngineStoppedError("no replica is there", retry_after_s=1.0)
+        asked = [call(member.engine) for member in self.present()]
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, EngineStoppedError):
+                stopped = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers.append(answer)
+        if not answers:
+            raise stopped
+        return answers
+
+    async def perform(
+        self, call: Call, args: tuple[Any, ...], options: dict[str, Any], part: Callable[[EngineClient], Any]
+    ) -> Any:
+        """Make a call that has a rule on all engines, or on a part of each, and merge the answers."""
+        assert call.merge is not None, f"{call.name} has no rule for several engines"
+        given = call.signature.bind(*args, **options)
+        if call.divided:
+            given.apply_defaults()
+            num_members = max(1, len(self.present()))
+            for name in call.divided:
+                given.arguments[name] = max(1, given.arguments[name] // num_members)
+        answers = await self.ask(lambda engine: getattr(part(engine), call.name)(*given.args, **given.kwargs))
+        return call.merge(answers)
 
     def has(self, member: Member) -> bool:
         """Return True if an engine has not left."""

@@ -279,8 +279,7 @@ async def test_quotas_that_one_engine_refuses_hold_nowhere():
 
 
 async def test_another_model_or_a_name_twice_is_refused():
-    other = ScriptedEngine()
-    other.model_fingerprint = "other-weights"
+    other = ScriptedEngine(model_fingerprint="other-weights")
     async with several(a=ScriptedEngine()) as engine:
         with pytest.raises(ConfigError, match="all replicas must be started alike"):
             engine.add("b", other)
