@@ -74,6 +74,7 @@ _COMMANDS = {
     "explain_command": ("explain",),
     "cache_folder_command": ("cache",),
     "dashboards_command": ("dashboards",),
+    "run_batch_command": ("run-batch",),
     "bench.bench_command": ("bench",),
     "replay.replay_command": ("replay",),
     "replay.simulate_command": ("simulate",),
