@@ -19,7 +19,8 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,20 +132,16 @@ async def tokens_of(config: EngineConfig, lines: Sequence[Line]) -> tuple[list[i
             answer = await client.post(f"/tokenize{line['url']}", json=line["body"])
             family = line["body"]["messages"][0]["content"]
             prompts.setdefault(family, []).append(answer.json()["tokens"])
-    shared, total = [], 0
-    for family in prompts.values():
-        ends = sorted(family)
-        common = sum(1 for _ in _while_equal(ends[0], ends[-1]))
-        shared.append(common)
-        total += common + sum(len(prompt) - common for prompt in family)
-    return shared, total
+    shared = [_common(min(family), max(family)) for family in prompts.values()]
+    ordered = sorted(prompt for family in prompts.values() for prompt in family)
+    known = [0, *(_common(before, after) for before, after in pairwise(ordered))]
+    return shared, sum(map(len, ordered)) - sum(known)
 
 
-def _while_equal(first: Sequence[int], second: Sequence[int]) -> Any:
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            return
-        yield one
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 async def in_order(config: EngineConfig, lines: Sequence[Line], concurrent: int) -> dict[str, float]:
