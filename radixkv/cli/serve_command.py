@@ -19,7 +19,7 @@ from radixkv.cli.brief_help import PANEL_OF, BriefHelp
 from radixkv.cli.config_file import take_config_file, with_entries
 from radixkv.cli.options import engine_options, settings_parameters, with_options
 from radixkv.engine.config import EngineConfig
-from radixkv.engine.no_collections import no_collections
+from radixkv.engine.interpreter import no_collections
 from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
 from radixkv_server.log_format import configure_logging

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -158,9 +157,6 @@ class AsyncEngine(RendersChats, EngineClient):
     def __init__(
         self, engine: Engine | Callable[[], Engine], *, restart: RestartPolicy | None = None
     ) -> None:
-        # The engine's thread needs the interpreter back quickly after each tensor operation; with the
-        # default of 5 ms a busy event loop could hold up every layer.
-        sys.setswitchinterval(min(sys.getswitchinterval(), 0.0005))
         self._streams = Streams()
         super().__init__()
         self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import time
@@ -23,7 +22,7 @@ from radixkv.engine.adapters import AdapterRegistry, open_adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.hooks import StepHook
-from radixkv.engine.no_collections import no_collections
+from radixkv.engine.interpreter import no_collections
 from radixkv.engine.runner import Runner
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.entrypoints.check_start import check_start
@@ -107,11 +106,8 @@ def build_engine(
             # Ranks must wait for another rank's share of a step only, not for its compiling.
             if config.warm_up != "off" or ranks is not None:
                 engine.runner.warm_up(thorough=config.warm_up == "full")
-            return_freed_memory()
-            # The objects so far stay: the garbage collector need not look at them again before the end.
             gc.collect()
-            gc.freeze()
-            atexit.register(gc.unfreeze)
+            return_freed_memory()
         undo.pop_all()
     engine.summary = summarize(engine, phases)
     return engine

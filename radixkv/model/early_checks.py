@@ -18,7 +18,7 @@ import psutil
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.loading.checkpoint_formats import read_json
-from radixkv.model.loading.gguf_metadata import read_metadata
+from radixkv.model.loading.gguf_file import read_values
 from radixkv.model.loading.model_source import ModelSource
 from radixkv.model.parallel.split_families import SPLIT_MODEL_TYPES, check_family, check_num_ranks
 
@@ -99,7 +99,7 @@ def _is_plain(rope: Any) -> bool:
 
 def _facts_of_gguf(path: Path) -> ModelFacts:
     try:
-        values = read_metadata(path).values
+        values = read_values(path)
     except (OSError, ValueError, KeyError, struct.error):  # its reader says what is wrong
         return ModelFacts()
     kind = values.get("general.architecture")

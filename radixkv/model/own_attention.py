@@ -175,7 +175,8 @@ def _slopes(module: Any, name: str, num_heads: int) -> Tensor:
 
 def _beside(module: Any, slopes: Tensor) -> Tensor:
     """Return a tensor in the memory of a module's weights: a step can't be recorded with copies in it."""
-    return slopes.to(next(module.parameters()).device)
+    parameter = next(module.parameters(), None)  # none where weights stay blocks, which a CPU has
+    return slopes if parameter is None else slopes.to(parameter.device)
 
 
 _REPLACEMENTS: dict[str, Callable[[Any], _Replacement]] = {

@@ -277,7 +277,7 @@ def byte_level_bytes(token: str) -> bytes:
 
     A token with a character outside the byte alphabet (only added tokens have one) stands for itself.
     """
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     try:
         return bytes([alphabet[char] for char in token])
     except KeyError:
@@ -285,7 +285,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 @cache
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins: character -> byte. Printable Latin-1 stands for itself."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}

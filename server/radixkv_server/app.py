@@ -33,6 +33,7 @@ from starlette.exceptions import HTTPException
 import radixkv
 from radixkv.engine.client import EngineClient
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.interpreter import settle_process
 from radixkv_server.apis.adapters_api.routes import API as ADAPTERS_API
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
@@ -272,6 +273,8 @@ def serve_engine(
 ) -> None:
     """Serve a loaded engine until SIGINT or SIGTERM, finish running requests, and close the engine.
 
+    The process is taken to serve and nothing else: see `settle_process`.
+
     Args:
         on_ready: called with host and port once requests are accepted.
         sock: a bound socket; None: one is bound to the settings' address.
@@ -281,6 +284,7 @@ def serve_engine(
     """
     with contextlib.closing(sock or bind_socket(settings.host, settings.port)) as bound:
         server = make_server(engine, settings, on_ready=on_ready)
+        settle_process()
         with server.handled_signals():
             asyncio.run(_serve_and_close(server, bound, engine, settings))
 

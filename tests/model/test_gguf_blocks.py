@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import ARCHITECTURES, family_config, write_family_gguf, write_llama_gguf
+from gguf_files import ARCHITECTURES, read_model, write_family_gguf, write_llama_gguf
 from nightly import by_day
 from tiny_adapters import peft_model, save_adapter
 from transformers import AutoModelForCausalLM
@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 from radixkv import LLM, SamplingParams
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
-from radixkv.model.loading.gguf_blocks import load_gguf
+from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.step_context import call_model
 
@@ -107,11 +106,14 @@ def test_mixed_formats_compute_what_the_dequantised_model_does(
 @pytest.mark.parametrize("architecture", by_day(ARCHITECTURES, "gemma3"))
 def test_families_compute_what_their_dequantised_model_does(architecture: str, tmp_path: Path) -> None:
     path = write_family_gguf(tmp_path / f"{architecture}.gguf", architecture, MIXED)
-    config = family_config(path)
-    model = load_gguf(path, config, register_attention_hook(), show_progress=False)
+    model = read_model(path)
     assert any(isinstance(module, BlockLinear) for module in model.modules())
     reference = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, config=config, attn_implementation="eager", dtype=torch.float32
+        path.parent,
+        gguf_file=path.name,
+        config=model.config,
+        attn_implementation="eager",
+        dtype=torch.float32,
     )
     expected = dequantised_logits(path, rounded=True, model=reference)
     positions = torch.arange(len(TOKENS))

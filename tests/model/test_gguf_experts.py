@@ -5,18 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
-from gguf_files import EXPERT_ARCHITECTURES, expert_state, family_config, write_family_gguf, write_llama_gguf
+from gguf_files import EXPERT_ARCHITECTURES, expert_state, read_model, write_family_gguf, write_llama_gguf
 from nightly import by_day
-from tiny_models import finish_gguf
 from transformers import AutoModelForCausalLM
-from transformers.integrations.gguf import GGUF_ARCHS
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
-from radixkv.model.loading.gguf_blocks import load_gguf, reason_against
+from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.step_context import call_model
 
 pytest.importorskip("numba")
@@ -41,15 +37,17 @@ def check(architecture: str, kinds: dict[str, str], kind: type[torch.nn.Module],
     path = write_family_gguf(
         tmp_path / f"{architecture}.gguf", architecture, kinds, EXPERT_ARCHITECTURES[architecture]
     )
-    config = family_config(path)
-    model = load_gguf(path, config, register_attention_hook(), show_progress=False)
+    model = read_model(path)
     assert sum(type(module) is kind for module in model.modules()) == 2
     found = logits(model, TOKENS)
-    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager", dtype=torch.float32)
     plain.load_state_dict(expert_state(path, plain, architecture), strict=False)
     plain.tie_weights()
     expected = plain.eval()(TOKENS[None], use_cache=False).logits[0]
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    # The median, since rounding may send single tokens another way through experts.
+    assert ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median() < 0.02
+    plain_read = logits(read_model(path, torch.float32), TOKENS)
+    assert (plain_read - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (found.argmax(-1) == expected.argmax(-1)).sum() >= 11
     # A token's experts may have many rows or that one.
     mlp = model.model.layers[1].mlp
@@ -78,15 +76,6 @@ def test_experts_in_formats_without_a_kernel_become_bfloat16(
 ) -> None:
     kinds = {"rest": "Q4_K", "ffn_up_exps": "TQ2_0", "ffn_down_exps": "F16"}
     check("gpt-oss", kinds, PackedExperts, tmp_path)
-
-
-def test_an_architecture_that_transformers_alone_knows_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(GGUF_ARCHS, "later", None)
-    path = tmp_path / "later.gguf"
-    finish_gguf(gguf.GGUFWriter(str(path), "later"))
-    assert reason_against(path) == "later changes values of its weights"
 
 
 @pytest.mark.nightly

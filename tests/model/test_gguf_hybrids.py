@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixkv.model.attention_hook import PlainCausalStep, register_attention_hook
-from radixkv.model.loading.gguf_blocks import load_gguf
+from radixkv.model.attention_hook import PlainCausalStep
 from radixkv.model.step_context import call_model
 
 pytest.importorskip("numba")
-from gguf_files import family_config
+from gguf_files import read_model
 from gguf_hybrid_files import HYBRIDS, make_hybrid, write_hybrid
 
 from radixkv_kernels.cpu.linear.block_method import methods
@@ -37,10 +36,7 @@ def test_a_hybrid_s_file_computes_what_its_model_does(case: str, tmp_path: Path)
         path = tmp_path / name
         if not path.exists():
             write_hybrid(path, case, model, kinds)
-        read = load_gguf(
-            path, family_config(path), register_attention_hook(), dtype=dtype, show_progress=False
-        )
-        return call_model(read, TOKENS, positions, None, PlainCausalStep(positions))
+        return call_model(read_model(path, dtype), TOKENS, positions, None, PlainCausalStep(positions))
 
     plain = logits("plain.gguf", torch.float32, "F32")
     assert (plain - expected).abs().max() < 1e-4 * expected.abs().max()

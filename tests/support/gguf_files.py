@@ -13,6 +13,10 @@ import numpy as np
 import torch
 from tiny_models import add_llama_tensors, finish_gguf, llama_gguf_writer
 
+from radixkv.model.loading.gguf_configs import config_of
+from radixkv.model.loading.gguf_experts import expected_shapes, expert_modules, expert_tensors
+from radixkv.model.loading.gguf_file import open_gguf
+from radixkv.model.loading.gguf_tensors import Conversion, tensor_names
 from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
 Array = np.ndarray[Any, Any]
@@ -125,24 +129,15 @@ EXPERT_ARCHITECTURES: dict[str, tuple[tuple[str, Any], ...]] = {
 }  # fmt: skip
 
 
-def family_config(path: Path) -> Any:
-    """The transformers configuration of a GGUF file."""
-    from transformers import AutoConfig
+def read_model(path: Path, dtype: torch.dtype | None = None) -> Any:
+    """The model of a GGUF file, with the attention of the engine; dequantised to `dtype`, or in blocks."""
+    from radixkv.model.loading.model_source import ModelSource
+    from radixkv.model.loading.pretrained import Pretrained
 
-    from radixkv.model.loading.gguf_configs import complete_config, own_config
-
-    config = own_config(path)
-    if config is None:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        complete_config(path, config)
-    return config
-
-
-def names_of(model: Any, architecture: str) -> tuple[dict[str, str], Any]:
-    """Tensors of a file -> parameters of a model, but for experts; and transformers' processor of values."""
-    from radixkv.model.loading.gguf_tensors import tensor_names
-
-    return tensor_names(model, architecture)
+    files = Pretrained(ModelSource(path.stem, path.parent, path.name))
+    if dtype is None:
+        return files.block_model(files.config(), False)
+    return files.model(files.config(), dtype, torch.device("cpu"), False)
 
 
 def write_family_gguf(
@@ -154,8 +149,6 @@ def write_family_gguf(
         extra: metadata beside the common ones, as in `ARCHITECTURES`, where it is by default.
     """
     from transformers import AutoModelForCausalLM
-
-    from radixkv.model.loading.gguf_experts import expected_shapes, expert_modules
 
     def metadata() -> Any:
         writer = gguf.GGUFWriter(str(path), architecture)
@@ -177,10 +170,10 @@ def write_family_gguf(
         return writer
 
     finish_gguf(metadata())
-    config = family_config(path)
+    config = config_of(open_gguf(path))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    names, _ = names_of(model, architecture)
+    names = tensor_names(model, architecture)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     writer = metadata()
     add = tensor_writer(writer, kinds)
@@ -201,19 +194,18 @@ def write_family_gguf(
 
 def expert_state(path: Path, model: Any, architecture: str) -> dict[str, torch.Tensor]:
     """The parameters of a model with experts, dequantised from its file."""
-    from radixkv.model.loading.gguf_experts import expert_modules, expert_tensors
 
     def plain(tensor: Any) -> Array:
         return np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
-    reader = gguf.GGUFReader(str(path))
-    names, processor = names_of(model, architecture)
+    file = open_gguf(path)
+    names, conversion = tensor_names(model, architecture), Conversion(architecture, model.config)
     state: dict[str, torch.Tensor] = {}
-    for tensor in reader.tensors:
-        if tensor.name in names and "_exps" not in tensor.name:
-            weights = processor.process(weights=plain(tensor), name=tensor.name).weights
-            state[names[tensor.name]] = torch.from_numpy(np.array(weights))
-    tensors = expert_tensors(reader)
+    for name, tensor in file.tensors.items():
+        if name in names and "_exps" not in name:
+            value = torch.from_numpy(np.array(conversion.restore(plain(tensor), name)))
+            state[names[name]] = value[None] if name.endswith("_shexp.weight") and value.dim() == 1 else value
+    tensors = expert_tensors(file)
     for name, layer, module in expert_modules(model):
         for leaf, suffix in (("weight", ""), ("bias", "_bias")):
             if f"down.{leaf}" not in tensors[layer]:
@@ -247,6 +239,8 @@ _GRANITE = {
 }
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
 _CHOSEN = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
@@ -272,6 +266,7 @@ _YARN = {
 #: Architecture of a file -> transformers' model type, settings of its configuration.
 CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "cohere2": ("cohere2", {"sliding_window": 8, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "command-r": ("cohere", {"logit_scale": 0.3}),
     "deepseek2": ("deepseek_v2", {**_LATENT, **_CHOSEN, **_GROUPS, "topk_method": "group_limited_greedy"}),
@@ -282,7 +277,14 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
                                       "moe_layer_start_index": 1, "moe_num_shared_experts": 1}),
     "exaone": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}}),
     "exaone4": ("exaone4", {"sliding_window": 8, "layer_types": _KINDS}),
+    "falcon": ("falcon", {"num_kv_heads": 1}),
+    "falcon with groups": ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": True}),
     "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 16, **_CAPS}),
+    "gemma3": ("gemma3_text", {
+        "sliding_window": 8, "query_pre_attn_scalar": 16, "num_hidden_layers": 6, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0}}}),
     "gemma4": ("gemma4_text", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4 with shared keys": ("gemma4_text", {
         **_GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32,
@@ -293,6 +295,7 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", _HALF),
     "glm4moe": ("glm4_moe", {**_CHOSEN, **_HALF, "n_group": 1, "topk_group": 1, "use_qk_norm": True}),
     "gptneox": ("gpt_neox", {"rope_parameters": {**_HALF["rope_parameters"], "partial_rotary_factor": 0.25}}),
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_inner": 96}),
     "granite": ("granite", _GRANITE),
     "granitemoe": ("granitemoe", {**_GRANITE, **_TWO_OF_FOUR}),
     "granitemoe with one for all": (
@@ -301,15 +304,27 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "internlm2": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "jais2": ("jais2", {}),
+    "llama": ("llama", {"attention_bias": True}),
+    "llama with experts": ("mixtral", _TWO_OF_FOUR),
+    "minimax-m2": ("minimax_m2", {**_TWO_OF_FOUR, **_HALF}),
     "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 32, "v_head_dim": 16}),
     "mistral3": ("ministral3", {"rope_parameters": _YARN}),
+    "nemotron": ("nemotron", _HALF),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
     "olmo2 with windows": ("olmo3", {"sliding_window": 8, "layer_types": _KINDS, "rope_parameters": None}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "phi2": ("phi", {**_HALF, "num_key_value_heads": 4}),
+    "phi3": ("phi3", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2moe": ("qwen2_moe", {**_FEW_EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3": ("qwen3", {}),
+    "qwen3moe": ("qwen3_moe", {**_FEW_EXPERTS, "norm_topk_prob": True}),
     "seed_oss": ("seed_oss", {}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "stablelm": ("stablelm", {**_HALF, "use_qkv_bias": True}),
+    "stablelm in parallel": ("stablelm", {**_HALF, "use_parallel_residual": True}),
+    "starcoder2": ("starcoder2", {}),
     "xverse": ("llama", {}),
 }  # fmt: skip
 _GEMMA4_LEAVES = {
@@ -321,12 +336,14 @@ _STATED: dict[str, tuple[str, ...]] = {
     "add_context_length": ("max_position_embeddings",),
     "add_embedding_length": ("hidden_size",),
     "add_block_count": ("num_hidden_layers",),
-    "add_feed_forward_length": ("intermediate_size",),
+    "add_feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
     "add_head_count": ("num_attention_heads",),
-    "add_head_count_kv": ("num_key_value_heads",),
+    "add_head_count_kv": ("num_key_value_heads", "num_kv_heads"),
     "add_vocab_size": ("vocab_size",),
     "add_layer_norm_rms_eps": ("rms_norm_eps",),
-    "add_layer_norm_eps": ("layer_norm_eps",),
+    "add_layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
+    "add_attn_logit_softcapping": ("attn_logit_softcapping",),
+    "add_final_logit_softcapping": ("final_logit_softcapping",),
     "add_sliding_window": ("sliding_window",),
     "add_attention_scale": ("attention_multiplier",),
     "add_embedding_scale": ("embedding_multiplier",),
@@ -335,7 +352,7 @@ _STATED: dict[str, tuple[str, ...]] = {
     "add_expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "add_expert_used_count": ("num_experts_per_tok", "moe_k"),
     "add_expert_feed_forward_length": ("moe_intermediate_size",),
-    "add_expert_shared_feed_forward_length": ("shared_intermediate_size",),
+    "add_expert_shared_feed_forward_length": ("shared_intermediate_size", "shared_expert_intermediate_size"),
     "add_expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
     "add_expert_weights_scale": ("routed_scaling_factor",),
     "add_expert_weights_norm": ("norm_topk_prob",),
@@ -345,7 +362,9 @@ _STATED: dict[str, tuple[str, ...]] = {
     "add_q_lora_rank": ("q_lora_rank",),
     "add_kv_lora_rank": ("kv_lora_rank",),
 }
-_INTERLEAVED = ("arcee", "granite", "internlm2", "mistral3", "olmo", "smollm3", "xverse")
+#: Architectures whose files do not say which layers have windows.
+_NO_PATTERN = ("cohere2", "gemma2", "gemma3")
+_INTERLEAVED = ("arcee", "granite", "internlm2", "llama", "mistral3", "olmo", "smollm3", "xverse")
 
 
 def write_converted(path: Path, case: str) -> Any:
@@ -370,7 +389,7 @@ def write_converted(path: Path, case: str) -> Any:
     randomize(model, 0)
     writer = gguf.GGUFWriter(str(path), architecture)
     _state_sizes(writer, architecture, config)
-    names = {parameter: name for name, parameter in names_of(model, architecture)[0].items()}
+    names = {parameter: name for name, parameter in tensor_names(model, architecture).items()}
     for parameter, value in model.state_dict().items():
         if architecture == "gemma4" and (".experts." in parameter or parameter.endswith("scale")):
             parts = [(_GEMMA4_LEAVES[parameter.rpartition(".")[2]].format(parameter.split(".")[2]), value)]
@@ -395,21 +414,23 @@ def write_converted(path: Path, case: str) -> Any:
             continue
         for name, part in parts:
             _add_rounded(writer, name, part, config, architecture)
-    if not hasattr(config, "rope_parameters"):
-        raise ValueError(f"{kind} has no rotary parameters")
     finish_gguf(writer)
     return model.eval()
 
 
 def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
+    values = config.to_dict()
     for method, fields in _STATED.items():
-        for field in fields:
-            value = config.to_dict().get(field)
-            if value is not None:
-                getattr(writer, method)(value)
-    rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
+        found = (values.get(config.attribute_map.get(field, field)) for field in fields)
+        value = next((each for each in found if each is not None), None)
+        if value is not None:
+            getattr(writer, method)(value)
+    size = values.get("head_dim") or config.hidden_size // config.num_attention_heads
+    rotary = getattr(config, "rope_parameters", None)
+    if rotary is None:
+        return
+    rotary = rotary.get("full_attention", rotary)
     writer.add_rope_freq_base(rotary["rope_theta"])
-    size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
     if architecture == "deepseek2":
         rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
         writer.add_head_count_kv(1)
@@ -427,7 +448,7 @@ def _state_sizes(writer: Any, architecture: str, config: Any) -> None:
     if architecture == "minicpm3":
         writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
         writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    if getattr(config, "sliding_window", None) and architecture != "cohere2":
+    if getattr(config, "sliding_window", None) and architecture not in _NO_PATTERN:
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
     if "factor" in rotary:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rotary["rope_type"]))
@@ -451,7 +472,6 @@ def _gemma4_sizes(writer: Any, config: Any) -> None:
     writer.add_rope_dimension_count(full)
     writer.add_rope_dimension_count_swa(config.to_dict()["head_dim"])
     writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
-    writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if config.top_k_experts:
         writer.add_expert_used_count(config.top_k_experts)
     writer.add_head_count_kv([config.per_layer_config[layer].num_key_value_heads for layer in layers])
@@ -474,6 +494,8 @@ def _expert_parts(parameter: str, value: torch.Tensor) -> list[tuple[str, torch.
 def _add_rounded(writer: Any, name: str, value: torch.Tensor, config: Any, architecture: str) -> None:
     """Add a tensor in its order of rows, and round it in place."""
     kind = gguf.GGMLQuantizationType.Q8_0
+    if architecture == "gpt2" and name.split(".")[-2] in ("attn_qkv", "attn_output", "ffn_up", "ffn_down"):
+        value = value.T if value.dim() == 2 else value
     plain = value.dim() == 1 or name.endswith(".bias") or "_inp." in name
     stored = value.numpy() if plain else gguf.quantize(value.contiguous().numpy(), kind)
     if not plain:
@@ -485,9 +507,12 @@ def _add_rounded(writer: Any, name: str, value: torch.Tensor, config: Any, archi
             stored = (
                 stored.reshape(count, 2, len(stored) // count // 2, -1).swapaxes(1, 2).reshape(stored.shape)
             )
-    if architecture == "gptneox" and "attn_qkv" in name:
-        parts = stored.reshape(config.num_attention_heads, 3, -1, *stored.shape[1:])
-        stored = parts.swapaxes(0, 1).reshape(stored.shape)
-    if architecture == "gemma" and name.endswith("norm.weight"):
+    if architecture in ("bloom", "falcon", "gptneox") and "attn_qkv" in name:
+        heads = config.num_attention_heads
+        groups, size = getattr(config, "num_kv_heads", heads), config.hidden_size // heads
+        parts = stored.reshape(groups, heads // groups + 2, size, *stored.shape[1:])
+        split = parts[:, :-2], parts[:, -2], parts[:, -1]
+        stored = np.concatenate([part.reshape(-1, *stored.shape[1:]) for part in split])
+    if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         stored = stored + 1
     writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=None if plain else kind)

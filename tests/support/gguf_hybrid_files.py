@@ -8,11 +8,11 @@ from typing import Any
 
 import gguf
 import torch
-from gguf_files import names_of
 from tiny_models import add_byte_level_tokenizer, finish_gguf, randomize
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from radixkv.model.loading.gguf_tensors import tensor_names
 from tests.support.hybrid_models import tiny_hybrid
 
 _DELTA = {"hidden_size": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
@@ -32,6 +32,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid of Bamba": ("bamba", {}),
     "jamba": ("jamba", {}),
     "kimi-linear": ("kimi_linear", {}),
+    "lfm2": ("lfm2", {}),
     "lfm2moe": ("lfm2_moe", {}),
     "mamba": ("mamba", {"intermediate_size": 128}),
     "mamba with norms": ("falcon_mamba", {"intermediate_size": 128}),
@@ -77,7 +78,7 @@ def write_hybrid(
     _state_sizes(writer, architecture, config)
     if with_tokenizer:
         add_byte_level_tokenizer(writer)
-    names = {parameter: name for name, parameter in names_of(model, architecture)[0].items()}
+    names = {parameter: name for name, parameter in tensor_names(model, architecture).items()}
     turn = 0
     for parameter, value in model.state_dict().items():
         if parameter == "lm_head.weight" and config.tie_word_embeddings:

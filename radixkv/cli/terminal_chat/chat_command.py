@@ -15,6 +15,7 @@ from radixkv.cli.brief_help import BriefHelp
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import engine_options
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.interpreter import settle_process
 from radixkv.entrypoints.extras import require_engine
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def _model(config: EngineConfig, console: Console, max_tokens: int, temperature:
 
     console.print(f"Loading {config.model} ...")
     llm = LLM.from_engine(build_engine(config))
+    settle_process()
     return LocalPartner(llm, max_tokens=max_tokens, temperature=temperature)
 
 

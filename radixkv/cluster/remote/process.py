@@ -14,6 +14,7 @@ from radixkv.cluster.remote.channel import Channel, Failed, as_sent
 from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
+from radixkv.engine.interpreter import settle_process
 from radixkv.errors import EngineStoppedError
 from radixkv.helper_process import safe_helpers
 
@@ -56,6 +57,7 @@ def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
         channel.close()
         channel.join()
         return
+    settle_process()
     asyncio.run(_serve(engine, connection))
 
 

@@ -8,7 +8,7 @@
     4. embeddings read the rows they need from the mapped file
     5. nothing may be left without a value
 
-With a dtype, tensors are dequantised to it instead: for architectures that transformers does not read.
+With a dtype, tensors are dequantised to it instead.
 `gguf_tensors` says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order
 of a weight's rows is found by sending row numbers through the same function, so rows of blocks move and
 nothing is dequantised.
@@ -16,8 +16,8 @@ nothing is dequantised.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -26,7 +26,6 @@ from torch import nn
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.file_pages import release_mapped_pages
-from radixkv.model.loading.gguf_architectures import ARCHITECTURES
 from radixkv.model.loading.gguf_experts import (
     expected_shapes,
     expert_modules,
@@ -34,8 +33,9 @@ from radixkv.model.loading.gguf_experts import (
     rounded_formats,
     stacked_experts,
 )
-from radixkv.model.loading.gguf_metadata import known_metadata
-from radixkv.model.loading.gguf_tensors import STAY_PLAIN, join_tensors, tensor_names
+from radixkv.model.loading.gguf_file import GGUFFile
+from radixkv.model.loading.gguf_frequencies import divide_frequencies
+from radixkv.model.loading.gguf_tensors import STAY_PLAIN, Conversion, join_tensors, tensor_names
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.loading.without_memory import build_without_memory
 
@@ -46,36 +46,21 @@ if TYPE_CHECKING:
 _Array = np.ndarray[Any, Any]
 
 
-def reason_against(path: Path) -> str | None:
-    """Why the blocks of a file can't be kept on this machine; None: they can."""
+def reason_against() -> str | None:
+    """Why blocks can't be kept on this machine; None: they can."""
     try:
         from radixkv_kernels.cpu.linear.block_method import methods
     except ImportError:
         return "numba can't be used (the extra `cpu` installs it)"
     if not methods():
         return "this processor has neither VNNI nor AVX2"
-    architecture = str(known_metadata(path).values.get("general.architecture"))
-    if _is_read_otherwise(architecture):
-        return f"{architecture} changes values of its weights"
     return None
-
-
-def _is_read_otherwise(architecture: str) -> bool:
-    """Return True if transformers alone reads an architecture, without a processor of its tensors."""
-    from transformers import modeling_gguf_pytorch_utils as reading
-
-    try:
-        from transformers.integrations.gguf import GGUF_ARCHS
-    except ImportError:  # an older version
-        return False
-    own = architecture in ARCHITECTURES or architecture in reading.TENSOR_PROCESSORS
-    return architecture in GGUF_ARCHS and not own
 
 
 @torch.no_grad()
 def load_gguf(
-    path: Path, config: Any, attention: str, *, dtype: torch.dtype | None = None, show_progress: bool = True,
-    for_ranks: bool = False,
+    file: GGUFFile, config: Any, attention: str, *, dtype: torch.dtype | None = None,
+    show_progress: bool = True, for_ranks: bool = False,
 ) -> Any:  # fmt: skip
     """Build the transformers model of a GGUF file.
 
@@ -86,38 +71,50 @@ def load_gguf(
         for_ranks: leave blocks in the file until each rank has chosen its share, see `WholeProduct`.
 
     Raises:
-        ModelLoadError: a parameter of the model is not in the file, or has another shape there.
+        ModelLoadError: a parameter of the model is not in the file, or has another shape there; or sizes or
+            factors of frequencies that do not fit.
     """
-    import gguf
     from transformers import AutoModelForCausalLM
 
-    reader = gguf.GGUFReader(str(path))
-    if not reader.tensors:
-        raise ModelLoadError(f"{path} has a vocabulary and no weights; give the model's file.")
+    if not file.tensors:
+        raise ModelLoadError(f"{file.path} has a vocabulary and no weights; give the model's file.")
     model: Any = build_without_memory(
         lambda: AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     )
+    _check_size(file, model)
     _make_buffers(model)
-    file = _File(path, reader, model, dtype, for_ranks)
-    total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    placing = _Placing(file, model, dtype, for_ranks)
+    total = sum(tensor.n_bytes for tensor in file.tensors.values())
     with progress_bar(
-        f"{'Packing' if dtype is None else 'Dequantising'} {path.name}",
+        f"{'Packing' if dtype is None else 'Dequantising'} {file.path.name}",
         total,
         show=show_progress,
         patience=2.0,
     ) as update:
         done = 0
-        for tensor in file.in_order():
-            file.place(tensor)
-            done += int(tensor.n_bytes)
+        for tensor in placing.in_order():
+            placing.place(tensor)
+            done += tensor.n_bytes
             update(done)
-        for experts in file.experts():
-            done += file.place_experts(*experts)
+        for experts in placing.experts():
+            done += placing.place_experts(*experts)
             update(done)
-        file.tie()
-    file.check_complete()
-    file.tell_widened(show_progress)
+        placing.tie()
+    placing.check_complete()
+    placing.tell_widened(show_progress)
+    divide_frequencies(file, model)
     return model.eval().requires_grad_(False)
+
+
+def _check_size(file: GGUFFile, model: Any) -> None:
+    """Refuse a file whose sizes make a far larger model than it has weights for, before memory is taken."""
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.n_elements for tensor in file.tensors.values())
+    if expected > 2.5 * stored + 2**20:  # tied weights are stored once
+        raise ModelLoadError(
+            f"{file.path} has {stored:,} weights, and its sizes make a model of {expected:,}. It is damaged "
+            "or was tampered with; fetch it again from a source you trust."
+        )
 
 
 def _make_buffers(model: Any) -> None:
@@ -137,26 +134,28 @@ def _make_buffers(model: Any) -> None:
             model._init_weights(module)
 
 
-class _File:
+class _Placing:
     """The tensors of one file on their way into one model."""
 
-    def __init__(
-        self, path: Path, reader: Any, model: Any, dtype: torch.dtype | None, for_ranks: bool
-    ) -> None:
-        from radixkv_kernels.cpu.linear.block_rows import BlockRows
-
-        self.path, self.reader, self.model, self.dtype = path, reader, model, dtype
-        architecture = reader.get_field("general.architecture").contents()
-        self._names, self._processor = tensor_names(model, architecture)
-        self._rows: BlockRows = BlockRows()
+    def __init__(self, file: GGUFFile, model: Any, dtype: torch.dtype | None, for_ranks: bool) -> None:
+        self.file, self.model, self.dtype = file, model, dtype
+        self._names = tensor_names(model, file.architecture)
+        self._conversion = Conversion(file.architecture, model.config.get_text_config(decoder=True))
         self._for_ranks = for_ranks
         self._embedded: dict[str, Any] = {}
-        self._experts = expert_tensors(reader)
+        self._experts = expert_tensors(file)
         self._widened: Counter[str] = Counter()
+
+    @functools.cached_property
+    def _rows(self) -> BlockRows:
+        """Rows of inputs in int8, which products of blocks share; it takes numba."""
+        from radixkv_kernels.cpu.linear.block_rows import BlockRows
+
+        return BlockRows()
 
     def in_order(self) -> list[Any]:
         """Tensors that the model has a place for; biases before the weights that they belong to."""
-        joined = join_tensors(self.reader.tensors, self._names)
+        joined = join_tensors(self.file.tensors, self._names)
         known = [tensor for tensor in joined if tensor.name in self._names]
         return sorted(known, key=lambda tensor: len(tensor.shape) > 1)
 
@@ -184,10 +183,6 @@ class _File:
 
     def place_experts(self, path: str, layer: int, module: Any) -> int:
         """Pack a layer's experts and make their router's rows independent; returns bytes of the tensors."""
-        from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
-        from radixkv.model.cpu_layers.packed_linear import PackedLinear
-        from radixkv.model.cpu_layers.whole_weights import FileExperts
-
         tensors = self._experts.get(layer, {})
         for name, shape in expected_shapes(module, tensors).items():
             tensor = tensors.get(name)
@@ -198,6 +193,10 @@ class _File:
             for name, value in stacked_experts(module, tensors).items():
                 setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
+        from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
+        from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv.model.cpu_layers.whole_weights import FileExperts
+
         experts = FileExperts(module, tensors, self._rows)
         self._put(path, experts if self._for_ranks else experts.packed())
         self._widened.update(rounded_formats(module, tensors))
@@ -250,8 +249,8 @@ class _File:
         if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
             width = module.in_features
             return self._chosen(FileProduct([tensor], width, order, None, module.bias, self._rows))
-        weight = torch.from_numpy(np.array(self._processed(tensor)))
-        if weight.shape[:1] == (1,):  # a product with one output, of a file with its dimension
+        weight = torch.from_numpy(np.array(self._restored(tensor)))
+        if flat or weight.shape[:1] == (1,):  # a file may have its dimension, or not
             weight = weight.reshape(1, -1)
         if weight.shape != module.weight.shape:
             self._refuse(tensor, tuple(weight.shape), module.weight.shape)
@@ -271,7 +270,7 @@ class _File:
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
         parts = getattr(tensor, "parts", [tensor])
-        inputs = self._processor.input_order(tensor.name) if hasattr(self._processor, "input_order") else None
+        inputs = self._conversion.input_order(tensor.name)
         differ = len({part.tensor_type for part in parts}) > 1
         if inputs is None and not (differ and tensor.is_stack):
             return None
@@ -286,28 +285,22 @@ class _File:
         count = int(tensor.shape[1])
         numbers = np.arange(count, dtype=np.int64)
         try:
-            found = np.asarray(self._process(numbers[:, None], tensor.name))
+            found = self._conversion.restore(numbers[:, None], tensor.name)
         except Exception:  # it counts on the weight's columns
             return False
         if found.shape != (count, 1) or not np.array_equal(np.sort(found[:, 0]), numbers):
             return False
         return None if np.array_equal(found[:, 0], numbers) else np.ascontiguousarray(found[:, 0])
 
-    def _process(self, weights: Any, name: str) -> Any:
-        kept: dict[str, Any] = {"tensors": {}}
-        return self._processor.process(
-            weights=weights, name=name, tensor_key_mapping=self._names, parsed_parameters=kept
-        ).weights
-
-    def _processed(self, tensor: Any) -> _Array:
-        """A tensor as float32, as transformers would have it."""
+    def _restored(self, tensor: Any) -> _Array:
+        """A tensor as float32, as the model has it."""
         import gguf
 
         plain = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        return np.asarray(self._process(plain, tensor.name), dtype=np.float32)
+        return np.asarray(self._conversion.restore(plain, tensor.name), dtype=np.float32)
 
     def _set_parameter(self, module: nn.Module, leaf: str, tensor: Any) -> None:
-        value = torch.from_numpy(np.array(self._processed(tensor)))
+        value = torch.from_numpy(np.array(self._restored(tensor)))
         old = getattr(module, leaf)
         if _is_same_but_for_ones(value.shape, old.shape) or tensor.name.endswith(".ssm_norm.weight"):
             value = value.reshape(old.shape) if value.numel() == old.numel() else value
@@ -327,13 +320,13 @@ class _File:
 
     def _refuse(self, tensor: Any, found: tuple[int, ...], expected: torch.Size) -> NoReturn:
         raise ModelLoadError(
-            f"The tensor {tensor.name} of {self.path} has the shape {list(found)}, the model's parameter "
-            f"{list(expected)}. The file is damaged, or its metadata belong to another model."
+            f"The tensor {tensor.name} of {self.file.path} has the shape {list(found)}, the model's "
+            f"parameter {list(expected)}. The file is damaged, or its metadata belong to another model."
         )
 
     def _refuse_missing(self, names: list[str]) -> NoReturn:
         raise ModelLoadError(
-            f"{self.path} has no tensors for {len(names)} parameters of the model (first: {names[0]})"
+            f"{self.file.path} has no tensors for {len(names)} parameters of the model (first: {names[0]})"
             ". The file may be incomplete, or made for another version of the architecture."
         )
 

@@ -1,200 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of GGUF files, as far as transformers does not read them.
-
-Mixtral's files are of the architecture `llama`, of which transformers makes a model without experts; it can't
-read a gpt-oss with scaled rotary frequencies; it leaves what it has no key for at the default of one model
-(sizes of experts and heads, soft caps, scaled rotary frequencies); and it knows half of the architectures.
-"""
+"""Configuration of a GGUF file's model: a row of the table of architectures with the file's sizes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.loading.gguf_architectures import ARCHITECTURES, make_config
-from radixkv.model.loading.gguf_metadata import GGUFMetadata, known_metadata
-from radixkv.model.loading.gguf_rotary import LONG_FACTORS, scaling, tensor_values
+from radixkv.model.loading.gguf_architectures import ARCHITECTURES
+from radixkv.model.loading.gguf_file import GGUFFile
+from radixkv.model.loading.gguf_rotary import LONG_FACTORS, rotary_parameters
 
-#: Keys of a file, without the architecture -> fields that transformers leaves at their default.
-LEFT_OUT = {
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "attention.key_length": "head_dim",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
+#: Keys of a file, without the architecture -> fields of configurations: those that a model's has are set.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "context_length": ("max_position_embeddings",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": (
+        "shared_intermediate_size",
+        "shared_expert_intermediate_size",
+    ),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
 }
-#: Architecture -> number of layers of its one model whose queries are scaled by width / heads, not by the
-#: size of a head. No key says so; llama.cpp goes by the number of layers, too.
-_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
-#: Names in transformers' list of what it reads that are none of a decoder it has.
-_NO_DECODERS = {"deci", "general", "t5", "tokenizer", "umt5"}
+#: Fields that tell whether a tensor of the first layer, or of all, is there.
+_PRESENT: dict[str, str] = {
+    "attention_bias": "blk.0.attn_q.bias",
+    "mlp_bias": "blk.0.ffn_up.bias",
+    "use_bias": "blk.0.attn_q.bias",
+    "use_qkv_bias": "blk.0.attn_q.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
+    "qk_layernorm": "blk.0.attn_q_norm.weight",
+}
+_TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def own_config(path: Path) -> Any | None:
-    """The configuration of a file that transformers can't read, or reads as another model; None: it can.
+def config_of(file: GGUFFile) -> Any:
+    """The transformers configuration of a file.
 
     Raises:
-        KeyError: the file lacks a size.
-        ModelLoadError: its layers differ in a size, or neither reads it as a decoder.
+        KeyError: it lacks a size.
+        ModelLoadError: an architecture that is not in the table, layers that differ in a size, or factors
+            that do not fit the model's rotary frequencies.
     """
-    known = known_metadata(path)
-    architecture = str(known.values.get("general.architecture"))
-    if architecture in _NO_DECODERS:
-        raise unread(path, architecture)
-    make = _OWN.get(architecture)
-    if make is not None:
-        return make(known)
-    if architecture not in ARCHITECTURES:
-        return None
-    config = make_config(architecture, known)
-    _set_long_factors(path, config, lambda key, *other: known.values.get(f"{architecture}.{key}", *other))
+    from transformers import AutoConfig
+
+    architecture = file.architecture
+    row = ARCHITECTURES.get(architecture)
+    if row is None:
+        raise ModelLoadError(
+            f"{file.path} is a GGUF file of the architecture {architecture}, which can't be read from GGUF. "
+            f"These can: {', '.join(sorted(ARCHITECTURES))}. Serve the folder of safetensors that the file "
+            "was made from instead: it works wherever transformers has the model."
+        )
+
+    def of(key: str, *default: Any) -> Any:
+        name = f"{architecture}.{key}"
+        found = file.values.get(name, *default) if default else file.values[name]
+        if isinstance(found, list) and found and not isinstance(found[0], bool):
+            found = [each for each in found if each] or found  # layers of other kinds have none
+            if len(set(found)) > 1 and key not in row.varied:
+                raise ModelLoadError(
+                    f"The layers of this {architecture} file differ in {key}, which can't be read. Serve the "
+                    "model's folder of safetensors instead."
+                )
+            found = found[0]
+        return found
+
+    more = dict(row.settings) | (row.more(of, file) if row.more is not None else {})
+    model_type = more.pop("model_type", row.model_type)
+    default = AutoConfig.for_model(model_type)
+    heads, hidden = of("attention.head_count"), of("embedding_length")
+    head_size = of("attention.key_length", hidden // (heads or 1))  # pure state models have no heads
+    fields: dict[str, Any] = {
+        "num_hidden_layers": of("block_count") - of("nextn_predict_layers", 0),
+        "num_key_value_heads": of("attention.head_count_kv", heads),
+        "head_dim": head_size,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    for key, names in FIELDS.items():
+        value = of(key, None)
+        if value is not None:
+            fields |= {name: value for name in names if _is_field(default, name)}
+    tokens = file.values.get("tokenizer.ggml.tokens")
+    fields["vocab_size"] = of("vocab_size") if tokens is None else len(tokens)
+    for name, key in _TOKENS.items():
+        token = file.values.get(f"tokenizer.ggml.{key}_token_id")
+        fields[name] = token if token is not None and token < fields["vocab_size"] else None
+    fields |= {name: tensor in file.tensors for name, tensor in _PRESENT.items()}
+    rotary = rotary_parameters(
+        of, more.get("head_dim", head_size), getattr(default, "rope_parameters", None) or {}
+    )
+    fields["rope_parameters"] = rotary | more.pop("rotary", {})
+    kept = {name: value for name, value in fields.items() if _is_field(default, name)}
+    if heads and head_size != hidden // heads:  # some models take one that their configuration does not list
+        kept["head_dim"] = head_size
+    config = AutoConfig.for_model(model_type, **kept | more)
+    _set_long_factors(file, config)
     return config
 
 
-def unread(path: Path, name: str) -> ModelLoadError:
-    """The error for a file of an architecture that neither transformers nor the table reads."""
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    names = {each.replace("_", "-") for each in GGUF_SUPPORTED_ARCHITECTURES} - _NO_DECODERS
-    return ModelLoadError(
-        f"{path} is a GGUF file of the architecture {name}, which can't be read from GGUF. These can: "
-        f"{', '.join(sorted({*names, *ARCHITECTURES}))}. Serve the folder of safetensors that the file was "
-        "made from instead: it works wherever transformers has the model."
-    )
+def _is_field(config: Any, name: str) -> bool:
+    """Return True if a configuration has a field of this name, not a value that it computes."""
+    try:
+        return hasattr(config, name) and not isinstance(getattr(type(config), name, None), property)
+    except RuntimeError:  # its layers have one each
+        return True
 
 
-def complete_config(path: Path, hf_config: Any) -> None:
-    """Set what a file states, or its architecture implies, and transformers leaves at a default."""
-    values = known_metadata(path).values
-    architecture = str(values.get("general.architecture"))
-
-    def of(key: str, *default: Any) -> Any:
-        return (
-            values[f"{architecture}.{key}"] if not default else values.get(f"{architecture}.{key}", *default)
-        )
-
-    for key, name in LEFT_OUT.items():
-        value = of(key, None)
-        if isinstance(value, int | float) and hasattr(hf_config, name):
-            setattr(hf_config, name, value)
-    if hasattr(hf_config, "query_pre_attn_scalar"):
-        by_width = hf_config.num_hidden_layers == _SCALED_BY_WIDTH.get(architecture)
-        hf_config.query_pre_attn_scalar = (
-            hf_config.hidden_size // hf_config.num_attention_heads if by_width else hf_config.head_dim
-        )
-    if architecture == "gpt2":
-        hf_config.n_positions = of("context_length")
-    vocab_size = getattr(hf_config, "vocab_size", 0)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(hf_config, name, None)
-        if isinstance(token, int) and token >= vocab_size:
-            setattr(hf_config, name, None)
-    _scale_frequencies(hf_config, scaling(of))
-    _set_long_factors(path, hf_config, of)
-
-
-def _scale_frequencies(hf_config: Any, scaled: dict[str, Any]) -> None:
-    parameters = getattr(hf_config, "rope_parameters", None)
-    if not scaled or not isinstance(parameters, dict):
-        return
-    own = parameters.get("full_attention", parameters)
-    if own.get("rope_type", "default") == "default":
-        own.update(scaled)
-
-
-def _set_long_factors(path: Path, hf_config: Any, of: Callable[..., Any]) -> None:
+def _set_long_factors(file: GGUFFile, config: Any) -> None:
     """Set LongRoPE's two sets of factors of rotary frequencies, which are tensors of a file.
 
     Raises:
         ModelLoadError: another number of factors than of frequencies, or no positive numbers.
     """
-    found = tensor_values(path, *LONG_FACTORS.values())
-    parameters = getattr(hf_config, "rope_parameters", None)
-    if not found or not isinstance(parameters, dict):
+    if not file.tensors.keys() & set(LONG_FACTORS.values()):
         return
-    size = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
-    count = int(of("rope.dimension_count", size)) // 2
-    for name in LONG_FACTORS.values():
-        values = found.get(name, [])
-        if len(values) != count or not all(0 < value < math.inf for value in values):
+    values, prefix = file.values, file.architecture
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    count = int(values.get(f"{prefix}.rope.dimension_count", size)) // 2
+    factors: dict[str, list[float]] = {}
+    for name, tensor in LONG_FACTORS.items():
+        found = file.dequantised(tensor).reshape(-1).tolist() if tensor in file.tensors else []
+        if len(found) != count or not all(0 < value < math.inf for value in found):
             raise ModelLoadError(
-                f"The tensor {name} of {path} has {len(values)} values; LongRoPE divides {count} frequencies "
-                "by positive numbers. The file is damaged, or of another model."
+                f"The tensor {tensor} of {file.path} has {len(found)} values; LongRoPE divides {count} "
+                "frequencies by positive numbers. The file is damaged, or of another model."
             )
-    original = int(of("rope.scaling.original_context_length", None) or of("context_length"))
-    parameters |= {name: found[tensor] for name, tensor in LONG_FACTORS.items()}
-    parameters |= {"rope_type": "longrope", "original_max_position_embeddings": original}
-    magnitude = of("rope.scaling.attn_factor", None)
+        factors[name] = found
+    length = values.get(f"{prefix}.rope.scaling.original_context_length")
+    original = int(length or values[f"{prefix}.context_length"])
+    parameters = config.rope_parameters
+    parameters |= factors | {"rope_type": "longrope", "original_max_position_embeddings": original}
+    magnitude = values.get(f"{prefix}.rope.scaling.attn_factor")
     if magnitude is not None:
         parameters["attention_factor"] = float(magnitude)
-    hf_config.original_max_position_embeddings = original
-
-
-def _common(known: GGUFMetadata, of: Callable[[str], Any]) -> dict[str, Any]:
-    """Fields of any decoder."""
-    values = known.values
-    tokens = values.get("tokenizer.ggml.tokens")
-    ids = {name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in
-           (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}  # fmt: skip
-    return {
-        "vocab_size": of("vocab_size") if tokens is None else len(tokens),
-        "hidden_size": of("embedding_length"),
-        "num_hidden_layers": of("block_count"),
-        "num_attention_heads": of("attention.head_count"),
-        "num_key_value_heads": of("attention.head_count_kv"),
-        "max_position_embeddings": of("context_length"),
-        "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
-        "num_local_experts": of("expert_count"),
-        "num_experts_per_tok": of("expert_used_count"),
-        "tie_word_embeddings": "output.weight" not in known.tensors,
-        **{f"{name}_token_id": number for name, number in ids.items()},
-    }
-
-
-def _mixtral(known: GGUFMetadata) -> Any | None:
-    of = _reader(known.values, "llama")
-    if not known.values.get("llama.expert_count"):
-        return None
-    from transformers import MixtralConfig
-
-    return MixtralConfig(
-        **_common(known, of),
-        intermediate_size=of("feed_forward_length"),
-        head_dim=known.values.get("llama.rope.dimension_count"),
-        rope_parameters={"rope_type": "default", "rope_theta": of("rope.freq_base")},
-        sliding_window=None,
-    )
-
-
-def _gpt_oss(known: GGUFMetadata) -> Any:
-    of = _reader(known.values, "gpt-oss")
-    from transformers import GptOssConfig
-
-    rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": of("rope.freq_base")}
-    if known.values.get("gpt-oss.rope.scaling.type") == "yarn":
-        rotary |= {
-            "rope_type": "yarn",
-            "factor": of("rope.scaling.factor"),
-            "original_max_position_embeddings": of("rope.scaling.original_context_length"),
-            # llama.cpp's and the model's own.
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-        }
-    return GptOssConfig(
-        **_common(known, of),
-        intermediate_size=of("expert_feed_forward_length"),
-        head_dim=of("attention.key_length"),
-        sliding_window=of("attention.sliding_window"),
-        rope_parameters=rotary,
-    )
-
-
-def _reader(values: Mapping[str, Any], architecture: str) -> Callable[[str], Any]:
-    return lambda key: values[f"{architecture}.{key}"]
-
-
-_OWN: dict[str, Callable[[GGUFMetadata], Any]] = {"llama": _mixtral, "gpt-oss": _gpt_oss}
+    config.original_max_position_embeddings = original

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files through transformers: check one, and convert one into safetensors and tokenizer files."""
+"""GGUF files: check one, and convert one into the folder of a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.gguf_configs import config_of
+from radixkv.model.loading.gguf_file import open_gguf
 from radixkv.model.loading.gguf_header import check_header
-from radixkv.model.loading.gguf_parsing import gguf_parsed_once
-from radixkv.model.loading.load_progress import counted_tensors, progress_bar
+from radixkv.model.loading.load_progress import progress_bar
 
 if TYPE_CHECKING:
     import torch
@@ -40,67 +41,48 @@ def check_gguf(path: Path) -> None:
             f"{path} is not a GGUF file (it does not start with the letters GGUF); it may be damaged or a "
             "failed download. Fetch it again, or give the folder of a model in safetensors format."
         )
-    with contextlib.suppress(ImportError):  # without the gguf package, transformers says what is missing
+    with contextlib.suppress(ImportError):  # without the gguf package, it is said later what is missing
         check_header(path)
 
 
 def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> None:
     """Write the model in `source` to the existing folder `target` as plain transformers files, float32.
 
-    The weights are exactly what transformers dequantises from the GGUF file; tied weights are stored once.
-    The folder then loads with plain `from_pretrained`, in seconds and without the gguf package.
+    Tied weights are stored once. The folder then loads with plain `from_pretrained`, in seconds and without
+    the gguf package.
 
     Raises:
         OSError: the target can't be written (full disk, permissions).
-        ModelLoadError: transformers can't read the file.
+        ModelLoadError: the file can't be read.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
+    from radixkv.model.loading.gguf_blocks import load_gguf
+    from radixkv.model.loading.gguf_tokenizer import tokenizer_of
     from radixkv.model.loading.quiet_transformers import quiet_transformers
 
-    folder, name = str(source.parent), source.name
-    with (
-        progress_bar("Dequantising the weights", 100, unit="percent", show=show_progress) as update,
-        quiet_transformers(),
-        gguf_parsed_once(),
-    ):
+    with quiet_transformers():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
-            update(20)
-            with counted_tensors(modeling_gguf_pytorch_utils, lambda share: update(20 + 75 * share)):
-                model = AutoModelForCausalLM.from_pretrained(
-                    folder, gguf_file=name, dtype=torch.float32, trust_remote_code=False
-                )
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise _unreadable(source, error) from error
-        except Exception as error:
-            raise _unreadable(source, error) from error
+            file = open_gguf(source)
+            tokenizer = tokenizer_of(file)
+            model = load_gguf(
+                file, config_of(file), "eager", dtype=torch.float32, show_progress=show_progress
+            )
+        except (ModelLoadError, OSError):
+            raise
+        except Exception as error:  # damaged files surface as any kind of error
+            detail = " ".join(str(error).split())[:300]
+            raise ModelLoadError(
+                f"The GGUF file {source} can't be read ({type(error).__name__}: {detail}). It may be damaged."
+            ) from error
 
     config = model.config
-    align_special_tokens(tokenizer, config)
-    if hasattr(config, "quantization_config"):  # the saved weights are plain float32
-        del config.quantization_config
     config.architectures = [type(model).__name__]
-    config._name_or_path = ""
     config.save_pretrained(target)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(target)
     tokenizer.save_pretrained(target)
     _write_weights(_untied_state(model), target / "model.safetensors", show_progress)
-
-
-def align_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Give a tokenizer read from GGUF the begin, end and padding tokens that the file names.
-
-    The configuration has them right; the tokenizer has another end token in some versions of transformers.
-    """
-    for name in ("bos", "eos", "pad"):
-        token = getattr(config, f"{name}_token_id", None)
-        if isinstance(token, int) and token < len(tokenizer):
-            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
 
 
 def _untied_state(model: Any) -> dict[str, torch.Tensor]:
@@ -148,11 +130,3 @@ def _watch_size(path: Path, report: Callable[[float], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _unreadable(source: Path, error: Exception) -> ModelLoadError:
-    detail = " ".join(str(error).split())[:300]
-    return ModelLoadError(
-        f"transformers can't read the GGUF file {source} ({type(error).__name__}: {detail}). The file may be "
-        "damaged, or its architecture or quantisation may be unknown to the installed transformers and gguf."
-    )

@@ -16,16 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from radixkv.model.loading.gguf_file import FileTensor, GGUFFile
+
 _Array = np.ndarray[Any, Any]
 _TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-def expert_tensors(reader: Any) -> dict[int, dict[str, Any]]:
+def expert_tensors(file: GGUFFile) -> dict[int, dict[str, FileTensor]]:
     """Tensors of experts by layer and then by name, `gate.weight` for instance."""
-    found: dict[int, dict[str, Any]] = {}
-    for tensor in reader.tensors:
-        match = _TENSOR.fullmatch(tensor.name)
+    found: dict[int, dict[str, FileTensor]] = {}
+    for name, tensor in file.tensors.items():
+        match = _TENSOR.fullmatch(name)
         if match is not None:
             found.setdefault(int(match[1]), {})[f"{match[2]}.{match[3]}"] = tensor
     return found

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.loading.gguf_metadata import GGUFMetadata
+from radixkv.model.loading.gguf_file import GGUFFile
 
 _Of = Callable[..., Any]
 
 
-def qwen_next(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def qwen_next(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Qwen3-Next: delta nets, and experts with one for all tokens."""
     heads = of("ssm.time_step_rank")
     layers = of("block_count") - of("nextn_predict_layers", 0)
@@ -34,18 +34,18 @@ def qwen_next(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
     }
 
 
-def qwen35(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def qwen35(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Qwen 3.5 and its mixtures, which rotate by three positions."""
-    sections = [each for each in known.values[_key(known, "rope.dimension_sections")] if each]
+    sections = [each for each in file.values[_key(file, "rope.dimension_sections")] if each]
     rotary = {"mrope_section": sections, "mrope_interleaved": True}
-    return {**qwen_next(of, known), "rotary": rotary}
+    return {**qwen_next(of, file), "rotary": rotary}
 
 
-def granite_hybrid(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def granite_hybrid(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Granite 4, and Bamba, which has none of Granite's multipliers."""
-    attends = _attends(of, known)
+    attends = _attends(of, file)
     expand = of("ssm.inner_size") // of("embedding_length")
-    sizes = {"mamba_expand": expand, **_mamba2_with_prefix(of, known)}
+    sizes = {"mamba_expand": expand, **_mamba2_with_prefix(of, file)}
     if of("attention.scale", None) is None:
         indices = [layer for layer, each in enumerate(attends) if each]
         return {"model_type": "bamba", "attn_layer_indices": indices, **sizes}
@@ -60,24 +60,24 @@ def granite_hybrid(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
     }
 
 
-def falcon_h1(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def falcon_h1(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Falcon-H1, whose multipliers are in its weights."""
     ones = ("lm_head", "embedding", "key", "attention_out", "attention_in", "ssm_in", "ssm_out")
     return {
         "mamba_d_ssm": of("ssm.inner_size"),
         "mamba_norm_before_gate": False,  # no key says so; llama.cpp's order
-        "mamba_rms_norm": "blk.0.ssm_norm.weight" in known.tensors,
-        **_mamba2_with_prefix(of, known),
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        **_mamba2_with_prefix(of, file),
         **{f"{name}_multiplier": 1.0 for name in ones},
         "mlp_multipliers": [1.0, 1.0],
         "ssm_multipliers": [1.0] * 5,
     }
 
 
-def nemotron_h(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def nemotron_h(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Nemotron-H: each layer is one of attention, a state layer, an MLP and, in mixtures, experts."""
     tensors = {"full_attention": "attn_k.weight", "linear_attention": "ssm_a", "moe": "ffn_gate_inp.weight"}
-    having = {kind: _layers_with(of, known, name) for kind, name in tensors.items()}
+    having = {kind: _layers_with(of, file, name) for kind, name in tensors.items()}
     kinds = [
         next((kind for kind, layers in having.items() if layers[layer]), "mlp")
         for layer in range(len(having["moe"]))
@@ -90,10 +90,10 @@ def nemotron_h(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
         "ssm_state_size": of("ssm.state_size"),
         "n_groups": of("ssm.group_count"),
         "conv_kernel": of("ssm.conv_kernel"),
-        "use_conv_bias": _has(known, ".ssm_conv1d.bias"),
-        "mamba_proj_bias": _has(known, ".ssm_in.bias"),
-        "mlp_bias": _has(known, ".ffn_up.bias"),
-        "attention_bias": _has(known, ".attn_q.bias"),
+        "use_conv_bias": _has(file, ".ssm_conv1d.bias"),
+        "mamba_proj_bias": _has(file, ".ssm_in.bias"),
+        "mlp_bias": _has(file, ".ffn_up.bias"),
+        "attention_bias": _has(file, ".attn_q.bias"),
     }
     if "moe" in kinds:
         found["moe_shared_expert_intermediate_size"] = of("expert_shared_feed_forward_length")
@@ -101,13 +101,13 @@ def nemotron_h(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
     return found
 
 
-def mamba(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def mamba(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Mamba, and Falcon Mamba, which norms what its steps are made of."""
-    found = {**_pure(of, known), "time_step_rank": of("ssm.time_step_rank")}
+    found = {**_pure(of, file), "time_step_rank": of("ssm.time_step_rank")}
     return {"model_type": "falcon_mamba", **found} if of("ssm.dt_b_c_rms", False) else found
 
 
-def mamba2(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def mamba2(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Mamba 2."""
     heads = of("ssm.time_step_rank")
     sizes = {
@@ -115,14 +115,14 @@ def mamba2(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
         "head_dim": of("ssm.inner_size") // heads,
         "n_groups": of("ssm.group_count"),
     }
-    return {**_pure(of, known), **sizes}
+    return {**_pure(of, file), **sizes}
 
 
-def jamba(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def jamba(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Jamba, which has attention in some layers and experts in some others."""
     count = of("block_count")
-    attends = [layer for layer, each in enumerate(_attends(of, known)) if each]
-    mixtures = [layer for layer, each in enumerate(_layers_with(of, known, "ffn_gate_inp.weight")) if each]
+    attends = [layer for layer, each in enumerate(_attends(of, file)) if each]
+    mixtures = [layer for layer, each in enumerate(_layers_with(of, file, "ffn_gate_inp.weight")) if each]
     experts = of("expert_count", 0) if mixtures else 1
     return {
         **_period("attn_layer", attends, count),
@@ -133,15 +133,15 @@ def jamba(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
         "mamba_d_conv": of("ssm.conv_kernel"),
         "mamba_expand": of("ssm.inner_size") // of("embedding_length"),
         "mamba_dt_rank": of("ssm.time_step_rank"),
-        "mamba_conv_bias": _has(known, ".ssm_conv1d.bias"),
-        "mamba_proj_bias": _has(known, ".ssm_in.bias"),
+        "mamba_conv_bias": _has(file, ".ssm_conv1d.bias"),
+        "mamba_proj_bias": _has(file, ".ssm_in.bias"),
     }
 
 
-def kimi_linear(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def kimi_linear(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Kimi-Linear: delta nets with a decay for each channel, and latents."""
     rope, heads = of("rope.dimension_count"), of("attention.head_count")
-    attends = _layers_with(of, known, "attn_kv_a_mqa.weight")
+    attends = _layers_with(of, file, "attn_kv_a_mqa.weight")
     dense = of("leading_dense_block_count", 0)
     return {
         "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
@@ -158,30 +158,41 @@ def kimi_linear(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
     }
 
 
-def lfm2_moe(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def lfm2(of: _Of, file: GGUFFile) -> dict[str, Any]:
+    """LFM2: short convolutions, and attention in some layers."""
+    return {**_lfm2_layers(of, file), "block_auto_adjust_ff_dim": False}
+
+
+def lfm2_moe(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """LFM2 with experts."""
     return {
-        "layer_types": ["full_attention" if each else "conv" for each in _attends(of, known)],
+        **_lfm2_layers(of, file),
         "num_dense_layers": of("leading_dense_block_count"),
-        "conv_L_cache": of("shortconv.l_cache"),
-        "conv_bias": _has(known, ".shortconv.in_proj.bias"),
-        "use_expert_bias": _has(known, ".exp_probs_b.bias"),
+        "use_expert_bias": _has(file, ".exp_probs_b.bias"),
     }
 
 
-def _pure(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def _lfm2_layers(of: _Of, file: GGUFFile) -> dict[str, Any]:
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in _attends(of, file)],
+        "conv_L_cache": of("shortconv.l_cache"),
+        "conv_bias": _has(file, ".shortconv.in_proj.bias"),
+    }
+
+
+def _pure(of: _Of, file: GGUFFile) -> dict[str, Any]:
     """Sizes of models that have state layers alone."""
     return {
         "state_size": of("ssm.state_size"),
         "conv_kernel": of("ssm.conv_kernel"),
         "expand": of("ssm.inner_size") // of("embedding_length"),
         "intermediate_size": of("ssm.inner_size"),
-        "use_conv_bias": _has(known, ".ssm_conv1d.bias"),
-        "use_bias": _has(known, ".ssm_in.bias"),
+        "use_conv_bias": _has(file, ".ssm_conv1d.bias"),
+        "use_bias": _has(file, ".ssm_in.bias"),
     }
 
 
-def _mamba2_with_prefix(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
+def _mamba2_with_prefix(of: _Of, file: GGUFFile) -> dict[str, Any]:
     heads = of("ssm.time_step_rank")
     return {
         "mamba_n_heads": heads,
@@ -189,21 +200,21 @@ def _mamba2_with_prefix(of: _Of, known: GGUFMetadata) -> dict[str, Any]:
         "mamba_d_state": of("ssm.state_size"),
         "mamba_n_groups": of("ssm.group_count"),
         "mamba_d_conv": of("ssm.conv_kernel"),
-        "mamba_conv_bias": _has(known, ".ssm_conv1d.bias"),
-        "mamba_proj_bias": _has(known, ".ssm_in.bias"),
+        "mamba_conv_bias": _has(file, ".ssm_conv1d.bias"),
+        "mamba_proj_bias": _has(file, ".ssm_in.bias"),
     }
 
 
-def _layers_with(of: _Of, known: GGUFMetadata, tensor: str) -> list[bool]:
+def _layers_with(of: _Of, file: GGUFFile, tensor: str) -> list[bool]:
     """Whether each layer has a tensor."""
-    names = set(known.tensors)
+    names = set(file.tensors)
     count = of("block_count") - of("nextn_predict_layers", 0)
     return [f"blk.{layer}.{tensor}" in names for layer in range(count)]
 
 
-def _attends(of: _Of, known: GGUFMetadata) -> list[bool]:
+def _attends(of: _Of, file: GGUFFile) -> list[bool]:
     """Whether each layer has attention."""
-    return _layers_with(of, known, "attn_k.weight")
+    return _layers_with(of, file, "attn_k.weight")
 
 
 def _period(name: str, layers: list[int], count: int) -> dict[str, Any]:
@@ -222,9 +233,9 @@ def _period(name: str, layers: list[int], count: int) -> dict[str, Any]:
     return {f"{name}_offset": first, f"{name}_period": period}
 
 
-def _key(known: GGUFMetadata, name: str) -> str:
-    return f"{known.values['general.architecture']}.{name}"
+def _key(file: GGUFFile, name: str) -> str:
+    return f"{file.values['general.architecture']}.{name}"
 
 
-def _has(known: GGUFMetadata, ending: str) -> bool:
-    return any(name.endswith(ending) for name in known.tensors)
+def _has(file: GGUFFile, ending: str) -> bool:
+    return any(name.endswith(ending) for name in file.tensors)

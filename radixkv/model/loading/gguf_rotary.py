@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
-
-from radixkv.model.loading.gguf_metadata import known_metadata
 
 #: Keys of a file's scaling -> transformers' parameters.
 _YARN = {
@@ -51,16 +48,3 @@ def scaling(of: Callable[..., Any]) -> dict[str, Any]:
             if value is not None:
                 found[name] = float(value)
     return found
-
-
-def tensor_values(path: Path, *names: str) -> dict[str, list[float]]:
-    """Numbers of the tensors of these names that a file has."""
-    if not set(names) & set(known_metadata(path).tensors):
-        return {}
-    import gguf
-
-    found = (tensor for tensor in gguf.GGUFReader(str(path)).tensors if tensor.name in names)
-    return {
-        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(-1).tolist()
-        for tensor in found
-    }

@@ -71,15 +71,6 @@ class StateOrders:
             weights = weights[:, np.argsort(self.inputs[leaf])]
         return weights
 
-    def store(self, name: str, weights: Any) -> Any:
-        """Undo `restore`, of values or of rows."""
-        leaf = leaf_of(name)
-        if leaf in self.inputs:
-            weights = weights[:, self.inputs[leaf]]
-        if leaf in self._rows:
-            weights = weights[np.argsort(self._rows[leaf])]
-        return -np.exp(weights) if leaf == "ssm_a" else weights
-
 
 def _tiles(keys: int, per_key: int, size: int) -> _Array:
     """For each element in the file, the model's."""

@@ -6,17 +6,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from radixkv.model.loading.gguf_architectures import ARCHITECTURES, Architecture
+from radixkv.model.loading.gguf_architectures import ARCHITECTURES
+from radixkv.model.loading.gguf_file import FileTensor
 from radixkv.model.loading.gguf_states import JOINED_INPUT, StateOrders, by_head, leaf_of
 
+_Array = np.ndarray[Any, Any]
 #: Modules whose weights stay float32: what transforms them, or a model's own forward, needs their numbers.
 STAY_PLAIN = (".kv_b_proj", ".dt_proj")
-_BIAS = re.compile(r"\be_score_correction_bias$")
 _BLOCK = re.compile(r"(blk\.\d+\.)(.+)")
 #: Parameters that transformers has as one, and the tensors that files have.
 _JOINED = {
@@ -31,7 +31,7 @@ _ENDINGS = {
     ".shared_mlp.input_linear.weight": ("ffn_gate_up_shexp.weight", "ffn_gate_up.weight"),
     ".shared_mlp.output_linear.weight": ("ffn_down_shexp.weight", "ffn_down.weight"),
     ".block_sparse_moe.router.weight": ("ffn_gate_inp.weight",),
-    ".moe_statics.e_score_correction_bias": ("exp_probs_b.bias",),
+    ".e_score_correction_bias": ("exp_probs_b.bias",),
     ".feed_forward.expert_bias": ("exp_probs_b.bias",),
     ".dt_bias": ("ssm_dt.bias",),
     ".pre_ff_layernorm.weight": ("ffn_norm.weight", "ffn_norm"),
@@ -45,45 +45,43 @@ _ENDINGS = {
 }
 
 
-def tensor_names(model: Any, architecture: str) -> tuple[dict[str, str], Any]:
-    """Names of tensors -> of parameters and buffers, and what processes values, as transformers has it.
+def tensor_names(model: Any, architecture: str) -> dict[str, str]:
+    """Names of tensors -> of parameters and buffers, but for those of experts.
 
     Args:
         architecture: the file's.
     """
-    from transformers import modeling_gguf_pytorch_utils as reading
+    import gguf
 
-    row = ARCHITECTURES.get(architecture)
-    config = model.config.get_text_config(decoder=True).to_dict()
-    processor: Any
-    if row is None:
-        kind = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)
-        processor = kind(config=config)
-    else:
-        processor = _Processor(row, config, reading)
-    names = reading.get_gguf_hf_weights_map(model, processor, model_type=architecture)
-    for name, parameter in list(names.items()):
-        if row is not None and row.base != "model.":
-            names[name] = parameter = parameter.replace(row.base, "model.", 1)
-        if not name.endswith((".weight", ".bias", "_exps")):  # the file has a suffix, the model none
-            names[f"{name}.weight"] = parameter
-        elif parameter.endswith(".e_score_correction.bias"):
-            names[name] = parameter.replace("correction.bias", "correction_bias")
+    base = ARCHITECTURES[architecture].base
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.get_tensor_name_map(kind, model.config.get_text_config(decoder=True).num_hidden_layers)
+    names: dict[str, str] = {}
+    without_base: dict[str, str] = {}  # some parameters have names without their model's class alone
     for parameter in model.state_dict():
+        stem, _, suffix = parameter.rpartition(".")
+        if suffix not in ("weight", "bias"):
+            stem, suffix = parameter, ""
+        stem = stem.replace("model.", base, 1)
+        for found, own in ((names, stem), (without_base, stem.partition(".")[2])):
+            name = known.get_name(own)
+            if name is None or name.endswith("_exps"):
+                continue
+            found[f"{name}.{suffix}" if suffix else name] = parameter
+            if not suffix:  # the file may have one
+                found[f"{name}.weight"] = parameter
         layer = re.search(r"\.layers\.(\d+)\.", parameter)
-        if layer is None:
-            continue
         for ending, tensors in _ENDINGS.items():
-            if parameter.endswith(ending):
+            if layer is not None and parameter.endswith(ending):
                 names |= {f"blk.{layer[1]}.{tensor}": parameter for tensor in tensors}
-    return names, processor
+    return without_base | names
 
 
-def join_tensors(tensors: list[Any], names: Mapping[str, str]) -> list[Any]:
+def join_tensors(tensors: Mapping[str, FileTensor], names: Mapping[str, str]) -> list[Any]:
     """Tensors of a file with those that transformers has as one put together, where the model needs them."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    for tensor in tensors:
-        found = _BLOCK.fullmatch(tensor.name)
+    by_name: dict[str, Any] = dict(tensors)
+    for each in tensors:
+        found = _BLOCK.fullmatch(each)
         if found is None:
             continue
         for whole, parts in _JOINED.items():
@@ -144,53 +142,48 @@ class JoinedTensor:
         return np.concatenate([part.reshape(-1, part.shape[-1]) for part in plain])
 
 
-class _Processor:
-    """Undoes what llama.cpp's conversion does, by a row of the table; with transformers' interface for it."""
+class Conversion:
+    """What llama.cpp's conversion does to values and rows of tensors, by a row of the table.
 
-    def __init__(self, row: Architecture, config: dict[str, Any], reading: Any) -> None:
-        self._row, self._orders = row, StateOrders(config, tiled=row.tiled)
-        self._rotary = reading.LlamaTensorProcessor(config=config)
-        self._merged: Any = None
-        if row.merged_by_head:
-            heads = config["num_attention_heads"]
-            self._merged = by_head(heads, [config["hidden_size"] // heads] * 3)
+    Args:
+        config: of the model, for text.
+    """
 
-    def preprocess_name(self, hf_name: str) -> str:
-        """The name that the gguf package knows."""
-        if self._row.base != "model.":
-            hf_name = hf_name.replace("model.", self._row.base, 1)
-        return _BIAS.sub("e_score_correction.bias", hf_name)
+    def __init__(self, architecture: str, config: Any) -> None:
+        self._row = ARCHITECTURES[architecture]
+        self._orders = StateOrders(config.to_dict(), tiled=self._row.tiled)
+        #: Heads of products whose rows llama.cpp rotates in pairs.
+        self._heads: dict[str, int] = {}
+        if self._row.interleaved and getattr(config, "num_key_value_heads", None):
+            self._heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+        self._merged: _Array | None = None
+        if self._row.merged_by_head:
+            heads = config.num_attention_heads
+            size, groups = config.hidden_size // heads, getattr(config, "num_kv_heads", heads)
+            self._merged = by_head(groups, [heads // groups * size, size, size])
 
-    def input_order(self, name: str) -> Any:
+    def input_order(self, name: str) -> _Array | None:
         """For each column of a tensor, the input of the model that it belongs to; None: the same."""
         return self._orders.inputs.get(leaf_of(name))
 
-    def perform_fallback_tensor_mapping(self, *_: Any) -> None:
-        """Experts are found by the names of the file."""
-
-    def process(self, weights: Any, name: str, **_: Any) -> Any:
-        """The values or rows of a tensor as the model has them, in `weights`."""
+    def restore(self, weights: _Array, name: str) -> _Array:
+        """The values or rows of a tensor as the model has them."""
         if self._has_ones(name):
             weights = weights - 1
         weights = self._orders.restore(name, weights)
         if self._merged is not None and ".attn_qkv." in name:
             weights = weights[self._merged]
-        if self._is_interleaved(name):
-            return self._rotary.process(weights, name)
-        return SimpleNamespace(weights=weights)
-
-    def store(self, weights: Any, name: str) -> Any:
-        """Undo `process`."""
-        if self._is_interleaved(name):
-            numbers = np.arange(len(weights))
-            weights = weights[np.argsort(self._rotary.process(numbers, name).weights)]
-        if self._merged is not None and ".attn_qkv." in name:
-            weights = weights[np.argsort(self._merged)]
-        weights = self._orders.store(name, weights)
-        return weights + 1 if self._has_ones(name) else weights
+        if leaf_of(name) in self._row.transposed:
+            weights = weights.T
+        return self._unpaired(weights, name)
 
     def _has_ones(self, name: str) -> bool:
         return self._row.norms_plus_one and name.endswith("norm.weight") and ".ssm_norm." not in name
 
-    def _is_interleaved(self, name: str) -> bool:
-        return self._row.interleaved and ".attn_q_norm." not in name and ".attn_k_norm." not in name
+    def _unpaired(self, weights: _Array, name: str) -> _Array:
+        """Rows of each head in the model's order: first halves of the rotated pairs, then second halves."""
+        heads = next((count for part, count in self._heads.items() if part in name), None)
+        if heads is None:
+            return weights
+        pairs = weights.reshape(heads, len(weights) // heads // 2, 2, *weights.shape[1:])
+        return pairs.swapaxes(2, 1).reshape(weights.shape)

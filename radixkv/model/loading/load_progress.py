@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 #: Sets how much of the total is done, in the total's unit.
@@ -76,20 +75,22 @@ def progress_bar(
 
 
 @contextmanager
-def counted_tensors(reader: ModuleType, report: Update) -> Iterator[None]:
-    """Report the share of tensors that a module of transformers has read, in place of its own bar."""
-    if not hasattr(reader, "tqdm"):  # another version of transformers, without the bar
-        yield
-        return
+def counted_weights(report: Update) -> Iterator[None]:
+    """Report the share of weights that transformers has read, in place of its own bar, within the block."""
+    from transformers.utils import logging
 
-    def counted(tensors: Any, **_: Any) -> Iterator[Any]:
-        total = max(len(tensors), 1)
-        for index, tensor in enumerate(tensors):
-            report(index / total)
-            yield tensor
+    def counted(bar: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if len(args) != 1 or not isinstance(args[0], Collection):  # not the bar of the weights
+            return bar(*args, **keywords)
+        return shares(args[0])
 
-    original, reader.tqdm = reader.tqdm, counted  # type: ignore[attr-defined]
+    def shares(items: Collection[Any]) -> Iterator[Any]:
+        for index, item in enumerate(items):
+            report(index / len(items))
+            yield item
+
+    previous = logging.set_tqdm_hook(counted)
     try:
         yield
     finally:
-        reader.tqdm = original  # type: ignore[attr-defined]
+        logging.set_tqdm_hook(previous)

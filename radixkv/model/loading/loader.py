@@ -26,7 +26,6 @@ from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.checkpoint_formats import check_format
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
-from radixkv.model.loading.gguf_parsing import gguf_parsed_once
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
@@ -95,7 +94,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
         ConfigError: a dtype or device that this machine does not have.
     """
     source = find_model(config, show_progress)
-    with quiet_transformers(), gguf_parsed_once():
+    with quiet_transformers():
         return _load(config, source, show_progress)
 
 
@@ -108,7 +107,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     from radixkv.text.tokenizer import Tokenizer
 
     source = find_model(config, True, whole=False)
-    with quiet_transformers(), gguf_parsed_once():
+    with quiet_transformers():
         hf_tokenizer = _pretrained(config, source).tokenizer()
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
 
@@ -206,7 +205,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     limit = files.explained(
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
-    hf_tokenizer = files.tokenizer(hf_config)
+    hf_tokenizer = files.tokenizer()
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
     blocks = _keeps_blocks(config, source, device)
@@ -277,7 +276,7 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
     else:
         from radixkv.model.loading.gguf_blocks import reason_against
 
-        reason = reason_against(source.path)
+        reason = reason_against()
     if reason is not None and config.gguf == "packed":
         raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
     return reason is None

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model read through transformers: configuration, tokenizer, weights. Every failure is one sentence.
+"""A model's parts as transformers has them: configuration, tokenizer, weights. Every failure is one sentence.
 
-Code that comes with a model runs only where `trust_remote_code` says so, and nothing is ever asked on
-standard input. Unless it does, transformers reads what lies in the folder and never reaches for the hub.
+A folder is read by transformers, a GGUF file by the modules `gguf_*` beside this one. Code that comes with a
+model runs only where `trust_remote_code` says so, and nothing is ever asked on standard input. Unless it
+does, transformers reads what lies in the folder and never reaches for the hub.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.checkpoint_formats import is_left_out_scale
-from radixkv.model.loading.gguf_configs import complete_config, own_config, unread
-from radixkv.model.loading.gguf_conversion import align_special_tokens
-from radixkv.model.loading.gguf_extras import check_size, divide_frequencies, own_tokenizer
-from radixkv.model.loading.gguf_splits import split_text
-from radixkv.model.loading.load_progress import counted_tensors, progress_bar
+from radixkv.model.loading.gguf_configs import config_of
+from radixkv.model.loading.gguf_file import GGUFFile, open_gguf
+from radixkv.model.loading.load_progress import counted_weights, progress_bar
 from radixkv.model.loading.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -27,19 +26,32 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
 class Pretrained:
-    """Reads the parts of one model through transformers.
+    """Reads the parts of one model.
 
-    Attributes:
+    Args:
         source: where its files are.
         trust_remote_code: run Python code that comes with the model where transformers has none of its own.
         allow_download: such code may refer to other repositories: they may be fetched.
     """
 
-    source: ModelSource
-    trust_remote_code: bool = False
-    allow_download: bool = True
+    def __init__(
+        self, source: ModelSource, trust_remote_code: bool = False, allow_download: bool = True
+    ) -> None:
+        self.source = source
+        self._keywords = {
+            "trust_remote_code": trust_remote_code,
+            "local_files_only": not (trust_remote_code and allow_download),
+        }
+
+    @functools.cached_property
+    def file(self) -> GGUFFile:
+        """The model's GGUF file, where it is one.
+
+        Raises:
+            ModelLoadError: it can't be read.
+        """
+        return self.explained("header", lambda: open_gguf(self.source.path))
 
     def config(self) -> Any:
         """The transformers configuration.
@@ -47,63 +59,45 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable, of an unknown type, or in need of code that is not trusted.
         """
+        if self.source.gguf_file is not None:
+            config = self.explained("configuration", lambda: config_of(self.file))
+            config.name_or_path = str(self.source.folder)  # adapters of the file's model name it so
+            return config
         from transformers import AutoConfig
 
         from radixkv.model.loading.model_checks import unsupported
 
         def read() -> Any:
-            own = None if self.source.gguf_file is None else own_config(self.source.path)
-            if own is not None:
-                return own
             try:
-                found = AutoConfig.from_pretrained(self.source.folder, **self._keywords())
-                if self.source.gguf_file is not None:
-                    complete_config(self.source.path, found)
-                return found
+                return AutoConfig.from_pretrained(self.source.folder, **self._keywords)
             except (ValueError, KeyError) as error:
                 text = str(error)
-                found = re.search(r"model type `([^`]+)`|architecture (\S+) is not supported", text)
+                found = re.search(r"model type `([^`]+)`", text)
                 if found is None and "Unrecognized model" not in text:
                     raise
-                name = (found[1] or found[2]) if found else "of an unnamed type"
-                if self.source.gguf_file is not None and found is not None:
-                    raise unread(self.source.path, name) from error
                 raise unsupported(
                     self.source.name,
-                    name,
+                    found[1] if found else "of an unnamed type",
                     "the installed transformers has no implementation of its own for it",
                 ) from error
 
         return self.explained("configuration", read)
 
-    def tokenizer(self, hf_config: Any = None) -> Any:
+    def tokenizer(self) -> Any:
         """The transformers tokenizer.
-
-        Args:
-            hf_config: of a GGUF file: names its special tokens; read where it is needed and not given.
 
         Raises:
             ModelLoadError: unreadable, or in need of code that is not trusted.
         """
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-        def read() -> Any:
-            if self.source.gguf_file is not None:
-                whole = own_tokenizer(self.source.path)
-                if whole is not None:
-                    return whole
-                if own_config(self.source.path) is not None:
-                    tokenizer = PreTrainedTokenizerFast.from_pretrained(
-                        self.source.folder, **self._keywords()
-                    )
-                    split_text(self.source.path, tokenizer)
-                    return tokenizer
-            return AutoTokenizer.from_pretrained(self.source.folder, **self._keywords())
-
-        tokenizer = self.explained("tokenizer", read)
         if self.source.gguf_file is not None:
-            align_special_tokens(tokenizer, self.config() if hf_config is None else hf_config)
-        return tokenizer
+            from radixkv.model.loading.gguf_tokenizer import tokenizer_of
+
+            return self.explained("tokenizer", lambda: tokenizer_of(self.file))
+        from transformers import AutoTokenizer
+
+        return self.explained(
+            "tokenizer", lambda: AutoTokenizer.from_pretrained(self.source.folder, **self._keywords)
+        )
 
     def model(self, hf_config: Any, dtype: torch.dtype, device: torch.device, show_progress: bool) -> Any:
         """The transformers model in eval mode, its attention going through the hook; no tensor made up.
@@ -111,17 +105,12 @@ class Pretrained:
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
         """
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, core_model_loading
-
-        from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
-        from radixkv.model.latent_attention import absorb_latents
-        from radixkv.model.loading.model_checks import architecture_name, unsupported
-        from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
-
-        gguf = self.source.gguf_file
-        if gguf is not None and own_config(self.source.path) is not None:
+        if self.source.gguf_file is not None:
             return self._file_model(hf_config, show_progress, dtype).to(device)
-        own = has_own_attention(str(getattr(hf_config, "model_type", "")))
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        from radixkv.model.attention_hook import ATTENTION_NAME
+        from radixkv.model.loading.model_checks import architecture_name, unsupported
 
         # Models that also read images are in a list of their own.
         kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
@@ -131,11 +120,11 @@ class Pretrained:
                 return kind.from_pretrained(
                     self.source.folder,
                     dtype=dtype,
-                    attn_implementation="eager" if own else register_attention_hook(),
+                    attn_implementation=_attention(hf_config),
                     device_map=None if device.type == "cpu" else {"": device},
                     output_loading_info=True,
-                    **({"use_safetensors": True} if gguf is None else {"config": hf_config}),
-                    **self._keywords(),
+                    use_safetensors=True,
+                    **self._keywords,
                 )
             except (ValueError, KeyError) as error:
                 text = str(error)
@@ -147,26 +136,13 @@ class Pretrained:
                     raise
                 raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
 
-        if gguf is not None and kind is AutoModelForCausalLM:
-            self.explained("weights", lambda: check_size(self.source.path, hf_config))
         with (
-            progress_bar(
-                "Reading weights" if gguf is None else f"Dequantising {gguf}",
-                1,
-                unit="percent",
-                show=show_progress,
-                patience=2.0 if gguf is None else 0.0,
-            ) as update,
-            counted_tensors(core_model_loading if gguf is None else _gguf_reading(), update),
+            progress_bar("Reading weights", 1, unit="percent", show=show_progress, patience=2.0) as update,
+            counted_weights(update),
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(model, report)
-        if gguf is not None:
-            divide_frequencies(self.source.path, model)
-        if own:
-            call_hook_from_own_attention(model)
-        absorb_latents(model, ATTENTION_NAME)
-        return model.eval().requires_grad_(False)
+        return _with_our_attention(model).eval().requires_grad_(False)
 
     def block_model(self, hf_config: Any, show_progress: bool, *, for_ranks: bool = False) -> Any:
         """The model of a GGUF file with its weights in blocks, as `model` gives it in float32; for a CPU.
@@ -183,27 +159,20 @@ class Pretrained:
         self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None, for_ranks: bool = False
     ) -> Any:
         """The model of a GGUF file, read tensor by tensor; `dtype`: dequantised, None: as blocks."""
-        from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
-        from radixkv.model.latent_attention import absorb_latents
         from radixkv.model.loading.gguf_blocks import load_gguf
-        from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
 
-        path = self.source.path
-        own = has_own_attention(str(hf_config.model_type))
-        attention = "eager" if own else register_attention_hook()
-        if dtype is not None:
-            self.explained("weights", lambda: check_size(path, hf_config))
         model = self.explained(
             "weights",
             lambda: load_gguf(
-                path, hf_config, attention, dtype=dtype, show_progress=show_progress, for_ranks=for_ranks
+                self.file,
+                hf_config,
+                _attention(hf_config),
+                dtype=dtype,
+                show_progress=show_progress,
+                for_ranks=for_ranks,
             ),
         )
-        divide_frequencies(path, model)
-        if own:
-            call_hook_from_own_attention(model)
-        absorb_latents(model, ATTENTION_NAME)
-        return model
+        return _with_our_attention(model)
 
     def explained(self, what: str, read: Callable[[], _T]) -> _T:
         """Call `read` and turn whatever it raises into one sentence.
@@ -232,15 +201,6 @@ class Pretrained:
             f"{self.source.folder}), because transformers has none of its own for it. Such code can do "
             "whatever you can, so it is not run: read it, and if you trust it, pass --trust-remote-code."
         )
-
-    def _keywords(self) -> dict[str, Any]:
-        keywords: dict[str, Any] = {
-            "trust_remote_code": self.trust_remote_code,
-            "local_files_only": not (self.trust_remote_code and self.allow_download),
-        }
-        if self.source.gguf_file is not None:
-            keywords["gguf_file"] = self.source.gguf_file
-        return keywords
 
     def _check_all_loaded(self, model: Any, report: Any) -> None:
         """Refuse missing weights, which transformers fills with random numbers, and scales that it left out.
@@ -281,8 +241,21 @@ def _has_causal_class(hf_config: Any) -> bool:
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
-def _gguf_reading() -> Any:
-    """Import transformers' reader of GGUF files: half a second, which other models need not take."""
-    from transformers import modeling_gguf_pytorch_utils
+def _attention(hf_config: Any) -> str:
+    """Name of the attention that a model is built with."""
+    from radixkv.model.attention_hook import register_attention_hook
+    from radixkv.model.own_attention import has_own_attention
 
-    return modeling_gguf_pytorch_utils
+    return "eager" if has_own_attention(str(hf_config.model_type)) else register_attention_hook()
+
+
+def _with_our_attention(model: Any) -> Any:
+    """The model with all of its attention going through the hook."""
+    from radixkv.model.attention_hook import ATTENTION_NAME
+    from radixkv.model.latent_attention import absorb_latents
+    from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
+
+    if has_own_attention(str(model.config.model_type)):
+        call_hook_from_own_attention(model)
+    absorb_latents(model, ATTENTION_NAME)
+    return model

@@ -23,6 +23,7 @@ from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.interpreter import settle_process
 from radixkv.errors import EngineStoppedError
 from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.slots import Slot, private_folder
@@ -63,7 +64,7 @@ def may_fork(config: EngineConfig, num_gpus: int) -> bool:
 
 
 class OwnEngine:
-    """Engine in this process.
+    """Engine in this process, which has nothing else to do.
 
     Args:
         config: for all replicas; folders and ports become this one's own (`Slot`).
@@ -75,6 +76,7 @@ class OwnEngine:
 
         self._slot = Slot.take(config)
         self._engine = AsyncEngine.from_config(self._slot.config(config), loaded=loaded)
+        settle_process()
         self._listener = EngineListener(self._engine, host)
         self.address = self._listener.address
 

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from radixkv.engine.no_collections import no_collections
+from radixkv.engine.interpreter import no_collections
 
 
 def test_the_collector_is_on_again_after_the_last_block() -> None:
