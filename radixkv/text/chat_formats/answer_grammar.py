@@ -24,7 +24,7 @@ from radixkv.text.chat_formats.arguments import JsonArguments
 from radixkv.text.chat_formats.calls import ID, INDEX, NAME
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.grammar_rules import TEXT, GrammarRules, arguments_rule
-from radixkv.text.chat_formats.json_calls import JsonCalls
+from radixkv.text.chat_formats.member_arguments import MemberArguments
 from radixkv.text.closed_objects import close_objects
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -165,7 +165,7 @@ class AnswerGrammar:
             elif not first:
                 beginnings.add(_exactly(mark[: shared + _TELLING]))
         for form in self.format.forms:
-            if isinstance(form, JsonCalls) and not form.is_named:
+            if isinstance(form.arguments, MemberArguments) and not form.arguments.is_named:
                 # Kept from the mark, a model would go on with what follows; other objects have names, too.
                 beginnings.add(rf'\{{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({names})"')
             elif form.bare:

@@ -2,19 +2,21 @@
 """Notations of a call's arguments: the reading of each into JSON as it comes, and its writing.
 
     JsonArguments      {"city": "Paris", "days": 2}
+    MemberArguments    {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}
     TaggedArguments    <parameter=city>Paris</parameter><parameter=days>2</parameter>
     ElementArguments   <city>Paris</city><route><leg>1</leg></route>, a tag for each member at every depth
     LiteralArguments   (city='Paris', days=2)
 
 A notation reads a call's arguments from the first to the last; the text around them belongs to the form of
-the call. This file has the first notation, and the parts that all share.
+the call. `MemberArguments` alone reads whole calls, as the name may stand behind the arguments there. This
+file has the first notation, and the parts that all share.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +32,29 @@ Emit = Callable[[str], object]
 #: Characters of JSON arguments up to which they are proven to be JSON before their call is told.
 PROVEN = 512
 MAX_DEPTH = 32
+
+
+class CallSink(Protocol):
+    """Takes the calls that a reader finds."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Return the names of the functions that are offered; empty: they are not known."""
+
+    def schema(self, name: str) -> ArgumentSchema:
+        """Return the schema of a function's arguments; one that is not offered has none."""
+
+    def delay(self) -> None:
+        """Wait for a call whose arguments are written before its name."""
+
+    def begin(self, name: str, call_id: str | None) -> None:
+        """Take the beginning of a call."""
+
+    def add(self, text: str) -> None:
+        """Take more of the text of its arguments, JSON."""
+
+    def end(self, call_id: str | None = None) -> None:
+        """Take its end, and the id that was written after the arguments."""
 
 
 class Arguments(Protocol):

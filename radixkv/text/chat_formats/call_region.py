@@ -14,7 +14,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallEnd,
 )
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
-from radixkv.text.chat_formats.calls import Form
+from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.cursor import Cursor, Steps
 
 
@@ -30,7 +30,7 @@ class CallRegion:
 
     def __init__(
         self,
-        forms: tuple[Form, ...],
+        forms: tuple[CallForm, ...],
         mark: str,
         cursor: Cursor,
         answer: AnswerWriter,

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of tool calls in a family of models, declared so that the same words read and write.
+"""CallForm: how a family of models writes tool calls, declared so that the same words read and write.
 
-A call is a head with the function's name, its arguments in some notation, and a tail (`CallForm`), or a JSON
-object with members for both (`json_calls.py`). Readers accept more than the written form: any white space
-where a form has some, marks that models leave out, and the usual names of members of JSON calls.
+A call is a head with the function's name, its arguments in some notation, and a tail. Readers accept more
+than the written form: any white space where a form has some, marks that models leave out, and the usual names
+of members of JSON calls.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import regex
 
 from radixkv.text.chat_formats.argument_types import ArgumentSchema
-from radixkv.text.chat_formats.arguments import Arguments, pattern_of, respelled
+from radixkv.text.chat_formats.arguments import Arguments, CallSink, pattern_of, respelled
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, Parts, RanOut, Steps
+from radixkv.text.chat_formats.member_arguments import MemberArguments
 
 #: In declarations: the function's name, a call's id, and its number among the calls of an answer.
 NAME, ID, INDEX = "NAME", "IDENT", "INDEX"
@@ -29,91 +30,6 @@ _GROUPS = {
     "NUMBERED": r"(?P<id>(?:functions\.)?(?P<name>[\w.\-]{1,200}):\d{1,6})",
     "WORD": r"[\w.\-]{1,200}",
 }
-
-
-class CallSink(Protocol):
-    """Takes the calls that a reader finds."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """Return the names of the functions that are offered; empty: they are not known."""
-
-    def schema(self, name: str) -> ArgumentSchema:
-        """Return the schema of a function's arguments; one that is not offered has none."""
-
-    def delay(self) -> None:
-        """Wait for a call whose arguments are written before its name."""
-
-    def begin(self, name: str, call_id: str | None) -> None:
-        """Take the beginning of a call."""
-
-    def add(self, text: str) -> None:
-        """Take more of the text of its arguments, JSON."""
-
-    def end(self, call_id: str | None = None) -> None:
-        """Take its end, and the id that was written after the arguments."""
-
-
-class Form(Protocol):
-    """A way to write calls; see `CallForm`."""
-
-    @property
-    def opens(self) -> tuple[str, ...]: ...
-
-    @property
-    def bare(self) -> tuple[str, ...]: ...
-
-    @property
-    def closes(self) -> tuple[str, ...]: ...
-
-    @property
-    def begin(self) -> str: ...
-
-    @property
-    def head(self) -> str: ...
-
-    @property
-    def arguments(self) -> Arguments: ...
-
-    @property
-    def tail(self) -> str: ...
-
-    @property
-    def tail_marks(self) -> tuple[str, ...]: ...
-
-    @property
-    def between(self) -> str: ...
-
-    @property
-    def end(self) -> str: ...
-
-    @property
-    def id_pattern(self) -> str: ...
-
-    @property
-    def first_index(self) -> int | None: ...
-
-    def literals(self) -> tuple[str, ...]:
-        """Return the texts around names and arguments."""
-
-    def read(self, cursor: Cursor, sink: CallSink) -> Steps[None]:
-        """Read all calls from the mark on that opens them, and what closes them."""
-
-    def respelled(self, change: Callable[[str], str]) -> Form:
-        """Return the form with the texts that it writes changed."""
-
-    def write(
-        self,
-        calls: Iterable[tuple[str, str]],
-        schemas: Mapping[str, Any] | None = None,
-        numbers: Sequence[int] = (),
-    ) -> str:
-        """Write calls, each a name with the JSON text of its arguments.
-
-        Args:
-            schemas: schema of the arguments by the function's name.
-            numbers: numbers of the calls; none: counted from the form's first one.
-        """
 
 
 @dataclass(frozen=True)
@@ -128,7 +44,7 @@ class CallForm:
         opens: marks that open calls.
         reads: accepted heads, from the opening mark on: texts with blanks between them, optional if they end
             in `?`. `WORD` stands for any word, `NUMBERED` for an id that contains the name. None: only the
-            written head.
+            written head. A notation that reads whole calls (`MemberArguments`) needs no heads.
         reads_next: accepted heads of further calls; None: as `reads`, without the marks of `begin`.
         closes: optional marks after the last call.
         separators: optional marks between calls.
@@ -175,6 +91,10 @@ class CallForm:
         return _parts(self.tail if self.reads_tail is None else self.reads_tail)
 
     def read(self, cursor: Cursor, sink: CallSink) -> Steps[None]:
+        """Read all calls from the mark on that opens them, and what closes them."""
+        if isinstance(self.arguments, MemberArguments):
+            yield from self.arguments.read_calls(cursor, sink, self.opens, self.bare, self.closes)
+            return
         is_bare = not cursor.text.startswith(self.opens, cursor.at)
         head = _parts(self._reads, tuple(sink.names) if is_bare else ())
         after = self._tail[0][0] if self._tail else _ANYTHING
@@ -228,11 +148,13 @@ class CallForm:
         return bool(found)
 
     def literals(self) -> tuple[str, ...]:
+        """Return the texts around names and arguments."""
         reads = (self.reads, self.reads_next, self.reads_tail)
         written = (self.begin, self.between, self.end, self.head, self.tail)
         return (*written, *(text for text in reads if text), *self.separators, *self.arguments.literals())
 
     def respelled(self, change: Callable[[str], str]) -> CallForm:
+        """Return the form with the texts that it writes changed."""
         return respelled(
             replace(self, arguments=self.arguments.respelled(change)),
             change,
@@ -245,13 +167,22 @@ class CallForm:
         schemas: Mapping[str, Any] | None = None,
         numbers: Sequence[int] = (),
     ) -> str:
+        """Write calls, each a name with the JSON text of its arguments.
+
+        Args:
+            schemas: schema of the arguments by the function's name.
+            numbers: numbers of the calls; none: counted from the form's first one.
+        """
         written = []
         first = 1 if self.first_index is None else self.first_index
         for i, (name, arguments) in enumerate(calls):
-            index = numbers[i] if numbers else first + i
-            head = self.head.replace(INDEX, str(index)).replace(ID, f"abcdefgh{i % 10}").replace(NAME, name)
+            index = str(numbers[i] if numbers else first + i)
+            head, tail = (
+                mark.replace(INDEX, index).replace(ID, f"abcdefgh{i % 10}").replace(NAME, name)
+                for mark in (self.head, self.tail)
+            )
             schema = ArgumentSchema((schemas or {}).get(name) or {})
-            written.append(head + self.arguments.write(arguments, schema) + self.tail)
+            written.append(head + self.arguments.write(arguments, schema) + tail)
         return self.begin + self.between.join(written) + self.end
 
 

@@ -5,7 +5,7 @@
     reasoning = {opens = ["<acme:think>"], closes = ["</acme:think>"]}
 
     [[forms]]                                 keys of a form are fields of CallForm,
-    head = '<acme:use tool="NAME">'           or of JsonCalls where `calls = "objects"`,
+    head = '<acme:use tool="NAME">'
     tail = "</acme:use>"
     opens = ["<acme:use"]
     arguments = {notation = "json"}           and keys of arguments are fields of their notation.
@@ -30,30 +30,26 @@ import regex
 from radixkv.errors import ConfigError
 from radixkv.regular_file import open_regular
 from radixkv.text.chat_formats.arguments import Arguments, JsonArguments
-from radixkv.text.chat_formats.calls import NAME, CallForm, Form
+from radixkv.text.chat_formats.calls import NAME, CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
-from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import LiteralArguments
+from radixkv.text.chat_formats.member_arguments import MemberArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, KIND, ElementArguments, TaggedArguments
 from radixkv.text.chat_formats.template_probes import ARGUMENTS, NAMES, probe_tools, reads_as
 
 _Table = Mapping[str, Any]
 LIKE = "like"
-#: Value of `calls` -> how calls are written.
-FORMS: Mapping[str, type] = {"headed": CallForm, "objects": JsonCalls}
 #: Value of `notation` -> notation of arguments.
 NOTATIONS: Mapping[str, type] = {
     "json": JsonArguments,
+    "member": MemberArguments,
     "tags": TaggedArguments,
     "elements": ElementArguments,
     "literals": LiteralArguments,
 }
 #: Fields that are found from the model, or that have one value.
-_NOT_DECLARED = {
-    ChatFormat: {"thinking", "lead", "special_tokens", "response", "is_known"},
-    JsonCalls: {"arguments"},
-}
+_NOT_DECLARED = {ChatFormat: {"thinking", "lead", "special_tokens", "response", "is_known"}}
 _MAX_FILE_BYTES = 1 << 20
 
 _KNOWN: _Table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
@@ -103,16 +99,10 @@ def _family(table: _Table) -> ChatFormat:
     return found
 
 
-def _form(table: Any, where: str) -> Form:
+def _form(table: Any, where: str) -> CallForm:
     """Return the form of calls that a table declares."""
-    table = _form_table(table, where)
-    kind = table.get("calls", "headed")
-    if kind not in FORMS:
-        raise _WrongDeclaration(f"{where}.calls: must be one of {', '.join(FORMS)}, not {kind!r}")
-    given = {key: value for key, value in table.items() if key != "calls"}
-    if FORMS[kind] is CallForm:
-        given.setdefault("arguments", {"notation": "json"})
-    form: Form = _declared(FORMS[kind], given, where)
+    given = {"arguments": {"notation": "json"}, **_form_table(table, where)}
+    form: CallForm = _declared(CallForm, given, where)
     if NAME not in form.head:
         raise _WrongDeclaration(f"{where}.head: must hold NAME, where the function's name stands")
     if not (*form.opens, *form.bare):
@@ -190,7 +180,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
         if value is False:
             return None
-    for kind, read in ((Form, _form), (Arguments, _arguments)):
+    for kind, read in ((CallForm, _form), (Arguments, _arguments)):
         if hint is kind:
             return read(value, where)
     if hint is Section:

@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 from radixkv.text.chat_formats.arguments import JsonArguments
-from radixkv.text.chat_formats.calls import ID, NAME, CallForm, Form
+from radixkv.text.chat_formats.calls import ID, NAME, CallForm
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.format_parser import Section
-from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import PYTHON, gemma_literals
+from radixkv.text.chat_formats.member_arguments import MemberArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, TaggedArguments
 from radixkv.text.chat_formats.template_probes import (
     ARGUMENTS,
@@ -125,7 +125,7 @@ def _shared(one: str, other: str) -> int:
 # ---------------------------------------------------------------------- the form
 
 
-def _form(region: str, num_calls: int) -> Form:
+def _form(region: str, num_calls: int) -> CallForm:
     """Return the form of the calls in a region.
 
     Raises:
@@ -168,7 +168,7 @@ def _mark(*texts: str) -> str:
     raise _NoForm
 
 
-def _json_form(region: str, num_calls: int) -> JsonCalls | None:
+def _json_form(region: str, num_calls: int) -> CallForm | None:
     """Return calls that are JSON objects with the name inside; None: they are none."""
     places = [_object(region, i) for i in range(num_calls)]
     if any(place is None for place in places):
@@ -190,16 +190,16 @@ def _json_form(region: str, num_calls: int) -> JsonCalls | None:
     tail = tail.replace(IDS[0], ID)
     if ID in head.replace(IDS[0], ID):
         raise _NoForm
-    return JsonCalls(
+    keys = frozenset({name_key, "name"}), frozenset({key, "arguments"})
+    return CallForm(
         before + head,
+        MemberArguments(*keys),
         tail + after,
         (opening,),
         begin,
         between,
         closing.rstrip() if closing.strip() else "",
-        closes,
-        name_keys=frozenset({name_key, "name"}),
-        arguments_keys=frozenset({key, "arguments"}),
+        closes=closes,
     )
 
 
@@ -337,7 +337,7 @@ def _reasoning(
     chat_format: ChatFormat,
     render: RenderText,
     traits: TemplateTraits,
-    form: Form,
+    form: CallForm,
     tools: Sequence[Mapping[str, Any]],
 ) -> Section | None:
     """Return the section that the template writes a message's thoughts in; the format's, if it shows none."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from radixkv.text.chat_formats.answer import AnswerParser, AnswerWriter, PlainParser, new_call_id
 from radixkv.text.chat_formats.answer_marks import AnswerMarks
-from radixkv.text.chat_formats.calls import Form
+from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
 from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser
 from radixkv.text.trusted_text import TrustedText
@@ -65,7 +65,7 @@ class ChatFormat:
     tokens: tuple[str, ...] = ()
     reasoning: Section | None = THINK
     spoken: Section | None = None
-    forms: tuple[Form, ...] = ()
+    forms: tuple[CallForm, ...] = ()
     dropped: tuple[str, ...] = ()
     calls_end_reasoning: bool = False
     preamble: str = ""
@@ -82,7 +82,7 @@ class ChatFormat:
     is_known: bool = True
 
     @property
-    def form(self) -> Form | None:
+    def form(self) -> CallForm | None:
         """The form of calls that is written; None: the format has no calls."""
         return self.forms[0] if self.forms else None
 

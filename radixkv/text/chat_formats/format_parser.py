@@ -18,7 +18,7 @@ import regex
 
 from radixkv.text.chat_formats.answer import AnswerEvent, AnswerWriter
 from radixkv.text.chat_formats.call_region import CallRegion
-from radixkv.text.chat_formats.calls import Form
+from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut
 
 #: Characters of a call that are held back until it is certain to be one.
@@ -96,7 +96,7 @@ class FormatParser:
         self,
         reasoning: Section | None,
         spoken: Section | None,
-        forms: tuple[Form, ...],
+        forms: tuple[CallForm, ...],
         *,
         parallel: bool,
         new_id: Callable[[], str],
@@ -276,7 +276,7 @@ class FormatParser:
 def _mark_sets(
     reasoning: Section | None,
     spoken: Section | None,
-    forms: tuple[Form, ...],
+    forms: tuple[CallForm, ...],
     dropped: tuple[str, ...],
     inside: bool,
 ) -> dict[tuple[str, bool], tuple[tuple[str, str], ...]]:

@@ -15,12 +15,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from radixkv.text.chat_formats.arguments import JsonArguments
-from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm, Form
+from radixkv.text.chat_formats.calls import ID, INDEX, NAME, CallForm
 from radixkv.text.chat_formats.format import ChatFormat
-from radixkv.text.chat_formats.json_calls import JsonCalls
 from radixkv.text.chat_formats.literals import LiteralArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, ElementArguments, TaggedArguments
 from radixkv.text.chat_formats.template_probes import (
@@ -37,8 +36,6 @@ from radixkv.text.chat_formats.template_probes import (
     shown_calls,
 )
 from radixkv.text.chat_formats.template_traits import RenderText, TemplateTraits, shown_text
-
-Known = TypeVar("Known", CallForm, JsonCalls)
 
 
 class _Unlike(Exception):
@@ -67,19 +64,13 @@ def fit_to_template(chat_format: ChatFormat, render: RenderText, traits: Templat
 
 
 def _with_form(
-    chat_format: ChatFormat, form: Form, texts: Mapping[int, str], prompt: str
+    chat_format: ChatFormat, form: CallForm, texts: Mapping[int, str], prompt: str
 ) -> ChatFormat | None:
     """Return the format with a form as rendered calls have it in front; None: they have another."""
-    if not isinstance(form, CallForm | JsonCalls):
-        return None
     for num_calls, text in texts.items():
         start = _lead_start(chat_format, text, prompt)
-        written: CallForm | JsonCalls
         try:
-            if isinstance(form, CallForm):
-                written = _fitted(form, text, start, num_calls)
-            else:
-                written = _fitted(form, text, start, num_calls)
+            written = _fitted(form, text, start, num_calls)
         except (_Unlike, ValueError):
             continue
         others = (other for other in chat_format.forms if other is not form)
@@ -111,7 +102,7 @@ def _lead_start(chat_format: ChatFormat, text: str, prompt: str) -> int:
     return len(prompt) - (0 if chat_format.thinks(opened) else len(opened))
 
 
-def _fitted(form: Known, text: str, start: int, num_calls: int) -> Known:
+def _fitted(form: CallForm, text: str, start: int, num_calls: int) -> CallForm:
     """Return a form with the marks that a rendered text has, from a place on."""
     name = text.find(NAMES[0], start)
     if name < 0:
@@ -156,7 +147,7 @@ def _bare_start(written: str, text: str, start: int, name: int) -> int:
     return found
 
 
-def _declared(form: CallForm | JsonCalls, text: str) -> str:
+def _declared(form: CallForm, text: str) -> str:
     """Return a text with placeholders for the names and ids of the probes."""
     for name in NAMES:
         text = text.replace(name, NAME)
@@ -189,9 +180,7 @@ def _end_of(chunk: str, text: str, *, first: bool = False) -> int:
 # ------------------------------------------------------------------ arguments
 
 
-def _arguments(
-    form: CallForm | JsonCalls, text: str, at: int, given: Mapping[str, str]
-) -> tuple[int, int, Any]:
+def _arguments(form: CallForm, text: str, at: int, given: Mapping[str, str]) -> tuple[int, int, Any]:
     """Return the place of a call's arguments, and their notation as the template writes it."""
     notation = form.arguments
     if isinstance(notation, JsonArguments):
@@ -250,7 +239,7 @@ def _with_constants(
 ) -> ChatFormat:
     """Return the format with the words for true, false and null that the template writes into arguments."""
     form = chat_format.form
-    if not isinstance(form, CallForm) or not isinstance(form.arguments, TaggedArguments | LiteralArguments):
+    if form is None or not isinstance(form.arguments, TaggedArguments | LiteralArguments):
         return chat_format
     notation, keys = form.arguments, [*ARGUMENTS[0]]
     if isinstance(notation, TaggedArguments) and notation.kinds:
@@ -273,7 +262,7 @@ def _with_numbers(
 ) -> ChatFormat:
     """Return the format with the numbers of calls that the template writes, where it keeps no ids."""
     form = chat_format.form
-    if not isinstance(form, CallForm | JsonCalls) or not (chat_format.numbers_ids or INDEX in form.head):
+    if form is None or not (chat_format.numbers_ids or INDEX in form.head):
         return chat_format
     own = 70  # no template would come to it by counting
     asked, answer = call_history(chat_format, traits, 1)

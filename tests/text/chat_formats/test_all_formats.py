@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
-from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format_parser import HELD_ARGUMENTS
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.tagged_arguments import TaggedArguments
@@ -242,7 +241,6 @@ def test_an_escape_is_the_same_in_any_pieces() -> None:
 def test_tags_may_have_white_space_between_them() -> None:
     """A template writes none, a model does."""
     form = FORMATS["glm"].forms[0]
-    assert isinstance(form, CallForm)
     assert isinstance(form.arguments, TaggedArguments)
     tight = replace(form.arguments, key="<arg_key>KEY</arg_key><arg_value>", end="</arg_value>", between="")
     known = replace(FORMATS["glm"], forms=(replace(form, head="<tool_call>NAME", arguments=tight),))

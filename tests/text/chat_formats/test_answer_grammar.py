@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jsonschema
 import pytest
@@ -21,7 +21,6 @@ from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
-from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format import ChatFormat, schemas_of
 from radixkv.text.chat_formats.formats import FORMATS
 
@@ -204,7 +203,7 @@ def test_calls_have_the_numbers_that_the_template_gives_them() -> None:
     assert accepts(case.two)
     assert not accepts(case.two.replace('index="2"', 'index="7"'))
     known = FORMATS["kimi-k2"]
-    form = replace(cast(CallForm, known.forms[0]), first_index=0)
+    form = replace(known.forms[0], first_index=0)
     case = Case(replace(known, forms=(form,), counts_calls=True), special=True)
     accepts = case.accepts(case.grammar(num_calls=3).required())
     assert accepts(case.two.replace(":1", ":4").replace(":0", ":3"))

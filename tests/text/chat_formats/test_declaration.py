@@ -87,7 +87,6 @@ def test_a_form_like_that_of_a_family_differs_in_its_own_keys(tmp_path: Path) ->
         ('name = "acme"\ncall_id_length = -1', "call_id_length: must be an integer of at least 0"),
         (ACME.replace("NAME", "name"), r"forms\[0\].head: must hold NAME"),
         (ACME.replace('"<use tool="', ""), r"forms\[0\].opens: must name a mark"),
-        (f'{ACME}calls = "tags"', r"forms\[0\].calls: must be one of headed, objects, not 'tags'"),
         (f'{ACME}id_pattern = "["', r"forms\[0\].id_pattern: is no regular expression"),
         (
             f'{ACME}arguments = {{notation = "xml"}}',
