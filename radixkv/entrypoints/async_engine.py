@@ -324,7 +324,7 @@ class AsyncEngine(RendersChats, EngineClient):
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        return await self._texts.off_loop(
+        return await self._off_loop(
             len(text),
             lambda: self._thread.info.input_processor.tokenize(
                 text, add_special_tokens=add_special_tokens, allow_special=allow_special
@@ -354,7 +354,7 @@ class AsyncEngine(RendersChats, EngineClient):
         checks, words = self._thread.info.input_processor, request.params.bad_words
         prompt_size = len(request.prompt) if hasattr(request.prompt, "__len__") else 0  # else it is refused
         size = prompt_size + sum(len(word) + 64 for word in words)
-        await self._texts.off_loop(size, lambda: checks.prepare(request))
+        await self._off_loop(size, lambda: checks.prepare(request))
         return request
 
     async def _start(self, request: Request) -> Stream:

@@ -112,7 +112,7 @@ class _Closing:
     # ------------------------------------------------------------------ one value
 
     def _value(self, schema: Any) -> Any:
-        """A schema that alone describes its value."""
+        """Close a schema that alone describes its value."""
         if not isinstance(schema, Mapping):
             return schema
         if not _is_composed(schema):
@@ -134,7 +134,7 @@ class _Closing:
         return self._open(schema)
 
     def _open(self, schema: Any) -> Any:
-        """With the parts of the value closed; the value and its combinations unchanged."""
+        """Close the parts of the value; the value and its combinations stay unchanged."""
         if not isinstance(schema, Mapping):
             return schema
         result = self._parts(schema)
@@ -144,7 +144,7 @@ class _Closing:
         return result
 
     def _only(self, schema: Schema) -> str | None:
-        """The one keyword that lists an object's properties, if it stands alone and its parts do, too."""
+        """Return the keyword that lists an object's properties, if it and its parts' stand alone."""
         given = [name for name in (*_IN_PLACE, "$ref", "properties") if name in schema]
         if len(given) != 1 or _EXPLICIT & set(schema):
             return None
@@ -155,7 +155,7 @@ class _Closing:
         return given[0]
 
     def _closed(self, schema: Schema, others: frozenset[str]) -> dict[str, Any]:
-        """With its own properties and those combined with it, and no further ones."""
+        """Close a schema to its own properties and the properties combined with it."""
         closed = self._parts(schema)
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or _EXPLICIT & set(schema):
@@ -172,7 +172,7 @@ class _Closing:
         return closed
 
     def _parts(self, schema: Schema) -> dict[str, Any]:
-        """With the parts of the value closed, but not the value."""
+        """Close the parts of the value, but not the value."""
         result = dict(schema)
         for name in _PART:
             if isinstance(schema.get(name), Mapping):
@@ -188,7 +188,7 @@ class _Closing:
     # ------------------------------------------------------------------ several schemas of one value
 
     def _members(self, schema: Any, depth: int) -> Iterator[Any]:
-        """All schemas applied to the same value: itself and its combinations, references followed."""
+        """Yield all schemas applied to the same value: itself and its combinations, references followed."""
         self._count(depth)
         yield schema
         if not isinstance(schema, Mapping):
@@ -200,7 +200,7 @@ class _Closing:
             yield from self._members(self._referenced(schema["$ref"]), depth + 1)
 
     def _together(self, schema: Schema, names: frozenset[str], depth: int) -> dict[str, Any]:
-        """Each member closed to the properties of all; the target of a reference replaces it."""
+        """Close each member to the properties of all; the target of a reference replaces it."""
         self._count(depth)
         closed = self._closed(schema, names)
         for name in ("allOf", "anyOf"):
@@ -232,7 +232,7 @@ class _Closing:
         return len(objects) <= 1
 
     def _tags(self, schema: Schema) -> dict[str, list[str]] | None:
-        """Required properties with the constants that they may have; None: it is no object's schema."""
+        """Return required properties with the constants that they may have; None: no object's schema."""
         if "$ref" in schema:
             target = self._referenced(schema["$ref"])
             schema = target if isinstance(target, Mapping) else {}
@@ -252,7 +252,7 @@ class _Closing:
     # ------------------------------------------------------------------ references
 
     def _closed_reference(self, pointer: Any) -> Any:
-        """Pointer to the closed variant of a reference's target; unchanged if there is none."""
+        """Return a pointer to the closed variant of a reference's target; unchanged if there is none."""
         if pointer == "#" or not isinstance(pointer, str) or not self._follows:
             return pointer
         target = self._referenced(pointer)
@@ -273,7 +273,7 @@ class _Closing:
         return next(n for n in (base, *(f"{base}_{i}" for i in range(len(known) + 1))) if n not in known)
 
     def _referenced(self, pointer: Any) -> Any:
-        """Target of a pointer within the schema; None: there is none."""
+        """Return the target of a pointer within the schema; None: there is none."""
         return follow_pointer(self._root, pointer) if isinstance(pointer, str) else None
 
     def _drop_unused(self, closed: dict[str, Any]) -> None:
@@ -295,7 +295,7 @@ class _Closing:
 
 
 def _definition(pointer: Any) -> tuple[str, str]:
-    """The keyword and the name of the definition that a pointer leads into; empty: into none."""
+    """Return the keyword and the name of the definition that a pointer leads into; empty: into none."""
     parts = unquote(pointer).split("/") if isinstance(pointer, str) else []
     if len(parts) < 3 or parts[0] != "#" or parts[1] not in _DEFINITIONS:
         return "", ""
@@ -307,7 +307,7 @@ def _is_composed(schema: Schema) -> bool:
 
 
 def _is_open(schema: Schema) -> bool:
-    """It says something of further properties, or its alternatives might begin to exclude each other."""
+    """Return whether it tells of further properties, or closed alternatives might exclude each other."""
     return bool(_EXPLICIT & set(schema)) or "oneOf" in schema
 
 

@@ -32,7 +32,7 @@ _PRIVATE_USE_SIZE = 0xFFFE
 
 
 def _secret_mark() -> str:
-    """Six private-use characters: 96 random bits."""
+    """Draw six private-use characters: 96 random bits."""
     return "".join(chr(_PRIVATE_USE + secrets.randbelow(_PRIVATE_USE_SIZE)) for _ in range(6))
 
 

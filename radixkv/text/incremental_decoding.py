@@ -94,7 +94,7 @@ class IncrementalDecoder(ABC):
 
     @abstractmethod
     def finish(self) -> str:
-        """The text still held back; an incomplete character becomes U+FFFD. Nothing may be pushed after."""
+        """Return the text held back; an incomplete character becomes U+FFFD. Nothing may be pushed after."""
 
 
 class ByteLevelDecoder(IncrementalDecoder):
@@ -179,7 +179,7 @@ class TextFilter(Protocol):
         """Add to the text; what of the changed text is certain by now."""
 
     def finish(self) -> str:
-        """The rest."""
+        """Return the rest."""
 
 
 class FilteredDecoder(IncrementalDecoder):
@@ -244,14 +244,14 @@ class _Replace:
 
 
 def _parts(state: Any) -> list[dict[str, Any]]:
-    """The parts of a decoder's state, with sequences unfolded."""
+    """Return the parts of a decoder's state, with sequences unfolded."""
     if state["type"] != "Sequence":
         return [state]
     return [part for inner in state["decoders"] for part in _parts(inner)]
 
 
 def _text_filter(part: dict[str, Any]) -> Callable[[], TextFilter] | None:
-    """The same operation as the part, on a growing text; None: nothing known."""
+    """Return the operation of a part on a growing text; None: it is not known."""
     if part["type"] == "Strip":
         return lambda: _Strip(part["content"], part["start"], part["stop"])
     pattern = part["pattern"].get("String") if part["type"] == "Replace" else None
@@ -259,7 +259,7 @@ def _text_filter(part: dict[str, Any]) -> Callable[[], TextFilter] | None:
 
 
 def _joiner(parts: list[dict[str, Any]]) -> Callable[[list[str]], str]:
-    """The text of spelled tokens, by the parts of a decoder up to the one that joins them."""
+    """Return a function that joins spelled tokens, by the parts of a decoder up to the joining one."""
     from tokenizers import decoders
 
     decoder = decoders.Fuse()
@@ -268,7 +268,7 @@ def _joiner(parts: list[dict[str, Any]]) -> Callable[[list[str]], str]:
 
 
 def is_byte_token(token: str | None) -> bool:
-    """Is this the spelling of a byte-fallback token, such as `<0xE2>`?"""
+    """Return whether a token is spelled as a byte, such as `<0xE2>`."""
     return token is not None and len(token) == 6 and _BYTE_TOKEN.fullmatch(token) is not None
 
 
@@ -286,7 +286,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: character -> byte. Printable Latin-1 stands for itself."""
+    """Return GPT-2's printable stand-ins, character -> byte. Printable Latin-1 stands for itself."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -34,7 +34,7 @@ class JsonText(dict[str, Any]):
 
 
 def read_json_text(text: str, *, may_be_cut: bool = False) -> Any:
-    """The value of a JSON text; an object remembers its text unless all templates print the same.
+    """Return the value of a JSON text; an object remembers its text unless all templates print the same.
 
     >>> read_json_text('{"a": 1}'), type(read_json_text('{"a":1}')).__name__
     ({'a': 1}, 'JsonText')
@@ -108,7 +108,7 @@ def render_json_texts(value: Any, render: Callable[[Any], str]) -> str:
 
 
 def _with_names(value: Any, name: str, texts: list[str], *, is_inner: bool = False) -> Any:
-    """A copy in which each JsonText begins with a member of its own name.
+    """Copy data so that each JsonText begins with a member of its own name.
 
     Args:
         is_inner: only one within another has a name.
@@ -129,7 +129,7 @@ def _with_names(value: Any, name: str, texts: list[str], *, is_inner: bool = Fal
 
 
 def _with_texts(rendered: str, name: str, texts: list[str]) -> str | None:
-    """Each named object replaced by its text; None where a name stands outside of a JSON object."""
+    """Replace each named object by its text; None: a name stands outside of a JSON object."""
     decoder = json.JSONDecoder()
     pieces = []
     last = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptTexts: text and chats to token ids for callers on an event loop, without holding that up."""
+"""Text and chats to token ids for engines on event loops, without holding the loops up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def text_size(*values: Any, limit: int) -> int:
-    """Characters in all strings of JSON-like data, keys included, with one more for each other value.
+    """Count characters in all strings of JSON-like data, keys included, and one for each other value.
 
     A lower bound of the rendered chat, if its template shows everything. Looking ends beyond `limit`. Objects
     that give pairs of name and value when iterated over, as pydantic's models do, count as their pairs.
@@ -59,8 +59,16 @@ HUGE_TEXTS_AT_ONCE = 2
 HUGE_TEXT_NICENESS = 10
 
 
-class PromptTexts:
-    """Works on texts of any size; several event loops may use one."""
+@runtime_checkable
+class KeepsSegments(Protocol):
+    """A tokenizer that keeps token ids of a conversation's segments."""
+
+    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, Encode]:
+        """Render a conversation and look up its segments; see `Tokenizer.prepare_chat`."""
+
+
+class RendersChats:
+    """Rendering and encoding of chats for engines on event loops; several loops may use one."""
 
     def __init__(self) -> None:
         self._huge_texts = ThreadPoolExecutor(
@@ -70,33 +78,18 @@ class PromptTexts:
             initargs=(HUGE_TEXT_NICENESS,),
         )
 
-    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+    if TYPE_CHECKING:
+
+        @property
+        def tokenizer(self) -> TextTokenizer: ...
+
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, run in a thread if `size` characters would hold up the loop."""
         if size <= LONG_TEXT:
             return work()
         if size <= HUGE_TEXT:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._huge_texts, work)
-
-
-@runtime_checkable
-class KeepsSegments(Protocol):
-    """A tokenizer that keeps token ids of a conversation's segments."""
-
-    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, Encode]:
-        """Render a conversation and look up its segments: unknown characters, and what encodes all."""
-
-
-class RendersChats:
-    """Rendering and encoding of chats for engines on event loops."""
-
-    def __init__(self) -> None:
-        self._texts = PromptTexts()
-
-    if TYPE_CHECKING:
-
-        @property
-        def tokenizer(self) -> TextTokenizer: ...
 
     async def render_chat(
         self,
@@ -106,6 +99,14 @@ class RendersChats:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> Sequence[int] | TokenArray:
+        """Return token ids of a conversation, int32 [n] where the tokenizer keeps segments.
+
+        Args:
+            options: further arguments of `apply_chat_template`.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it refuses the messages.
+        """
         tokenizer = self.tokenizer
         given: dict[str, Any] = {
             "tools": list(tools) if tools else None,
@@ -113,11 +114,11 @@ class RendersChats:
         }
         size = text_size(messages, tools, options, limit=HUGE_TEXT)
         if not isinstance(tokenizer, KeepsSegments):
-            return await self._texts.off_loop(
+            return await self._off_loop(
                 size, lambda: tokenizer.apply_chat_template(list(messages), **given, **options)
             )
         # Rendering and lookups take a hundredth of the time of encoding: the new text's length decides.
-        num_unknown, encode = await self._texts.off_loop(
+        num_unknown, encode = await self._off_loop(
             min(size, HUGE_TEXT), lambda: tokenizer.prepare_chat(list(messages), **given, **options)
         )
-        return await self._texts.off_loop(num_unknown, encode)
+        return await self._off_loop(num_unknown, encode)

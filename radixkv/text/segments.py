@@ -151,7 +151,8 @@ class SegmentEncoder:
         """Cut a text and look its segments up, as the current `text_owner`. O(length).
 
         Returns:
-            How many characters are unknown, and what encodes them and returns the ids of the whole text.
+            The number of unknown characters, and a function that encodes them and returns the ids of the
+            whole text, int32 [n].
         """
         parts = [text] if self._pattern is None else self._pattern.split(text)
         if len(parts) == 1:
@@ -209,7 +210,7 @@ SHORT_TEXT = 2048
 
 
 def encode_ids(backend: Any, text: str, *, add_special_tokens: bool) -> list[int]:
-    """The ids of a text. O(length); never under the interpreter's lock for long.
+    """Return the ids of a text. O(length); never under the interpreter's lock for long.
 
     Args:
         backend: a `tokenizers.Tokenizer`.
@@ -223,7 +224,7 @@ def encode_ids(backend: Any, text: str, *, add_special_tokens: bool) -> list[int
 
 
 def decode_ids(backend: Any, ids: list[int], *, skip_special_tokens: bool) -> str:
-    """The text of ids. O(n); never under the interpreter's lock for long.
+    """Return the text of ids. O(n); never under the interpreter's lock for long.
 
     Args:
         backend: a `tokenizers.Tokenizer`.

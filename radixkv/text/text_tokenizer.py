@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextTokenizer and its TextDecoder: a tokenizer as those see it who are given one, wherever it is."""
+"""TextTokenizer and TextDecoder: the interface of tokenizers, in this process or another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TextDecoder(Protocol):
         """Add ids and return the text that they complete, possibly empty."""
 
     def finish(self) -> str:
-        """No more ids come: the text that was held back, possibly empty."""
+        """Return the text that was held back, possibly empty; no more ids come."""
 
 
 class TextTokenizer(Protocol):
@@ -22,7 +22,7 @@ class TextTokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows."""
+        """Number of ids that the tokenizer knows."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -39,24 +39,29 @@ class TextTokenizer(Protocol):
         `bos_token`, `eos_token`, `pad_token` and `unk_token` are always there, null where there is none.
         """
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids of a text."""
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ids."""
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> TextDecoder:
-        """A decoder for one output; its pieces concatenate to the result of `decode` for all ids.
+        """Return a decoder for one output; its pieces concatenate to the result of `decode` for all ids.
 
         Args:
             kept: spellings of special tokens that are not skipped.
         """
 
-    def token_bytes(self, token_id: int) -> bytes: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token adds to a text; none for unknown ids."""
 
-    def token_text(self, token_id: int) -> str: ...
+    def token_text(self, token_id: int) -> str:
+        """Return `token_bytes` as text, with U+FFFD for incomplete characters."""
 
     def is_added_token(self, token_id: int) -> bool:
-        """True for a token added to the vocabulary, special or not: grammars take each as a
-        symbol that no text in them matches.
+        """Return whether a token was added to the vocabulary, special or not.
+
+        To grammars each such token is a symbol that no text matches.
         """
 
     def apply_chat_template(
@@ -65,4 +70,9 @@ class TextTokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Return token ids of a conversation.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it refuses the messages.
+        """

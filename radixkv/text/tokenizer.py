@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from radixkv.errors import InvalidRequestError, ModelLoadError
+from radixkv.errors import ConfigError, InvalidRequestError, ModelLoadError
 from radixkv.text.control_tokens import ControlTokens
 from radixkv.text.incremental_decoding import (
     DecoderChain,
@@ -113,7 +113,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Can `apply_chat_template` be used without giving a template?"""
+        """True if `apply_chat_template` works without a template."""
         return self._chat_template is not None or bool(self._hf.chat_template)
 
     @property
@@ -147,7 +147,7 @@ class Tokenizer:
     # -- text to ids ------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
-        """Token ids of a text. O(len(text)).
+        """Return token ids of a text. O(len(text)).
 
         Args:
             add_special_tokens: let the tokenizer add its tokens around a text (such as a begin token).
@@ -168,7 +168,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
-        """Token ids of a conversation; see `prepare_chat`."""
+        """Return token ids of a conversation; see `prepare_chat`."""
         _, encode = self.prepare_chat(messages, tools, add_generation_prompt, **options)
         return encode().tolist()
 
@@ -184,7 +184,7 @@ class Tokenizer:
         """Render a conversation and look up its segments; control tokens come from the template alone.
 
         Returns:
-            How many characters are unknown, and what encodes them and returns all ids.
+            The number of unknown characters, and a function that encodes them and returns all ids, int32 [n].
 
         Args:
             messages: `{"role": ..., "content": ...}` and what else the template knows. Content given as text
@@ -275,7 +275,7 @@ class Tokenizer:
         return str(rendered)
 
     def _template_takes_lists(self, template: str) -> bool:
-        """Does the template print content that is a list of parts as its texts? Tried once per template."""
+        """Return whether the template prints a list of content parts as their texts; tried once each."""
         known = self._lists_in_template.get(template)
         if known is None:
             parts = [{"type": "text", "text": "part-one"}, {"type": "text", "text": "part-two"}]
@@ -300,18 +300,18 @@ class Tokenizer:
         return known
 
     def grammar_source(self) -> str:
-        """The tokenizer as JSON text, added tokens included: what grammars are compiled over. O(vocab)."""
+        """Return the tokenizer as JSON text, added tokens included, for compiling grammars. O(vocab)."""
         return str(self._backend.to_str())
 
     # -- ids to text ------------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids; unknown ids add nothing, bytes that are no UTF-8 become U+FFFD. O(n)."""
+        """Return the text of ids; unknown ids add nothing, bytes that are no UTF-8 become U+FFFD. O(n)."""
         ids = [int(token) for token in token_ids]
         return decode_ids(self._backend, ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True, *, kept: Collection[str] = ()) -> IncrementalDecoder:
-        """A decoder for one growing output; its pieces concatenate to the result of `decode`.
+        """Return a decoder for one growing output; its pieces concatenate to the result of `decode`.
 
         Args:
             kept: spellings of special tokens that are not skipped.
@@ -322,7 +322,7 @@ class Tokenizer:
         return self._decoders.decoder(self.token_bytes, skipped.__contains__)
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for incomplete characters; special tokens included."""
+        """Return `token_bytes` as text, with U+FFFD for incomplete characters; special tokens included."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def is_added_token(self, token_id: int) -> bool:
@@ -345,8 +345,36 @@ class Tokenizer:
         return token.replace("\u2581", " ").encode("utf-8")
 
 
+def check_chat_template(hf_tokenizer: Any, template: str) -> None:
+    """Refuse Jinja text that can't be parsed; its effect on messages is only seen with messages.
+
+    Args:
+        hf_tokenizer: a transformers tokenizer; its own way of reading templates is what counts.
+
+    Raises:
+        ConfigError: names the line and the mistake there.
+    """
+    from jinja2 import TemplateSyntaxError  # optional: transformers brings it, where templates are used
+
+    try:
+        hf_tokenizer.apply_chat_template(
+            [{"role": "user", "content": "hi"}], chat_template=template, tokenize=False
+        )
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template is not valid Jinja: line {error.lineno}: {error.message} "
+            "(flag --chat-template)"
+        ) from None
+    except Exception:  # a program may refuse this conversation, and take another
+        return
+
+
 def _encodable(text: str, param: str = "messages") -> str:
-    """The text, if an encoding can represent it."""
+    """Return the text, if an encoding can represent it.
+
+    Raises:
+        InvalidRequestError: it holds half of a surrogate pair.
+    """
     if text.isascii():
         return text
     try:
@@ -360,7 +388,11 @@ def _encodable(text: str, param: str = "messages") -> str:
 
 
 def _map_strings(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """A copy of JSON-like data with every string changed, keys included, structural fields left alone."""
+    """Copy JSON-like data with every string changed, keys included, structural fields left alone.
+
+    Raises:
+        InvalidRequestError: it is nested too deep, or is no JSON data.
+    """
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"messages are nested deeper than {_MAX_DEPTH} levels", param="messages")
     if isinstance(value, str):
@@ -390,7 +422,7 @@ def _is_structural(key: object, value: object) -> bool:
 
 
 def _any_string(value: Any, test: Callable[[str], bool]) -> bool:
-    """Does any string that `_map_strings` would change pass the test?"""
+    """Return whether any string that `_map_strings` would change passes a test."""
     if isinstance(value, str):
         return test(value)
     if isinstance(value, (dict, Mapping)):
@@ -408,7 +440,11 @@ def _any_string(value: Any, test: Callable[[str], bool]) -> bool:
 
 
 def _with_joined_parts(message: Any) -> Any:
-    """The message with content given as text parts joined into one string."""
+    """Join content given as text parts into one string.
+
+    Raises:
+        InvalidRequestError: a part is no text.
+    """
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):
         return message

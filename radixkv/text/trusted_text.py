@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TrustedText: text of a message some pieces of which may mean control tokens.
+"""TrustedText: text of a message in which some pieces may mean control tokens.
 
 Text of users never means control tokens (`radixkv.text.control_tokens`). Where the server itself writes an
 earlier call into a message, the marks around it are the server's, and the model had generated them as tokens.
@@ -14,7 +14,7 @@ Pieces = tuple[tuple[str, bool], ...]
 
 
 class TrustedText(str):
-    """A text that remembers its pieces; what is made from it by operations on text is plain text.
+    """A text that remembers its pieces. Operations on it give plain text.
 
     >>> text = TrustedText.of([("<call>", True), ("<call>", False)])
     >>> text, text.pieces, type(text + "")

@@ -16,11 +16,9 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from radixkv.errors import InvalidRequestError
-from radixkv.text.chat_formats.derived_form import with_derived_form
-from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.template_form import fit_to_template
+from radixkv.text.chat_formats.derive import shown_text
+from radixkv.text.chat_formats.formats import probe_template
 from radixkv.text.chat_formats.template_input import template_messages
-from radixkv.text.chat_formats.template_traits import find_traits, render_probe, shown_text
 
 FOLDER = os.environ.get("RADIXKV_CHAT_TEMPLATES", "")
 NO_FOLDER = "RADIXKV_CHAT_TEMPLATES names no folder of chat templates"
@@ -136,10 +134,8 @@ class ShippedTemplate:
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
-        found = find_format(self.text, lambda text: False, render_probe(self.render))
-        self.traits = find_traits(self.render, found.tools_option)
-        found = with_derived_form(found, self.render, self.traits)
-        self.format = fit_to_template(found, self.render, self.traits)
+        found = probe_template(self.render, self.text, lambda text: False)
+        self.format, self.traits = found.format, found.traits
 
     def render(
         self,

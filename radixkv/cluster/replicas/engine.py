@@ -173,7 +173,7 @@ class ReplicatedEngine(RendersChats, EngineClient):
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
-        return await self._texts.off_loop(
+        return await self._off_loop(
             len(text),
             lambda: encode_prompt(
                 self.tokenizer, text, add_special_tokens=add_special_tokens, allow_special=allow_special
@@ -189,7 +189,7 @@ class ReplicatedEngine(RendersChats, EngineClient):
             request.text, request.prompt = request.prompt, await self.tokenize(request.prompt)
         prompt = request.prompt
         size = len(prompt) if hasattr(prompt, "__len__") else 0
-        request.prompt = await self._texts.off_loop(size, lambda: self.limits.encode(prompt))
+        request.prompt = await self._off_loop(size, lambda: self.limits.encode(prompt))
         request.namespace = self.limits.namespace(request.namespace, len(request.prompt))
         return request
 

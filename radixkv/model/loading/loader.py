@@ -194,8 +194,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
 
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
-    from radixkv.text.template_check import check_chat_template
-    from radixkv.text.tokenizer import Tokenizer
+    from radixkv.text.tokenizer import Tokenizer, check_chat_template
 
     device = _device(config)
     dtype = _dtype(config, device)

@@ -132,7 +132,7 @@ class Answer:
 
 
 def new_call_id() -> str:
-    """A fresh id of a tool call."""
+    """Return a fresh id of a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -158,13 +158,16 @@ class AnswerWriter:
 
     @property
     def has_spoken(self) -> bool:
+        """True if the last part is content."""
         return self._speaking
 
     @property
     def has_called(self) -> bool:
+        """True if a call has begun."""
         return self._num_calls > 0
 
     def take(self) -> list[AnswerEvent]:
+        """Return the events since the last call of this method."""
         events, self._events = self._events, []
         return events
 
@@ -200,10 +203,12 @@ class AnswerWriter:
             self._events.append(ContentDelta(text, start))
 
     def begin_reasoning(self) -> None:
+        """Begin thoughts; a line break at their beginning is dropped."""
         self.begin_part()
         self._skips_break = True
 
     def think(self, text: str) -> None:
+        """Add thoughts; a line break at their end is held back."""
         if self._skips_break:
             text = text.removeprefix("\n")
             self._skips_break = False
@@ -214,13 +219,16 @@ class AnswerWriter:
             self._events.append(ReasoningDelta(text))
 
     def end_reasoning(self) -> None:
+        """End thoughts; line breaks around their end are dropped."""
         self._break = ""
         self._skips_breaks = True
 
     def begin_spoken(self) -> None:
+        """Take a mark before content; line breaks after it are dropped."""
         self._skips_breaks = True
 
     def end_spoken(self) -> None:
+        """Take a mark after content; white space before it is dropped."""
         self._blanks = []
         self._speaking = False
         self._has_parts = True
@@ -237,19 +245,27 @@ class AnswerWriter:
         self._speaking = False
 
     def begin_call(self, name: str, call_id: str) -> None:
+        """Begin a call; one without an id gets a fresh one."""
         self.begin_part()
         self._skips_breaks = not self._has_said
         self._num_calls += 1
         self._call_event(ToolCallBegin(self._num_calls - 1, call_id or self._new_id(), name))
 
     def add_arguments(self, text: str) -> None:
+        """Add JSON text to the arguments of the last call."""
         if text:
             self._call_event(ToolCallArguments(self._num_calls - 1, text))
 
     def end_call(self, *, cut: bool = False) -> None:
+        """End the last call.
+
+        Args:
+            cut: its arguments end before they are complete.
+        """
         self._call_event(ToolCallEnd(self._num_calls - 1, cut))
 
     def finish(self) -> None:
+        """End the answer: add the white space that was held back and belongs to a part."""
         if self._break:
             self._events.append(ReasoningDelta(self._break))
         if self._speaking or not self._has_parts:

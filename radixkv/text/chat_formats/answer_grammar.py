@@ -77,14 +77,18 @@ class AnswerGrammar:
     num_calls: int = 0
 
     def required(self, name: str | None = None) -> str | None:
-        """An answer that calls: the function of that name, once; None: any. None: the format has no calls."""
+        """Return the grammar of an answer that calls; None: the format has no calls.
+
+        Args:
+            name: the function to call, once; None: any.
+        """
         if self.format.form is None:
             return None
         rules = [f"start: {self._thinking()} calls", *self._calls(name), TEXT]
         return "\n".join([*rules, *self._thinking_rules()])
 
     def optional(self) -> str | None:
-        """Any text, in which every call is as its tool's schema wants it.
+        """Return the grammar of any text in which every call is as its tool's schema wants it.
 
         None: no tool is strict or has a grammar and all may be called, or the format does not show where a
         call begins.
@@ -111,7 +115,7 @@ class AnswerGrammar:
         return "\n".join([*rules, f"free: {free}"] if free else rules)
 
     def json(self, schema: str, *, begun: bool = False) -> str | None:
-        """JSON of a schema, after thinking if the model does that, or calls where there are tools.
+        """Return the grammar of JSON, or of calls where there are tools, after thinking if the model thinks.
 
         None: the model does neither, so that its answer is the JSON and nothing else.
 
@@ -140,7 +144,7 @@ class AnswerGrammar:
         return "\n".join([*rules, *(self._calls(None) if calls else ())])
 
     def without_calls(self) -> str | None:
-        """Any text in which no call of the tools begins. None: the format has no calls."""
+        """Return the grammar of any text in which no call begins; None: the format has no calls."""
         if not self.format.forms or not self.tools:
             return None
         sections = [part for part in (self.format.reasoning, self.format.spoken) if part is not None]
@@ -178,7 +182,11 @@ class AnswerGrammar:
         return "\n".join([*rules, f"free: {follow}"] if free else rules)
 
     def _guarded(self, free: Sequence[str], words: Mapping[str, str], unlike: str) -> Iterator[str]:
-        """The rules of text in which some special tokens must not be followed by a word of theirs."""
+        """Yield the rules of text in which a word must not follow a special token.
+
+        Args:
+            words: special token -> its word.
+        """
         names = {text: f"after_{i}" for i, text in enumerate(words)}
         follow = " | ".join(f"{self._literal(text)} {names.get(text, 'start')}" for text in free)
         yield f"start: TEXT ({follow})?"
@@ -190,7 +198,7 @@ class AnswerGrammar:
     # ------------------------------------------------------------------ calls
 
     def _calls(self, name: str | None) -> list[str]:
-        """The rule `calls`, and those it needs."""
+        """Return the rule `calls`, and the rules that it needs."""
         form = self.format.form
         assert form is not None
         between = self._literal(form.between)
@@ -216,7 +224,7 @@ class AnswerGrammar:
         name: str | None = None,
         number: int | None = None,
     ) -> str:
-        """A call of any tool, or of one; the first one with something before it.
+        """Return a call of any tool, or of one, with the text `before` it if it is the first.
 
         Args:
             begun: the beginning of all that, as far as the prompt has it.
@@ -241,7 +249,7 @@ class AnswerGrammar:
         return form.first_index + number + (self.num_calls if self.format.counts_calls else 0)
 
     def _with_ids(self, text: str, index: int | None) -> str:
-        """A literal, in which places for ids and numbers are filled by patterns."""
+        """Return a literal in which patterns stand for ids and numbers."""
         form = self.format.form
         assert form is not None
         patterns = {ID: f"/{form.id_pattern}/", INDEX: "/[0-9]{1,3}/" if index is None else f'"{index}"'}
@@ -251,7 +259,7 @@ class AnswerGrammar:
         )
 
     def _arguments(self, name: str | None = None) -> list[str]:
-        """The rules of the arguments of all tools, or of one: each takes time to compile."""
+        """Return the rules of the arguments of all tools, or of one: each takes time to compile."""
         form = self.format.form
         assert form is not None
         found: list[str] = []
@@ -300,11 +308,12 @@ class AnswerGrammar:
     # ------------------------------------------------------------------ thinking
 
     def _opened(self) -> str:
-        """The mark that the prompt has opened, where it is none of reasoning."""
+        """Return the mark that the prompt has opened; empty: none but of reasoning."""
         opened = self.format.opened_by(self.prompt_end)
         return "" if self.format.thinks(opened) else opened
 
     def _thinking(self) -> str:
+        """Return the beginning of an answer: thinking, or the text that the template writes without it."""
         section, lead = self.format.reasoning, self.format.lead or ""
         closes = section.closes if section is not None else ()
         if any(mark in lead and mark in self.prompt_end for mark in closes):
@@ -350,7 +359,7 @@ class AnswerGrammar:
         )
 
     def _pieces(self, text: str) -> list[tuple[str, int | None]]:
-        """A text divided at the special tokens in it."""
+        """Divide a text at its special tokens: pieces, each with the id of the token that it is, or None."""
         special = [mark for mark in self.format.special_tokens if self._is_special(mark)]
         found: list[tuple[str, int | None]] = []
         for piece in re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]:
@@ -360,12 +369,12 @@ class AnswerGrammar:
         return found
 
     def _text_until(self, name: str, mark: str) -> list[str]:
-        """A rule of any text with a mark after it, and those it needs."""
+        """Return a rule of any text with a mark after it, and the rules that it needs."""
         rules = GrammarRules(self._pieces, name)
         return [f"{name}: {rules.text_until(mark)}", *rules.rules]
 
     def _literal(self, text: str) -> str:
-        """A text in Lark, with the special tokens in it as tokens."""
+        """Write a text in Lark, with its special tokens as tokens."""
         return GrammarRules(self._pieces, "").literal(text)
 
 
@@ -379,7 +388,7 @@ def _num_shared(text: str, other: str) -> int:
 
 
 def _exactly(text: str) -> str:
-    """A regular expression, between slashes, for a text."""
+    """Return a regular expression of a text, for use between slashes."""
     return re.sub(r"([^\w\s<>=\"'▁｜])", r"\\\1", text)
 
 
@@ -390,7 +399,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 def _embedded(i: int, grammar: str) -> str:
-    """The rule of an input, with names of its own."""
+    """Return the rule of an input: its grammar, in which names are its own."""
     return f"input_{i}: %lark {{\n{grammar}\n}}"
 
 
@@ -399,7 +408,7 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def _schema(tool: Mapping[str, Any], closes_objects: bool) -> dict[str, Any]:
-    """The schema of a tool's arguments, an object; unless it is strict, as far as it can be enforced."""
+    """Return the schema of a tool's arguments, an object."""
     parameters = {**(tool["function"].get("parameters") or {}), **_ANY_ARGUMENTS}
     lists_none = not parameters.get("properties") and parameters.keys() <= _WITHOUT_PROPERTIES
     if closes_objects or _is_strict(tool) or lists_none:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an answer stands in a model's text: outside of thoughts, and of marks around it.
+"""AnswerScope: the place of an answer in a model's text, outside of thoughts and of marks around it.
 
     text:    <think>\\nHm.\\n\\nSo be it.\\n</think>\\n\\nYes.\\n\\nMore
     answer:                                      ^^^^^^^^^^^^^

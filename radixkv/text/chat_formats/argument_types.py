@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tool's schema says of an argument, and the JSON of a value that was written as text.
+"""Types of arguments by a tool's schema, and the JSON of values that were written as text.
 
 A schema is a list of alternatives, each of them keywords that hold together, with references followed:
 
@@ -36,7 +36,7 @@ _MAX_COMBINED = 32
 _MAX_LOOKED_AT = 1_000
 #: Time for a pattern of `patternProperties` to be found in a name: patterns come from outside.
 _MAX_PATTERN_S = 0.005
-#: Keywords of bounds: what a bound is compared with, and how.
+#: Keywords of bounds by type: how a value, or its size, is compared with the bound.
 _BOUNDS: Mapping[str, Mapping[str, Callable[[Any, Any], bool]]] = {
     "number": {
         "minimum": operator.ge,
@@ -66,7 +66,7 @@ class Alternative:
 
     @cached_property
     def types(self) -> frozenset[str]:
-        """Names of the types that all parts allow; a number may be an integer."""
+        """Return the names of the types that all parts allow; a number may be an integer."""
         found = _ALL
         for part in self.parts:
             given = part.get("type")
@@ -85,14 +85,14 @@ class Alternative:
 
     @cached_property
     def values(self) -> list[Any] | None:
-        """The only values that the parts allow; None: they list none."""
+        """Return the only values that the parts allow; None: they list none."""
         lists = [values for part in self.parts if (values := _listed(part)) is not None]
         if not lists:
             return None
         return [value for value in lists[0] if all(_is_in(value, others) for others in lists[1:])]
 
     def gather(self, keyword: str) -> list[Any]:
-        """Return what the parts say by a keyword."""
+        """Return the values of a keyword in all parts."""
         return [part[keyword] for part in self.parts if keyword in part]
 
     def names(self) -> list[str]:
@@ -174,7 +174,7 @@ class ArgumentSchema:
         """Return the schema of a property.
 
         Args:
-            unlisted: the schema of one of which nothing is said, where others are listed.
+            unlisted: the schema of a property that is not listed, where others are.
         """
         found = self._known.get(name)
         if found is None:
@@ -268,7 +268,7 @@ class _Alternatives:
         self._num_looked_at = 0
 
     def of(self, schema: Any, depth: int) -> tuple[list[Alternative], bool]:
-        """Return the alternatives, and whether those of a `oneOf` may overlap.
+        """Return the alternatives, and whether alternatives of a `oneOf` may overlap.
 
         Raises:
             _TooManyAlternatives: there are too many, or a reference leads back to itself.

@@ -74,7 +74,7 @@ class CallForm:
 
     @cached_property
     def tail_marks(self) -> tuple[str, ...]:
-        """The marks after arguments."""
+        """Return the marks after arguments."""
         written = self.tail if self.reads_tail is None else self.reads_tail
         return tuple(text.removesuffix("?") for text in written.split())
 

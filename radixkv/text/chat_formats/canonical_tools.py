@@ -8,7 +8,7 @@ from typing import Any
 
 
 def canonical_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's form, sorted by name, the keys of their parameters sorted at every depth.
+    """Sort tools in OpenAI's form by name, and the keys of their parameters at every depth.
 
     Tools of the same name stay in their order, and so do lists in schemas. O(n log n) in their size.
     """

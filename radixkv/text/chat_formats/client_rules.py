@@ -40,7 +40,7 @@ class ClientRule:
     constant: Callable[[re.Match[str]], str]
 
     def applied(self, text: str) -> str | None:
-        """A system prompt with the client's text held constant; None: it does not begin with such text."""
+        """Return a system prompt with the client's text held constant; None: it does not begin with one."""
         found = self.head.match(text)
         return None if found is None else self.constant(found) + text[found.end() :]
 
@@ -57,7 +57,7 @@ _VERSION = re.compile(r"(\d+\.\d+\.\d+(?:[-+.].*)?)\.[^.]+")
 
 
 def _claude_code(found: re.Match[str]) -> str:
-    """The header with constants for the checksum and the session's part of the version."""
+    """Return the header with constants for the checksum and the session's part of the version."""
     kept = []
     for name, value in _FIELD.findall(found["fields"]):
         if name == "cch":
@@ -83,7 +83,7 @@ CLIENT_RULES = (
 
 
 def normalized(messages: Sequence[Message]) -> tuple[list[Message], ClientRule | None]:
-    """A chat with what its client wrote about itself held constant, and the rule that did so; None: none did.
+    """Hold constant the text of a client about itself; return the chat, and the rule, None if none fits.
 
     Args:
         messages: as chat templates take them, content as text.

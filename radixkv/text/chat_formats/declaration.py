@@ -16,7 +16,6 @@ the one that it writes. `false` stands for None.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
@@ -36,7 +35,6 @@ from radixkv.text.chat_formats.format_parser import Section
 from radixkv.text.chat_formats.literals import LiteralArguments
 from radixkv.text.chat_formats.member_arguments import MemberArguments
 from radixkv.text.chat_formats.tagged_arguments import KEY, KIND, ElementArguments, TaggedArguments
-from radixkv.text.chat_formats.template_probes import ARGUMENTS, NAMES, probe_tools, reads_as
 
 _Table = Mapping[str, Any]
 LIKE = "like"
@@ -49,7 +47,7 @@ NOTATIONS: Mapping[str, type] = {
     "literals": LiteralArguments,
 }
 #: Fields that are found from the model, or that have one value.
-_NOT_DECLARED = {ChatFormat: {"thinking", "lead", "special_tokens", "response", "is_known"}}
+_NOT_DECLARED = {ChatFormat: {"thinking", "lead", "special_tokens", "is_known"}}
 _MAX_FILE_BYTES = 1 << 20
 
 _KNOWN: _Table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
@@ -58,11 +56,11 @@ _TABLES: Mapping[str, _Table] = {table["name"]: table for table in _KNOWN["famil
 
 def known_families() -> tuple[ChatFormat, ...]:
     """Return the families of `families.toml`, in its order."""
-    return tuple(_family(table) for table in _TABLES.values())
+    return tuple(declared_format(table) for table in _TABLES.values())
 
 
 def load_format(path: str | Path) -> ChatFormat:
-    """Return the chat format that a file declares, once it reads the calls that it writes.
+    """Return the chat format that a file declares.
 
     Raises:
         ConfigError: the file can't be read, is no TOML, or declares no format; the message names the key.
@@ -76,21 +74,17 @@ def load_format(path: str | Path) -> ChatFormat:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"chat_format {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
-        found = _family(table)
-        _check_reading(found)
-    except _WrongDeclaration as error:
+        return declared_format(table)
+    except WrongDeclaration as error:
         raise ConfigError(f"chat_format {path}: {error}") from None
-    return found
 
 
-class _WrongDeclaration(ValueError):
-    """A declaration is wrong; the message begins with the place of its mistake."""
+def declared_format(table: Mapping[str, Any]) -> ChatFormat:
+    """Return the chat format that a table declares, as TOML gives it.
 
-
-# ---------------------------------------------------------------------- tables to declarations
-
-
-def _family(table: _Table) -> ChatFormat:
+    Raises:
+        WrongDeclaration: it declares none; the message begins with the key.
+    """
     if LIKE in table:
         table = {**_base(table[LIKE], LIKE), **table}
     given: dict[str, Any] = {"preamble": _KNOWN["preamble"]} if table.get("forms") else {}
@@ -99,23 +93,30 @@ def _family(table: _Table) -> ChatFormat:
     return found
 
 
+class WrongDeclaration(ValueError):
+    """A declaration is wrong; the message begins with the place of its mistake."""
+
+
+# ---------------------------------------------------------------------- tables to declarations
+
+
 def _form(table: Any, where: str) -> CallForm:
     """Return the form of calls that a table declares."""
     given = {"arguments": {"notation": "json"}, **_form_table(table, where)}
     form: CallForm = _declared(CallForm, given, where)
     if NAME not in form.head:
-        raise _WrongDeclaration(f"{where}.head: must hold NAME, where the function's name stands")
+        raise WrongDeclaration(f"{where}.head: must hold NAME, where the function's name stands")
     if not (*form.opens, *form.bare):
-        raise _WrongDeclaration(f"{where}.opens: must name a mark that begins calls (or `bare` one)")
+        raise WrongDeclaration(f"{where}.opens: must name a mark that begins calls (or `bare` one)")
     try:
         regex.compile(form.id_pattern)
     except regex.error as error:
-        raise _WrongDeclaration(f"{where}.id_pattern: is no regular expression: {error}") from None
+        raise WrongDeclaration(f"{where}.id_pattern: is no regular expression: {error}") from None
     return form
 
 
 def _form_table(table: Any, where: str) -> dict[str, Any]:
-    """Return a form's keys, with those of the form that it is like."""
+    """Return a form's keys, and the keys of the form that it is like."""
     given = dict(_table(table, where))
     if LIKE not in given:
         return given
@@ -130,27 +131,27 @@ def _arguments(table: Any, where: str) -> Arguments:
     given = dict(_table(table, where))
     name = given.pop("notation", None)
     if name not in NOTATIONS:
-        raise _WrongDeclaration(f"{where}.notation: must be one of {', '.join(NOTATIONS)}, not {name!r}")
+        raise WrongDeclaration(f"{where}.notation: must be one of {', '.join(NOTATIONS)}, not {name!r}")
     found: Arguments = _declared(NOTATIONS[name], given, where)
     if isinstance(found, TaggedArguments):
         begin, name, _ = found.key.partition(KEY)
         if not begin.strip() or not name:
-            raise _WrongDeclaration(f"{where}.key: must be a mark that holds KEY, for an argument's name")
+            raise WrongDeclaration(f"{where}.key: must be a mark that holds KEY, for an argument's name")
         if bool(found.kinds) != (KIND in found.key):
-            raise _WrongDeclaration(f"{where}.kinds: must be given where `key` holds KIND, and only there")
+            raise WrongDeclaration(f"{where}.kinds: must be given where `key` holds KIND, and only there")
     return found
 
 
 def _base(name: Any, where: str) -> _Table:
     if not isinstance(name, str) or name not in _TABLES:
         known = ", ".join(sorted(_TABLES))
-        raise _WrongDeclaration(f"{where}: must name a known family ({known}), not {name!r}")
+        raise WrongDeclaration(f"{where}: must name a known family ({known}), not {name!r}")
     return _TABLES[name]
 
 
 def _table(value: Any, where: str) -> _Table:
     if not isinstance(value, dict):
-        raise _WrongDeclaration(f"{where}: must be a table of keys, not {value!r:.60}")
+        raise WrongDeclaration(f"{where}: must be a table of keys, not {value!r:.60}")
     return value
 
 
@@ -160,10 +161,10 @@ def _declared(kind: type, table: _Table, where: str) -> Any:
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in known:
-            raise _WrongDeclaration(f"{prefix}{key}: is no key here; known are {', '.join(sorted(known))}")
+            raise WrongDeclaration(f"{prefix}{key}: is no key here; known are {', '.join(sorted(known))}")
     for key, (field, _) in known.items():
         if key not in table and field.default is MISSING and field.default_factory is MISSING:
-            raise _WrongDeclaration(f"{prefix}{key}: is missing")
+            raise WrongDeclaration(f"{prefix}{key}: is missing")
     return kind(**{key: _value(known[key][1], value, f"{prefix}{key}") for key, value in table.items()})
 
 
@@ -175,7 +176,7 @@ def _fields(kind: type) -> dict[str, tuple[Field[Any], Any]]:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """Return the value of a field from what TOML gives, by the field's type."""
+    """Return the value of a field from a value of TOML, by the field's type."""
     if get_origin(hint) is UnionType:
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
         if value is False:
@@ -186,7 +187,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is Section:
         section: Section = _declared(Section, _table(value, where), where)
         if not section.opens:
-            raise _WrongDeclaration(f"{where}.opens: must name a mark that begins the part")
+            raise WrongDeclaration(f"{where}.opens: must name a mark that begins the part")
         return section
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (tuple, frozenset):
@@ -195,7 +196,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return {key: _value(str, item, f"{where}.{key}") for key, item in _table(value, where).items()}
     if type(value) is not hint or (hint is int and value < 0):
         expected = {str: "a text", bool: "true or false", int: "an integer of at least 0"}[hint]
-        raise _WrongDeclaration(f"{where}: must be {expected}, not {value!r:.60}")
+        raise WrongDeclaration(f"{where}: must be {expected}, not {value!r:.60}")
     return value
 
 
@@ -203,25 +204,9 @@ def _items(parts: tuple[Any, ...], value: Any, where: str) -> list[Any]:
     """Return the items of a list of marks; an empty mark is none."""
     size = None if len(parts) == 1 or parts[-1] is Ellipsis else len(parts)
     if not isinstance(value, list) or (size is not None and len(value) != size):
-        raise _WrongDeclaration(
+        raise WrongDeclaration(
             f"{where}: must be a list{f' of {size} texts' if size else ''}, not {value!r:.60}"
         )
     if any(item == "" or item == [] for item in value):
-        raise _WrongDeclaration(f"{where}: must hold no empty text")
+        raise WrongDeclaration(f"{where}: must hold no empty text")
     return [_value(parts[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-
-
-def _check_reading(declared: ChatFormat) -> None:
-    """Check that the calls that a format writes are read as these calls.
-
-    Raises:
-        _WrongDeclaration: they are not.
-    """
-    calls = [(name, json.dumps(given)) for name, given in zip(NAMES, ARGUMENTS, strict=True)]
-    for size in range(1, len(calls) + 1) if declared.forms else ():
-        text = declared.write_calls(calls[:size], probe_tools())
-        if not reads_as(declared, text, size):
-            raise _WrongDeclaration(
-                f"forms[0]: {size} call(s) are written as {text!r}, and not read as such: `opens`, `reads`, "
-                "`separators` and `closes` must fit what `begin`, `head`, `tail`, `between` and `end` write"
-            )

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixkv.text.chat_formats.answer import AnswerParser, AnswerWriter, PlainParser, new_call_id
+from radixkv.text.chat_formats.answer import AnswerParser, PlainParser, new_call_id
 from radixkv.text.chat_formats.answer_marks import AnswerMarks
 from radixkv.text.chat_formats.calls import CallForm
 from radixkv.text.chat_formats.format_parser import FormatParser, Section
-from radixkv.text.chat_formats.response_template import ResponseTemplate, ResponseTemplateParser
 from radixkv.text.trusted_text import TrustedText
 
 #: Tokens of a prompt's end that may open a region.
@@ -34,12 +33,12 @@ class ChatFormat:
         name: name in `--chat-format`.
         families: models that write it, for the documentation.
         signs: texts in a chat template, or in its renderings, that identify the family: alternatives, each
-            of texts that must all occur.
+            a list of texts that must all occur.
         tokens: texts that are single tokens in the family's vocabulary, which identify it if its template
             shows no sign.
         reasoning: marks around reasoning.
         spoken: marks around content, in families that have them.
-        forms: forms of calls, all of which are read; the first one is written.
+        forms: forms of calls. The first one is written, and all are read.
         dropped: marks without meaning, dropped from answers.
         calls_end_reasoning: a call that begins inside of reasoning ends it.
         preamble: text about tools for a system message if the chat template has none. `TOOLS` stands for
@@ -54,8 +53,6 @@ class ChatFormat:
             None: not known.
         lead: text that it writes before a call without reasoning; None: not known.
         special_tokens: special tokens of a vocabulary that occur in the marks, which must stay in the text.
-        response: the tokenizer's own declaration of answers, which reads them instead of `forms`; None: there
-            is none, or an equivalent one.
         is_known: False: the model's family is not known; the format is a guess.
     """
 
@@ -78,12 +75,11 @@ class ChatFormat:
     thinking: tuple[str, str, str] | None = None
     lead: str | None = None
     special_tokens: tuple[str, ...] = ()
-    response: ResponseTemplate | None = None
     is_known: bool = True
 
     @property
     def form(self) -> CallForm | None:
-        """The form of calls that is written; None: the format has no calls."""
+        """Return the form of calls that is written; None: the format has no calls."""
         return self.forms[0] if self.forms else None
 
     def marks(self) -> tuple[str, ...]:
@@ -92,8 +88,6 @@ class ChatFormat:
         found = [mark for part in sections for mark in (*part.opens, *part.closes)]
         for form in self.forms:
             found += [*form.opens, *form.closes, *form.literals()]
-        if self.response is not None:
-            found += self.response.texts
         return (*found, *self.dropped)
 
     def with_vocabulary(self, spellings: Iterable[str]) -> ChatFormat:
@@ -121,15 +115,6 @@ class ChatFormat:
             tools: schema of the arguments by the name of each function that may be called: how arguments that
                 are written as text are to be understood, and how a call without a mark is told from text.
         """
-        if self.response is not None and not forced:  # a forced call is in the form that is written
-            return ResponseTemplateParser(
-                self.response,
-                AnswerWriter(parallel, self.new_call_id, speaks=True),
-                calls=calls,
-                thinks=self.reasoning is not None,
-                prefix=self.response.after_anchor(prompt_end),
-                tools=tools,
-            )
         if self.reasoning is None and self.spoken is None and not self.forms:
             return PlainParser()
         return FormatParser(
@@ -157,17 +142,16 @@ class ChatFormat:
                 return prompt_end[len(end) - len(mark.strip()) :]
         return ""
 
-    def answer_marks(self, prompt_end: str, *, calls: bool = True, forced: bool = False) -> AnswerMarks:
+    def answer_marks(self, prompt_end: str, *, calls: bool = True) -> AnswerMarks:
         """Return the marks that tell an answer from thoughts; for the arguments see `parser`."""
         thoughts, spoken = self.reasoning or Section(()), self.spoken or Section(())
-        template = None if forced else self.response
-        ending = self.forms if calls and self.calls_end_reasoning and template is None else ()
+        ending = self.forms if calls and self.calls_end_reasoning else ()
         return AnswerMarks(
             opens=thoughts.opens,
             closes=thoughts.closes,
-            spoken=spoken.opens if template is None else (),
+            spoken=spoken.opens,
             calls=tuple(mark for form in ending for mark in form.opens),
-            prefix=self.opened_by(prompt_end) if template is None else template.after_anchor(prompt_end),
+            prefix=self.opened_by(prompt_end),
         )
 
     def thinks(self, opened: str) -> bool:

@@ -95,7 +95,7 @@ class GrammarRules:
 
     @contextlib.contextmanager
     def field(self, name: str) -> Iterator[None]:
-        """Name a member in refusals of what is written within."""
+        """Name a member in refusals of rules that are written within."""
         self._fields.append(name)
         try:
             yield
@@ -104,7 +104,7 @@ class GrammarRules:
 
     @property
     def depth(self) -> int:
-        """Number of members and lists around what is written."""
+        """Number of members and lists around the rule that is written."""
         return len(self._fields)
 
     def refuse(self, why: str) -> None:
@@ -459,7 +459,7 @@ class _Tagged(_Notation):
         return self.rules.add(f"{self._key('', name)} {self.value(schema)}")
 
     def _key(self, kind: str, name: str) -> str:
-        """The mark before a value; a name that begins with `KEY` is one of a terminal."""
+        """Return the mark before a value; a name that begins with `KEY` is the name of a terminal."""
         key = self._notation.key.replace(KIND, self._notation.kinds.get(kind, ""))
         if not name.startswith(KEY):
             return self.rules.literal(key.replace(KEY, name))

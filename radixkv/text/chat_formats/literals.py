@@ -77,7 +77,7 @@ class LiteralArguments:
 
     @cached_property
     def _bare(self) -> regex.Pattern[str]:
-        """A value without quotes, where names need none either."""
+        """Return the pattern of a value without quotes, where names need none either."""
         return regex.compile(r"[^,\[\]{}<>\n]{1,256}")
 
     # ------------------------------------------------------------------ reading
@@ -223,7 +223,7 @@ class LiteralArguments:
                 emit(string_json(found[0])[1:-1])
 
     def _escape(self, cursor: Cursor) -> Steps[str]:
-        """Read an escape sequence, as it is written."""
+        """Read an escape sequence, and return it with its backslash."""
         written = str((yield from cursor.match(_ESCAPE))[0])
         digits = _DIGITS.get(written[1])
         if digits is not None:

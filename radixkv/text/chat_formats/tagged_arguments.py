@@ -52,6 +52,7 @@ class _TextValue:
             emit(prefix + '"')
 
     def add(self, text: str) -> None:
+        """Add text of the value."""
         if self._padded and text:
             text = self._break + (text if self._has_begun else text.removeprefix("\n"))
             self._has_begun = True
@@ -63,6 +64,11 @@ class _TextValue:
             self._emit(string_json(text)[1:-1])
 
     def end(self, read: Callable[[str, ArgumentSchema], str] = value_json) -> None:
+        """End the value.
+
+        Args:
+            read: returns the JSON of a text that is no string by itself.
+        """
         if self._kept is not None:
             self._emit(self._prefix + read("".join(self._kept), self._schema))
         else:
@@ -190,7 +196,7 @@ def _typed_json(text: str, schema: ArgumentSchema, words: tuple[str, str, str] =
 
 
 def _element_json(text: str, schema: ArgumentSchema) -> str:
-    """The JSON of an element without others in it, which may be an empty list or object."""
+    """Return the JSON of an element without others in it, which may be an empty list or object."""
     if not text.strip() and not schema.allows(text):
         for kind, empty in (("array", "[]"), ("object", "{}")):
             if kind in schema.types() and schema.allows(json.loads(empty)):
@@ -199,7 +205,7 @@ def _element_json(text: str, schema: ArgumentSchema) -> str:
 
 
 def _any_json(text: str, schema: ArgumentSchema) -> str:
-    """The JSON of a value that is said to be no string."""
+    """Return the JSON of a value that is said to be no string."""
     return value_json(text, ArgumentSchema({}), lambda written: None)
 
 
@@ -219,7 +225,7 @@ class ElementArguments:
 
     @cached_property
     def _leaf(self) -> regex.Pattern[str]:
-        """A whole element that holds no other, and of the text after it what makes it certain."""
+        """Return the pattern of an element that holds no other, and of the text that makes it certain."""
         mark = regex.escape(self.mark)
         inside = f"[^{regex.escape(self.mark[0])}]" if self.mark else "[^<]"
         key = r"(?P<key>[^<>/\s\"][^<>\"\n]{0,200})"

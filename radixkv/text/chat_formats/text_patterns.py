@@ -61,7 +61,7 @@ def string_pattern(way: Alternative, *, is_strict: bool) -> str:
     """Return an expression of the strings that an alternative allows, `ANY` where it allows all.
 
     Args:
-        is_strict: False: patterns and formats, and what can't be enforced, are left out.
+        is_strict: False: patterns, formats and keywords that can't be enforced are left out.
 
     Raises:
         CantEnforce: a keyword can't be enforced.

@@ -33,9 +33,10 @@ from radixkv.text.chat_formats.answer import (
 )
 from radixkv.text.chat_formats.client_rules import ClientRule, divergence_hint
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat, schemas_of
-from radixkv.text.chat_formats.template_input import Thinking, reasoning_of
+from radixkv.text.chat_formats.formats import KnownTemplate
+from radixkv.text.chat_formats.template_input import reasoning_of
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.chats.templates import KnownTemplate
 
 Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.

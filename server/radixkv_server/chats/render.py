@@ -78,9 +78,7 @@ async def chat_request(context: ServerContext, prompt: ChatPrompt) -> tuple[Requ
             **chat.sampling,
             "kept_special_tokens": prompt.format.special_tokens,
             "structured": structured,
-            "answer_marks": prompt.format.answer_marks(
-                prompt.end, calls=chat.may_call, forced=chat.must_call
-            ),
+            "answer_marks": prompt.format.answer_marks(prompt.end, calls=chat.may_call),
         },
         defaults=context.engine.default_sampling,
         room=context.engine.limits.max_model_len - len(encoded),

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from radixkv.text.chat_formats.derived_form import DERIVED, with_derived_form
+from radixkv.text.chat_formats.derive import DERIVED, Message
 from radixkv.text.chat_formats.format import ChatFormat
-from radixkv.text.chat_formats.formats import AUTO, find_format, named_format
-from radixkv.text.chat_formats.response_choice import with_response_template
-from radixkv.text.chat_formats.template_form import fit_to_template
-from radixkv.text.chat_formats.template_input import ThinkingSwitch, can_show_tools_first, find_switch
-from radixkv.text.chat_formats.template_traits import Message, TemplateTraits, find_traits, render_probe
+from radixkv.text.chat_formats.formats import AUTO, KnownTemplate, named_format, probe_template
+from radixkv.text.chat_formats.template_input import can_show_tools_first
 from radixkv.text.text_tokenizer import TextTokenizer
 from radixkv_server.concurrency import off_loop
 
@@ -44,15 +41,6 @@ _NOTES = {
 }
 #: Templates of requests that are remembered, where such are allowed.
 _MAX_TEMPLATES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTemplate:
-    """A chat template with the format of the answers that follow it."""
-
-    format: ChatFormat
-    traits: TemplateTraits
-    thinking: ThinkingSwitch
 
 
 class ChatTemplates:
@@ -100,32 +88,18 @@ class ChatTemplates:
         def is_token(text: str) -> bool:
             return len(tokenizer.encode(text, add_special_tokens=False)) == 1
 
-        shown, source = render_probe(render), template or tokenizer.chat_template
-        found = self._given or find_format(source, is_token, shown)
-        traits = find_traits(render, found.tools_option)
-        if self._given is None:
-            found = with_derived_form(found, render, traits)
-        fitted = fit_to_template(found, render, traits)
-        if self._given is None:
-            fitted = self._with_response_template(fitted)
-        if not fitted.is_known:
-            logger.warning(_UNKNOWN[fitted.name == DERIVED], fitted.name)
-        if self._tools_first and not can_show_tools_first(fitted, traits):
-            logger.warning(_FIXED_TOOLS[traits.tools_place == "first"])
-        said: Sequence[Message] = [{"role": "user", "content": "hello"}]
-        thinking = find_switch(lambda variables: render(said, None, variables), source)
-        return KnownTemplate(fitted.with_vocabulary(_special_tokens(tokenizer)), traits, thinking)
-
-    def _with_response_template(self, found: ChatFormat) -> ChatFormat:
-        """Return the format with the tokenizer's own declaration of answers, if there is one."""
-        given = self._tokenizer.facts.get("response_template")
-        if given is None:
-            return found
-        try:
-            return with_response_template(found, given)
-        except ValueError as error:
-            logger.warning("The tokenizer's response_template is not used: %s", error)
-            return found
+        found = probe_template(
+            render,
+            template or tokenizer.chat_template,
+            is_token,
+            given=self._given,
+            response_template=tokenizer.facts.get("response_template"),
+        )
+        if not found.format.is_known:
+            logger.warning(_UNKNOWN[found.format.name == DERIVED], found.format.name)
+        if self._tools_first and not can_show_tools_first(found.format, found.traits):
+            logger.warning(_FIXED_TOOLS[found.traits.tools_place == "first"])
+        return replace(found, format=found.format.with_vocabulary(_special_tokens(tokenizer)))
 
 
 def _special_tokens(tokenizer: TextTokenizer) -> list[str]:

@@ -90,7 +90,7 @@ def test_a_form_like_that_of_a_family_differs_in_its_own_keys(tmp_path: Path) ->
         (f'{ACME}id_pattern = "["', r"forms\[0\].id_pattern: is no regular expression"),
         (
             f'{ACME}arguments = {{notation = "xml"}}',
-            r"forms\[0\].arguments.notation: must be one of json, tags",
+            r"forms\[0\].arguments.notation: must be one of json, member, tags",
         ),
         (
             f'{ACME}arguments = {{notation = "tags", key = "<a>", end = "</a>"}}',

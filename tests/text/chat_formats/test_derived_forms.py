@@ -13,11 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from radixkv.errors import InvalidRequestError
 from radixkv.text.chat_formats.answer import Answer
-from radixkv.text.chat_formats.derived_form import with_derived_form
 from radixkv.text.chat_formats.format import ChatFormat
-from radixkv.text.chat_formats.formats import find_format
-from radixkv.text.chat_formats.template_form import fit_to_template
-from radixkv.text.chat_formats.template_traits import find_traits, render_probe
+from radixkv.text.chat_formats.formats import probe_template
 
 CALLS = [("get_weather", json.loads(W)), ("search", json.loads(S))]
 ITEM = r"<acme:arg>KEY<acme:is>VALUE</acme:arg>\n"
@@ -83,9 +80,7 @@ def found(source: str) -> ChatFormat:
             raise InvalidRequestError(str(error)) from error
         return str(rendered[0])
 
-    known = find_format(source, lambda text: False, render_probe(render))
-    traits = find_traits(render, known.tools_option)
-    return fit_to_template(with_derived_form(known, render, traits), render, traits)
+    return probe_template(render, source, lambda text: False).format
 
 
 def read(known: ChatFormat, pieces: Sequence[str]) -> Answer:

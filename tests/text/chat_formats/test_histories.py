@@ -8,9 +8,9 @@ from typing import Any
 import jinja2
 from writing_engine import tokenizer_with
 
+from radixkv.text.chat_formats.derive import TemplateTraits, find_traits
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.template_input import template_messages
-from radixkv.text.chat_formats.template_traits import TemplateTraits, find_traits
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 

@@ -11,9 +11,9 @@ import jinja2
 import pytest
 
 from radixkv.errors import InvalidRequestError
+from radixkv.text.chat_formats.derive import find_traits
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.template_input import template_messages
-from radixkv.text.chat_formats.template_traits import find_traits
 
 SHOWS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 DROPS = (

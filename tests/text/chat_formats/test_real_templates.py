@@ -21,8 +21,8 @@ from shipped_templates import (
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.arguments import JsonArguments
+from radixkv.text.chat_formats.derive import shown_text
 from radixkv.text.chat_formats.template_input import can_show_tools_first, template_messages
-from radixkv.text.chat_formats.template_traits import shown_text
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason=NO_FOLDER)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers' own response templates: used where no declared family says the same, and robust as these."""
+"""Tokenizers' own response templates: declarations where no known family says the same, robust as these."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from family_templates import PARAMETERS, S, W
+from transformers.utils.chat_parsing import parse_response
 
 from radixkv.text.chat_formats.answer import Answer
 from radixkv.text.chat_formats.format import ChatFormat
 from radixkv.text.chat_formats.formats import FORMATS
-from radixkv.text.chat_formats.response_choice import with_response_template
+from radixkv.text.chat_formats.response_template import with_response_template
 
 CALLED = {"type": "function", "function": "{content}"}
 OBJECTS: dict[str, Any] = {
@@ -55,6 +56,65 @@ ITEM_TEXT = (
 )
 
 
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+#: Calls as the tokenizers of known families declare them, with other marks, and a text of their models.
+SHIPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "marks around names and values": (
+        {
+            "open_pattern": r"<do>\s*<fn=(?P<name>\w+)>",
+            "close": "</do>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<arg=(?P<key>\w+)>\s*(?P<value>.*?)\s*</arg>"},
+            "transform": NAMED,
+        },
+        "<do>\n<fn=get_weather>\n<arg=city>\nParis\n</arg>\n<arg=days>\n2\n</arg>\n</do>",
+    ),
+    "attributes of tags": (
+        {
+            "open_pattern": r'<x:use\b[^>]*?\bname="(?P<name>[^"]+)">',
+            "close": "</x:use>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r'<x:arg\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*?>(?P<value>.*?)</x:arg>',
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": NAMED,
+        },
+        '<x:use name="get_weather"><x:arg name="city">Paris</x:arg><x:arg name="days">2</x:arg></x:use>',
+    ),
+    "JSON with names without quotes": (
+        {
+            "open_pattern": r"<\|act>call:(?P<name>\w+)",
+            "close": "<act|>",
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [["<|'|>", "<|'|>"]]},
+            "transform": NAMED,
+        },
+        "<|act>call:get_weather{city:<|'|>Paris<|'|>,days:2}<act|>",
+    ),
+    "a list with other names of the members": (
+        {
+            "open": "<|ACTS|>",
+            "close_pattern": r"(?:<\|END_ACTS\|>|$)",
+            "content": "json",
+            "transform": {"function": {"name": "{tool_name}", "arguments": "{given}"}},
+            "transform_each": True,
+        },
+        f'<|ACTS|>[\n    {{"tool_name": "get_weather", "given": {W}}}\n]<|END_ACTS|>',
+    ),
+    "the name in front of JSON": (
+        {
+            "open_pattern": r"(?:<\|begin\|>)?<\|call\|>(?P<name>[\w.]+)\s*<\|args\|>",
+            "close": ["<|called|>", "<|end|>"],
+            "repeats": True,
+            "content": "json",
+            "transform": NAMED,
+        },
+        f"<|call|>get_weather<|args|>{W}<|called|>",
+    ),
+}
+
+
 def known_with(given: dict[str, Any]) -> ChatFormat:
     return with_response_template(FORMATS["hermes"], given)
 
@@ -71,7 +131,6 @@ def read(known: ChatFormat, text: str, size: int = 10_000, *, cut: bool = False,
 @pytest.mark.parametrize(("given", "text"), [(OBJECTS, OBJECT_TEXT), (ITEMS, ITEM_TEXT)], ids=["json", "xml"])
 def test_regions_become_the_parts_of_an_answer_in_any_pieces(given: dict[str, Any], text: str) -> None:
     known = known_with(given)
-    assert known.response is not None
     written = f"<musing>\nHm.\n</musing>One moment.\n{text}"
     answers = [read(known, written, size) for size in (10_000, 1, 2, 7)]
     assert answers.count(answers[0]) == 4
@@ -81,6 +140,40 @@ def test_regions_become_the_parts_of_an_answer_in_any_pieces(given: dict[str, An
     opened = read(known, f"Hm.</musing>{text}", prompt_end="<acme>user\nx<acme>assistant\n<musing>")
     assert (opened.reasoning, len(opened.tool_calls)) == ("Hm.", 2)
     assert read(known, written, calls=False).content == f"One moment.\n{text}"
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_a_declaration_reads_and_writes_what_the_template_reads(kind: str) -> None:
+    field, text = SHIPPED[kind]
+    given = {"start_anchor": "<acme>", "fields": {"tool_calls": field, "content": {}}}
+    known = known_with(given)
+    for pieces in (10_000, 1):
+        answer = read(known, f"One moment.\n{text}", pieces)
+        calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+        assert (calls, answer.content) == ([("get_weather", json.loads(W))], "One moment.")
+    written = known.write_calls([("get_weather", '{"city": "Paris"}')])
+    found = parse_response(written, given, prefix="")["tool_calls"]
+    (call,) = found if isinstance(found, list) else [found]
+    assert call["function"] == {"name": "get_weather", "arguments": {"city": "Paris"}}
+    forced = read(known, written, forced=True)
+    assert [call.name for call in forced.tool_calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ({"open_pattern": r"<(use|do) (?P<name>\w+)>", "content": "json", "transform": NAMED}, "the pattern"),
+        ({"open_pattern": r"<use (?P<name>\w+)>", "content": "kv-lines", "transform": NAMED}, "kv-lines"),
+        (
+            {"open": "<use>", "content": "xml-inline", "content_args": {"tag_pattern": "x"}},
+            "a group for the name",
+        ),
+        ({"open_pattern": r"use (?P<name>\w+) with", "content": "int", "transform": NAMED}, "'int'"),
+    ],
+)
+def test_what_can_not_be_declared_is_named(field: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        known_with({"start_anchor": "<acme>", "fields": {"tool_calls": field, "content": {}}})
 
 
 def test_a_malformed_call_is_text_and_the_others_are_calls() -> None:
@@ -103,7 +196,8 @@ def test_a_family_that_reads_the_same_keeps_its_own_reader() -> None:
     given = {"start_anchor": "<|im_start|>assistant\n", "fields": fields}
     assert known_with(given) is FORMATS["hermes"]
     other = with_response_template(FORMATS["glm"], given)
-    assert other.response is not None
+    written = f'<tool_call>{{"name": "search", "arguments": {S}}}</tool_call>'
+    assert other.write_calls([("search", S)]) == written
 
 
 def test_a_forced_call_is_read_in_the_form_that_its_grammar_has() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from radixkv.text.chat_formats.template_input import Thinking
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.anthropic.blocks import (
     InputMessage,
     ServerToolResultBlock,

@@ -21,7 +21,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from radixkv.errors import InvalidRequestError
 from radixkv.grammar.ebnf import is_ebnf, lark_of_ebnf
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv.text.chat_formats.template_input import Thinking
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.chats.chat import ReasoningPlace
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import ParamError, StrictModel

@@ -14,7 +14,7 @@ from radixkv.errors import InvalidRequestError
 from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
-from radixkv.text.chat_formats.template_input import Thinking
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.common.answer_fields import GrammarFields, tool_choice
 from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, for_prompt, unusual
 from radixkv_server.apis.common.chat_messages import (

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.text.chat_formats.template_input import Thinking
+from radixkv.text.chat_formats.thinking import Thinking
 from radixkv_server.apis.common.answer_fields import tool_choice
 from radixkv_server.apis.common.chat_messages import MarkedPart, marked_parts
 from radixkv_server.apis.common.fields import plain_choice
