@@ -48,6 +48,63 @@ DERIVED = "derived"
 #: Names under which templates look for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """Parts of a conversation that a template shows to the model.
+
+    Attributes:
+        tools: it shows tools. `tools_option` is the argument that it takes them by; None: `tools`.
+        calls: it shows the tool calls of earlier turns.
+        arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
+        one_call: it takes a single call per message, and refuses or drops others.
+        drops_content: it drops the content of a message with calls.
+        system: it takes system messages.
+        results: it shows messages of the role `tool`.
+        reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
+        drops_reasoning: it leaves reasoning out of turns before the user's last message.
+        late_system: it shows system messages after others.
+        tools_place: where it shows the tools.
+    """
+
+    tools: bool = True
+    tools_option: str | None = None
+    calls: bool = True
+    arguments_as_text: bool = False
+    one_call: bool = False
+    system: bool = True
+    drops_content: bool = False
+    results: bool = True
+    reasoning_field: str | None = None
+    drops_reasoning: bool = False
+    late_system: bool = True
+    tools_place: ToolsPlace = "fixed"
+
+
+def derive(
+    chat_format: ChatFormat, render: RenderText, *, is_given: bool = False
+) -> tuple[ChatFormat, TemplateTraits]:
+    """Return the format with calls, and the text before them, as the template writes them, and its traits.
+
+    Costs about twenty-five small renderings.
+
+    Args:
+        chat_format: the format by the signs of a family, or a declared one.
+        is_given: a user has named it: no other form is read off the template.
+    """
+    traits = _traits(render, chat_format.tools_option)
+    probes = _Probes(render, traits, chat_format.numbers_ids)
+    found = chat_format if is_given or not traits.calls else _with_derived_form(chat_format, probes)
+    if found.form is None:
+        return found, traits
+    if not traits.calls:
+        return (found if found.frames_content else _with_lead_of_text(found, render)), traits
+    texts = {size: probes.calls(size) for size in ((1,) if traits.one_call else (2, 1))}
+    fitted = (_with_form(found, form, texts, probes.prompt) for form in found.forms)
+    found = next((known for known in fitted if known is not None), found)
+    return _with_lead(_with_numbers(_with_constants(found, probes), probes), probes), traits
+
+
 # ---------------------------------------------------------------------- probes
 
 #: Names of the functions that probes call, ids of the calls, and their arguments.
@@ -142,40 +199,8 @@ def _result(call: Mapping[str, Any]) -> Message:
 # ---------------------------------------------------------------------- 1. traits
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateTraits:
-    """Parts of a conversation that a template shows to the model.
-
-    Attributes:
-        tools: it shows tools. `tools_option` is the argument that it takes them by; None: `tools`.
-        calls: it shows the tool calls of earlier turns.
-        arguments_as_text: it takes the arguments of calls as JSON text, not as objects.
-        one_call: it takes a single call per message, and refuses or drops others.
-        drops_content: it drops the content of a message with calls.
-        system: it takes system messages.
-        results: it shows messages of the role `tool`.
-        reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
-        drops_reasoning: it leaves reasoning out of turns before the user's last message.
-        late_system: it shows system messages after others.
-        tools_place: where it shows the tools.
-    """
-
-    tools: bool = True
-    tools_option: str | None = None
-    calls: bool = True
-    arguments_as_text: bool = False
-    one_call: bool = False
-    system: bool = True
-    drops_content: bool = False
-    results: bool = True
-    reasoning_field: str | None = None
-    drops_reasoning: bool = False
-    late_system: bool = True
-    tools_place: ToolsPlace = "fixed"
-
-
-def find_traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
-    """Return the traits of a template. Costs about fifteen small renderings.
+def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
+    """Return the traits of a template.
 
     Args:
         tools_option: an argument that the template may take tools by.
@@ -248,32 +273,6 @@ def _tools_place(shown: Callable[..., str], option: str | None) -> ToolsPlace:
     to_user = plain.partition(_RESULT)[2].partition(_QUESTION)[0]
     is_own = bool(to_system) and to_system != to_user and before.endswith(to_system)
     return "movable" if said and is_own and NAMES[0] in before and NAMES[0] not in after else "fixed"
-
-
-# ---------------------------------------------------------------------- the entry
-
-
-def derive(
-    chat_format: ChatFormat, render: RenderText, traits: TemplateTraits, *, is_given: bool = False
-) -> ChatFormat:
-    """Return a format whose calls, and what stands before them, are written as the template does.
-
-    Costs about eight small renderings.
-
-    Args:
-        chat_format: the format by the signs of a family.
-        is_given: a user has named it: no other form is read off the template.
-    """
-    probes = _Probes(render, traits, chat_format.numbers_ids)
-    found = chat_format if is_given or not traits.calls else _with_derived_form(chat_format, probes)
-    if found.form is None:
-        return found
-    if not traits.calls:
-        return found if found.frames_content else _with_lead_of_text(found, render)
-    texts = {size: probes.calls(size) for size in ((1,) if traits.one_call else (2, 1))}
-    fitted = (_with_form(found, form, texts, probes.prompt) for form in found.forms)
-    found = next((known for known in fitted if known is not None), found)
-    return _with_lead(_with_numbers(_with_constants(found, probes), probes), probes)
 
 
 class _Probes:

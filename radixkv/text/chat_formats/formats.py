@@ -24,7 +24,6 @@ from radixkv.text.chat_formats.derive import (
     RenderText,
     TemplateTraits,
     derive,
-    find_traits,
     probe_tools,
     reads_as,
     render_probe,
@@ -128,7 +127,6 @@ def probe_template(
             found = found if response_template is None else with_response_template(found, response_template)
         except ValueError as error:
             logger.warning("The tokenizer's response_template is not used: %s", error)
-    traits = find_traits(render, found.tools_option)
-    found = derive(found, render, traits, is_given=given is not None)
+    found, traits = derive(found, render, is_given=given is not None)
     asked = [{"role": "user", "content": "hello"}]
     return KnownTemplate(found, traits, find_switch(lambda variables: render(asked, None, variables), source))

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from writing_engine import tokenizer_with
 
-from radixkv.text.chat_formats.derive import TemplateTraits, find_traits
+from radixkv.text.chat_formats.derive import TemplateTraits, derive
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.template_input import template_messages
 
@@ -72,7 +72,7 @@ def test_a_template_that_prints_arguments_as_they_are_gets_their_json() -> None:
         "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
     )
     compiled = jinja2.Template(f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}")
-    traits = find_traits(lambda messages, tools, options: compiled.render(messages=messages), None)
+    _, traits = derive(FORMATS["phi4"], lambda messages, tools, options: compiled.render(messages=messages))
     asked = call("a")
     asked["function"]["arguments"] = {"a": "b"}
     said = {"role": "assistant", "content": "", "tool_calls": [asked]}

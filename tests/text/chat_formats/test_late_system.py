@@ -11,7 +11,7 @@ import jinja2
 import pytest
 
 from radixkv.errors import InvalidRequestError
-from radixkv.text.chat_formats.derive import find_traits
+from radixkv.text.chat_formats.derive import derive
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv.text.chat_formats.template_input import template_messages
 
@@ -44,7 +44,7 @@ def rendered(template: str, messages: Sequence[Mapping[str, Any]]) -> str:
         return compiled.render(messages=messages)
 
     chat_format = FORMATS["plain"]
-    traits = find_traits(render, None)
+    _, traits = derive(chat_format, render)
     return render(template_messages([dict(m) for m in messages], (), chat_format, traits), None, {})
 
 
