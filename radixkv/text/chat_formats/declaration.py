@@ -47,7 +47,7 @@ NOTATIONS: Mapping[str, type] = {
     "literals": LiteralArguments,
 }
 #: Fields that are found from the model, or that have one value.
-_NOT_DECLARED = {ChatFormat: {"thinking", "lead", "special_tokens", "is_known"}}
+_NOT_DECLARED: Mapping[type, set[str]] = {ChatFormat: {"thinking", "lead", "special_tokens", "is_known"}}
 _MAX_FILE_BYTES = 1 << 20
 
 _KNOWN: _Table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
