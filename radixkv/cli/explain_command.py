@@ -90,7 +90,7 @@ def _explain_remotely(url: str, key: str | None, path: Path, prompt: dict[str, A
 
 
 def lines_of(path: Path, report: dict[str, Any]) -> list[str]:
-    """A report for people."""
+    """Return a report in lines for people."""
     if "with_tokens" in report:
         first = f"{report['shared_tokens']} of {report['prompt_tokens']} tokens are shared."
     else:
@@ -111,7 +111,7 @@ def lines_of(path: Path, report: dict[str, Any]) -> list[str]:
 
 
 def _shown(text: str, *, is_end: bool) -> str:
-    """A text in quotes, on one line, its end or its beginning."""
+    """Return the end or the beginning of a text, in quotes, on one line."""
     cut = text[-SHOWN_CHARS:] if is_end else text[:SHOWN_CHARS]
     more = "..." if len(cut) < len(text) else ""
     quoted = printable(json.dumps(cut, ensure_ascii=False))
@@ -122,7 +122,7 @@ _PROMPTS = ("messages", "prompt", "compare")
 
 
 def read_prompt(path: Path) -> dict[str, Any]:
-    """The fields of the request that a file holds: as JSON, as a list of messages, or as plain text.
+    """Read the fields of a request from a file: JSON, a list of messages, or plain text.
 
     Raises:
         ConfigError: the file can't be read, is empty, or is not UTF-8.
@@ -142,7 +142,7 @@ def read_prompt(path: Path) -> dict[str, Any]:
 
 
 def _chat_of(text: str) -> dict[str, Any] | None:
-    """The request that a text is, if it is one."""
+    """Return the request that a text has as JSON; None: it is plain text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

@@ -9,12 +9,11 @@ from typing import Any
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, InvalidRequestError
-
-SHOWN_TOKENS = 48
+from radixkv.observe.explanation import SHOWN_TOKENS, sides_of
 
 
 class LocalCache:
-    """A cache as an engine with these settings has it, and the model's tokenizer."""
+    """Empty cache with the settings of an engine, and the model's tokenizer."""
 
     def __init__(self, config: EngineConfig) -> None:
         from radixkv.model.loading.loader import load_tokenizer
@@ -54,10 +53,11 @@ class LocalCache:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _around(self, token_ids: list[int], position: int, cached: list[int]) -> dict[str, Any]:
+        before, new = (token_ids[side] for side in sides_of(position))
         return {
             "position": position,
-            "before": self._text(token_ids[max(0, position - SHOWN_TOKENS) : position]),
-            "prompt": self._text(token_ids[position : position + SHOWN_TOKENS]),
+            "before": self._text(before),
+            "prompt": self._text(new),
             "cached": self._text(cached) if cached else None,
         }
 

@@ -1,31 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of misses: one table of their words, for explain, usage, advice, console, audit and proxy.
+"""Causes of misses: one table of their words and detectors, for all that speaks of misses.
 
 A cause is either a `Reason`, which a cache's report or the rules of an audit give, or lies below one of them:
 
     reason         says where a prompt was no longer found; O(1) for each request
-    cause below    says what differs there, or what took its room; by comparing two prompts, on demand
+    cause below    says what differs there, or what took its room; found on demand, by the reason's detector
 
 Each is named on evidence alone: both prompts were compared, or the cache remembers the fate of its blocks.
+`radixkv.observe.explanation.explain` finds the cause of a miss.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from radixkv.cache.reporting.reasons import Reason
 
 SHOWN_CHARS = 60  # of each side
 
 
+class Detector(StrEnum):
+    """Method by which the cause of a prompt's break is found."""
+
+    NOTHING = "nothing"  # the prompt is as it was: the reason says all, and nothing breaks the prompt
+    REASON = "reason"  # the reason itself is the cause
+    ROOM = "room"  # the reason, or those who wrote into the cache since
+    POOL = "pool"  # all prompts of the last minutes, counted together
+    PROMPTS = "prompts"  # comparing the prompt with an earlier one: `prompt_difference.find_breaker`
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Words for a cause.
+    """Row of the table: a cause's words, and how it is found.
 
     Attributes:
         code: its name: that of a reason, or of a cause below one.
         meaning: a phrase that begins a sentence, without its capital and period.
         advice: a remedy, in the same form; None: there is nothing to do.
+        detector: of a reason: how the cause of the break is found; of a cause below one: how it was found.
         label: its name for people; empty: it is no reason.
         below: the reason that it is found for; None: it is a reason itself.
         kind: its name as a prompt's breaker in our APIs, where that is another one.
@@ -34,6 +47,7 @@ class Cause:
     code: str
     meaning: str
     advice: str | None = None
+    detector: Detector = Detector.NOTHING
     label: str = ""
     below: Reason | None = None
     kind: str = ""
@@ -73,17 +87,23 @@ _REASONS = (
         Reason.EVICTED,
         "what was cached had to make room",
         "pin what must stay, ask for a quota with a floor, or give the server more blocks",
+        detector=Detector.ROOM,
         label="Evicted",
     ),
     Cause(
         Reason.EXPIRED,
         "what was cached had run out before its next use",
         "use it in between, or keep it for longer (a pin's ttl)",
+        detector=Detector.REASON,
         label="Expired",
         kind="ttl_passed",
     ),
     Cause(
-        Reason.RESET, "the cache was reset", "nothing to do, the next request brings it back", label="Reset"
+        Reason.RESET,
+        "the cache was reset",
+        "nothing to do, the next request brings it back",
+        detector=Detector.REASON,
+        label="Reset",
     ),
     Cause(
         Reason.LENGTH,
@@ -101,6 +121,7 @@ _REASONS = (
         Reason.DIVERGED,
         "a token differs from the cached one",
         "put the varying part at the end of the prompt",
+        detector=Detector.PROMPTS,
         label="Diverged",
     ),
     Cause(
@@ -108,6 +129,7 @@ _REASONS = (
         "it goes on with text that has not been here, as new prompts and a chat's next turn do",
         "if it should have been, check that the key and the cache_salt are the same, and that the prompt "
         "begins with the part that all of them share",
+        detector=Detector.PROMPTS,
         label="New text",
     ),
     Cause(
@@ -144,6 +166,7 @@ _REASONS = (
         Reason.CONCURRENT,
         "its shared part was being computed for another request",
         "wait for the first token of one request before the others that share its prompt are sent",
+        detector=Detector.REASON,
         label="Concurrent",
     ),
 )
@@ -153,11 +176,13 @@ _BELOW_EVICTED = (
         "evicted_by_others",
         "what was cached had to make room for requests of other tenants",
         "pin what must stay, or ask for a quota with a floor",
+        Detector.ROOM,
     ),
     (
         "pool_too_small",
         "contexts that need more than the pool",
         "add a tier (--kv-tier), memory or replicas, and let the last request of a session say session_done",
+        Detector.POOL,
     ),
 )
 
@@ -221,7 +246,7 @@ CAUSES: dict[str, Cause] = {
     for cause in (
         *_REASONS,
         *(Cause(*words, below=Reason.EVICTED) for words in _BELOW_EVICTED),
-        *(Cause(*words, below=Reason.DIVERGED) for words in _BELOW_DIVERGED),
+        *(Cause(*words, Detector.PROMPTS, below=Reason.DIVERGED) for words in _BELOW_DIVERGED),
     )
 }
 
@@ -278,12 +303,19 @@ def _capitalised(phrase: str) -> str:
 
 
 def shown(text: str) -> str:
-    """The beginning of a text, in one line."""
+    """Return the beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
 
 
 def make_breaker(code: str, what: str = "", old: str = "", new: str = "", tool: str | None = None) -> Breaker:
-    """A breaker whose place is not named yet."""
+    """Return a breaker whose place is not named yet.
+
+    Args:
+        code: of a row of `CAUSES`.
+        what: its meaning, more exactly; empty: as in the table.
+        old, new: the texts that differ.
+        tool: name of the tool that it is in.
+    """
     name, cause = None if tool is None else shown(tool), CAUSES[code]
     return Breaker(cause, what or cause.meaning, tool=name, old=shown(old), new=shown(new))

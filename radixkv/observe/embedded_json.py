@@ -16,8 +16,9 @@ _SETS = ("required", "enum", "type")
 
 
 def values_in(text: str) -> Iterator[tuple[int, int, Any]]:
-    """The outermost JSON objects and lists in a text: begin, end, value. O(text), or some thousand times that
-    where what looks like JSON is none.
+    """Yield the outermost JSON objects and lists of a text: begin, end, value.
+
+    O(text), or some thousand times that if much of it only looks like JSON.
     """
     at = count = 0
     while count < _MAX_VALUES:
@@ -36,7 +37,7 @@ def values_in(text: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def canonical_text(text: str) -> str:
-    """A text in which JSON objects are written in one way: keys sorted, no blanks, no escapes."""
+    """Return a text with its JSON objects written in one way: keys sorted, no blanks, no escapes."""
     pieces, at = [], 0
     for start, end, value in values_in(text):
         if value:
@@ -46,12 +47,12 @@ def canonical_text(text: str) -> str:
 
 
 def canonical(value: Any) -> str:
-    """A value as JSON in one way."""
+    """Return a value as JSON, written in one way: keys sorted, no blanks."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def canonical_schema(value: Any) -> str:
-    """The same, lists of names without their order."""
+    """Return a schema as JSON, written in one way: keys and lists of names sorted."""
     return canonical(_without_order(value, ""))
 
 
@@ -65,7 +66,7 @@ def _without_order(value: Any, name: str) -> Any:
 
 
 def tools_in(text: str) -> list[Mapping[str, Any]]:
-    """The tools that a prompt shows as JSON: name, description and parameters of each, in their order."""
+    """Return the tools that a prompt shows as JSON, in order: name, description and parameters of each."""
     found = []
     for _, _, value in values_in(text):
         for one in value if isinstance(value, list) else [value]:

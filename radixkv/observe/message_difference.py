@@ -71,7 +71,7 @@ _PAIRS = re.compile(
 
 
 def squeezed(text: str) -> str:
-    """A text without anything that is not seen."""
+    """Return a text without white space and invisible characters."""
     seen = text if text.isascii() else _ZERO_WIDTH.sub("", text)
     return "".join(seen.split())
 
@@ -162,7 +162,7 @@ def changing(old: str, new: str) -> Breaker:
 
 
 def _metadata(old: str, new: str) -> Breaker | None:
-    """A client's own text at the head of the prompt, if that is where the two part."""
+    """Name a client's own text at the head of the prompt, if the two part there; or None."""
     heads = [
         next((match for rule in CLIENT_RULES if (match := rule.head.match(text))), None)
         for text in (old, new)

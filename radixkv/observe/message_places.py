@@ -93,7 +93,7 @@ def _places(text: bytes, sought: bytes) -> Iterator[int]:
 
 
 def message_name(roles: Sequence[str], index: int) -> str:
-    """The name of one message.
+    """Return the name of a message, such as `the 2nd user message`.
 
     Args:
         roles: of all messages of the chat; empty for a prompt that is no chat.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,19 +46,23 @@ class PromptParts:
     def of_chat(
         cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), model: str = ""
     ) -> PromptParts:
-        """A chat in OpenAI's form, or as chat templates take it. O(its size)."""
+        """Return the parts of a chat in OpenAI's form, or as chat templates take it. O(its size)."""
         shown = tuple(tool.get("function", tool) for tool in tools)
         return cls(tuple(map(_message, messages)), shown, model)
 
     @classmethod
     def of_text(cls, text: str) -> PromptParts:
-        """A prompt known by its text alone."""
+        """Return the parts of a prompt that is known by its text alone."""
         return cls((MessageParts("", text),), ())
 
     @property
     def is_text(self) -> bool:
         """True if nothing but its text is known."""
         return bool(self.messages) and not self.messages[0].role
+
+
+#: Makes the parts of a prompt, at the cost of converting all its messages: called on demand.
+MakeParts = Callable[[], PromptParts]
 
 
 def _message(message: Mapping[str, Any]) -> MessageParts:
@@ -77,7 +81,7 @@ def _message(message: Mapping[str, Any]) -> MessageParts:
 
 
 def _parts(content: Any) -> list[tuple[str, str]]:
-    """Kind and text of the parts of a content."""
+    """Return the kind and text of each part of a content."""
     if isinstance(content, str):
         return [("text", content)]
     found = []
@@ -99,7 +103,7 @@ def _parts(content: Any) -> list[tuple[str, str]]:
 
 
 def _written(arguments: Any) -> str:
-    """The JSON text of a call's arguments, as the prompt has it."""
+    """Return the JSON text of a call's arguments, as the prompt has it."""
     if isinstance(arguments, JsonText):
         return arguments.text
     if isinstance(arguments, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First difference of two texts, word by word, and their similarity."""
+"""Differences of two texts: where they part, which words differ, and what share they have in common."""
 
 from __future__ import annotations
 
@@ -60,8 +60,27 @@ class TextDifference:
         return self.new_text[max(0, self.new[0] - WINDOW) : self.new[0]].rpartition("\n")[2]
 
 
+def common_length(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts. O(n), at the speed of comparing memory."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    step = 1024
+    while low < high and one[low : low + step] == other[low : low + step]:
+        low += step
+        step *= 2
+    high = min(high, low + step)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def differences(old: str, new: str) -> list[TextDifference]:
-    """The places where two texts differ, in order; next to one another they are one.
+    """Return the places where two texts differ, in order; neighbouring places are joined.
 
     Of long texts only the first such places are told apart. O(n) and a comparison of some hundred words.
     """
@@ -92,7 +111,7 @@ def _words_changed(
 
 
 def _changed(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """The ranges of two lists that differ; what begins and ends alike is not compared further."""
+    """Yield the ranges of two lists that differ; equal beginnings and ends are not compared further."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -114,7 +133,7 @@ def _changed(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[tuple[int
 def _joined(
     old: str, new: str, places: list[tuple[tuple[int, int], tuple[int, int]]]
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Places between which there is next to nothing become one, as the groups of digits of an id."""
+    """Join places that almost touch, as the groups of digits of an id."""
     joined: list[tuple[tuple[int, int], tuple[int, int]]] = []
     for a, b in places:
         if joined:

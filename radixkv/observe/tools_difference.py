@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences between the tools of two prompts."""
+"""Cause of a break in the tools of two prompts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _tool_breaker(old: Tool, new: Tool, name: str) -> Breaker:
 
 
 def _leaves(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """The places in two values where their texts differ: the keys that lead there, and both texts."""
+    """Yield the places in two values where their texts differ: the keys that lead there, and both texts."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in new:
             if key in old:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classify a short text that differs between two prompts: a time, an id, a path, a person's name.
+"""Kinds of short texts that change from prompt to prompt: a time, an id, a path, a person's name.
 
-Judged by its own form and by the words around it, in several languages. The unknown stays unknown: two
-words that differ are no name because they have capital letters.
+A text is classified by its own form and by the words around it, in several languages; words of dates are in
+date_words.toml. The unknown stays unknown: capital letters alone make no name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LANGUAGES = tomllib.loads(Path(__file__).with_name("date_words.toml").read_text
 
 
 def _date_words(kind: str) -> frozenset[str]:
-    """Words of dates of all languages."""
+    """Return words of dates of all languages."""
     return frozenset(word for words in _LANGUAGES.values() for word in words.get(kind, ()))
 
 
@@ -211,7 +211,7 @@ def _path(found: TextDifference) -> Volatile | None:
 
 
 def _label_of(found: TextDifference, value: str) -> str:
-    """The words in front of a value that differs, in its line."""
+    """Return the words in front of a value that differs, in its line."""
     line = found.label
     inside = next((n for n in range(min(len(value), len(line)), 0, -1) if line.endswith(value[:n])), 0)
     return line[: len(line) - inside][-48:]
@@ -244,7 +244,7 @@ _SAYS_ID = re.compile(r"(?:[\s_-]id|uuid|guid|nonce|trace)[\s:=\"'`]*\Z", re.I)
 
 
 def _labelled_id(found: TextDifference) -> Volatile | None:
-    """A value with digits after words such as `session` or `request id`; a UUID wherever it stands."""
+    """Name a value with digits after words such as `session` or `request id`; a UUID wherever it stands."""
     values = _matches(_UUID, found)
     if values:
         return Volatile("id", _id_label(_label_of(found, values[0])) or "a UUID")
@@ -329,7 +329,7 @@ _CJK_WEEKDAY = re.compile(r"(?:星期|周|週).|.曜日?")
 
 
 def _written_date(text: str, start: int, end: int) -> str:
-    """The date in words that a difference lies in, as `Sunday, 22 November 2026`; empty: in none."""
+    """Return the written date around a difference, as `Sunday, 22 November 2026`; empty: there is none."""
     words = [(match.start(), match.end(), match[0]) for match in _WORDS.finditer(text)]
     first = next((at for at, (_, stop, _) in enumerate(words) if stop > start), len(words) - 1)
     last = next((at for at in range(len(words) - 1, -1, -1) if words[at][0] < max(end, start + 1)), first)
@@ -410,7 +410,7 @@ def _named(pattern: re.Pattern[str], found: TextDifference) -> bool:
 
 
 def _candidates(pattern: re.Pattern[str], text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Bounds of a name around the difference."""
+    """Yield the bounds of names around the difference."""
     if pattern.fullmatch(text, start, end):
         yield start, end
     for match in pattern.finditer(text):

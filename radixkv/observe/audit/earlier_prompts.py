@@ -63,11 +63,6 @@ class EarlierPrompt:
         """See `prompt_parts`. O(its blocks), once."""
         return prompt_parts(self.blocks, self.tools, self.model)
 
-    @cached_property
-    def tools_text(self) -> list[str]:
-        """Its tools as sent."""
-        return [block.text for block in self.blocks if block.kind == "tool"]
-
 
 class EarlierPrompts:
     """Bounded index of the latest prompts, searched by common beginnings and keys.

@@ -6,21 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv.observe.causes import CAUSES, Breaker, Cause
+from radixkv.cache.reporting.reasons import Reason
+from radixkv.observe.causes import Breaker
 
-Reason = Literal[
-    "hit",  # all that an earlier prompt left is found
-    "first",  # nothing that begins like this was seen before
-    "broken",  # the prompt parts from the one that it should go on after
-    "expired",  # what was written had run out
-    "evicted",  # it had to make room
-    "too_short",  # for these rules to cache it
-    "no_breakpoint",  # nothing says that it is to be cached, or too far from what was
-    "concurrent",  # what it shares was being computed for another request
-    "skipped",  # it asks for logprobs of its prompt, so that all of it was computed
-]
-#: Reasons whose causes have another code.
-_CODES = {"first": "first_seen", "broken": "diverged"}
 Fault = Literal["none", "prompt", "time", "room", "client", "provider", "unknown"]
 
 
@@ -37,7 +25,9 @@ class Observation:
         best_tokens: tokens that would be found if all differing parts came after all equal parts.
         reported_tokens: hits that the answer reports; None: not reported.
         reported_prompt: size of the prompt by the same answer, which may include other tokens.
-        reason: reason for the end of the match.
+        reason: reason for the end of the match: `hit` if all is found that an earlier prompt left,
+            `first_seen` if nothing that begins like this was seen before, `diverged` if the prompt leaves
+            the one that it should continue, at a cost.
         fault: cause to act upon, as far as the evidence shows.
         breaker: cause of the prompt's break; None: it does not break.
         before: text before the difference; old, new: text after it in the earlier prompt and in this one.
@@ -65,8 +55,3 @@ class Observation:
     earlier: str = ""
     written: tuple[tuple[int, float], ...] = ()
     reported_prompt: int | None = None
-
-
-def cause_of(reason: str) -> Cause:
-    """Return the cause that a reason of an observation, or `upstream_missed`, stands for."""
-    return CAUSES[_CODES.get(reason, reason)]

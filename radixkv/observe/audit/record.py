@@ -132,12 +132,12 @@ def input_items(given: Any) -> list[Any]:
 
 
 def prompt_parts(blocks: Iterable[Block], tools: Sequence[Json], model: str) -> PromptParts:
-    """A prompt in the form in which prompts are compared. O(its blocks)."""
+    """Return a prompt in the form in which prompts are compared. O(its blocks)."""
     return PromptParts(tuple(_messages_of(blocks)), _tools_shown(tools), model)
 
 
 def _tools_shown(tools: Sequence[Json]) -> tuple[Mapping[str, Any], ...]:
-    """Tools by name, description and parameters, whatever API they were defined for."""
+    """Return tools by name, description and parameters, whatever API they were defined for."""
     shown = []
     for tool in tools:
         function = tool.get("function", tool)
@@ -150,7 +150,7 @@ def _tools_shown(tools: Sequence[Json]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _messages_of(blocks: Iterable[Block]) -> Iterator[MessageParts]:
-    """The messages that blocks stand for."""
+    """Yield the messages that blocks stand for."""
     grouped: dict[int, list[Block]] = {}
     for block in blocks:
         if block.message >= 0:

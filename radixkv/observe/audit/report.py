@@ -9,16 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.observe.audit.observation import Observation, cause_of
+from radixkv.cache.reporting.reasons import Reason
+from radixkv.observe.audit.observation import Observation
 from radixkv.observe.audit.prices import ModelPrices, Prices
 from radixkv.observe.audit.record import Json, Record
 from radixkv.observe.audit.rule_sets import RuleSet
+from radixkv.observe.causes import CAUSES
 
 WORST = 10
 MAX_POINTS = 240  # of the growth over time: twice as many are halved
 MAX_GROUPS = 1000  # models, keys, conversations each; those seen longest ago become `others`
 MAX_REQUESTS = 500  # shown one by one, the latest
 OTHERS = "(others)"
+#: Reasons that have another name in the report.
+_REASONS = {Reason.FIRST_SEEN: "first", Reason.DIVERGED: "broken"}
 
 
 @dataclass(slots=True)
@@ -57,12 +61,12 @@ class Sums:
                 self.provider += max(0, seen.cached_tokens - seen.reported_tokens)
 
     def merge(self, other: Sums) -> None:
-        """All requests of another one, too."""
+        """Add the requests of other sums."""
         for name in Sums.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def to_dict(self) -> Json:
-        """As JSON: counts, and the hit rates that they are."""
+        """Return the counts and the hit rates as JSON."""
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt,
@@ -80,7 +84,7 @@ class Sums:
 
 @dataclass(slots=True)
 class BreakTally:
-    """All requests that miss for one reason at one place, and the one of them that lost most.
+    """Tally of the requests that miss for one cause at one place, with the one that lost most.
 
     `money` is None until there is a request with a known price.
     """
@@ -93,7 +97,7 @@ class BreakTally:
 
 
 class AuditReport:
-    """Adds observations up, within a bound however long the log is.
+    """Sums of a log's observations, of bounded size.
 
     Args:
         prefill_rate: prompt tokens that are computed in a second; None: not known, and no time is told.
@@ -183,7 +187,7 @@ class AuditReport:
             return
         breaker = seen.breaker
         kind = seen.reason if breaker is None else breaker.kind
-        what = cause_of(seen.reason).meaning if breaker is None else breaker.what
+        what = CAUSES[seen.reason].meaning if breaker is None else breaker.what
         place = "" if breaker is None else breaker.place
         group = self._breaks.setdefault((kind, what, place), BreakTally())
         group.count += 1
@@ -200,7 +204,7 @@ class AuditReport:
                 del self._breaks[key]
 
     def breaks(self) -> Iterator[Json]:
-        """The places where prompts miss, most tokens first."""
+        """Yield the places where prompts miss, most tokens first."""
         for (kind, what, place), found in sorted(self._breaks.items(), key=lambda item: -item[1].lost):
             yield {
                 "kind": kind,
@@ -214,7 +218,7 @@ class AuditReport:
             }
 
     def to_dict(self) -> Json:
-        """All of it as JSON."""
+        """Return the whole report as JSON."""
         breaks = list(self.breaks())
         lost = sum(found["lost_tokens"] for found in breaks)
         return {
@@ -278,7 +282,7 @@ def request_json(record: Record, seen: Observation) -> Json:
         "prompt_tokens": seen.prompt_tokens,
         "predicted_cached_tokens": seen.cached_tokens,
         "reported_cached_tokens": seen.reported_tokens,
-        "reason": seen.reason,
+        "reason": _REASONS.get(seen.reason, seen.reason),
         "fault": seen.fault,
         "kind": None if seen.breaker is None else seen.breaker.kind,
         "lost_tokens": seen.lost_tokens,
@@ -296,7 +300,7 @@ def _example(record: Record, seen: Observation) -> Json:
         "before": seen.before,
         "old": seen.old,
         "new": seen.new,
-        "what_to_move": cause_of(seen.reason).advice if breaker is None else breaker.remedy,
+        "what_to_move": CAUSES[seen.reason].advice if breaker is None else breaker.remedy,
         "detail": None if breaker is None else breaker.detail,
     }
 
@@ -324,7 +328,7 @@ class _Growth:
             self._points.append((time, one))
 
     def points(self) -> list[dict[str, Any]]:
-        """Each stretch: when it begins, its own sums, and the tokens up to its end."""
+        """Return each stretch: when it begins, its own sums, and the tokens up to its end."""
         shown, total = [], Sums()
         for time, sums in self._points:
             total.merge(sums)

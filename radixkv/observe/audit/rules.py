@@ -16,26 +16,35 @@ from dataclasses import dataclass, replace
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens
 from radixkv.cache.lease import Lease
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.errors import InvalidRequestError, OutOfBlocks
 from radixkv.observe.audit.breakpoint_entries import BreakpointEntries, BreakpointHit
 from radixkv.observe.audit.earlier_prompts import EarlierPrompt, EarlierPrompts
-from radixkv.observe.audit.observation import Fault, Observation, Reason
+from radixkv.observe.audit.observation import Fault, Observation
 from radixkv.observe.audit.prompt_break import (
-    TAIL_TOKENS,
-    breaker_between,
     parts_from,
+    place_of_break,
     shared_beginning,
-    texts_at,
     tokens_in_best_order,
 )
 from radixkv.observe.audit.prompt_keys import KnownChains, PromptKeys, keys_of
 from radixkv.observe.audit.prompt_units import CharacterCoding, PromptCoding, PromptUnits
 from radixkv.observe.audit.record import Block, Json, Record
 from radixkv.observe.audit.rule_sets import RuleSet
-from radixkv.observe.causes import Breaker, make_breaker
+from radixkv.observe.explanation import Explanation, Predecessor, explain
+from radixkv.observe.prompt_difference import TAIL_TOKENS
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
+#: Causes to act upon, of what these rules do not find.
+_FAULTS: dict[Reason, Fault] = {
+    Reason.DIVERGED: "prompt",
+    Reason.EXPIRED: "time",
+    Reason.EVICTED: "room",
+    Reason.NO_BREAKPOINT: "client",
+    Reason.CONCURRENT: "client",
+}
 _BLOCK_TOKENS = 16  # of the tree, where hits need be no whole blocks
 _BLOCK_CHARS = 64  # the same, where units are characters
 _BLOCK_BYTES = 120  # beside its tokens: identity and id, a share of a node, and of what is remembered as gone
@@ -233,21 +242,22 @@ class Rules:
             read = units.tokens_to_block(found.block) if found.block >= 0 else 0.0
             cached = min(round(read), total)
         shared = max(round(looked.in_tree * rate), round(looked.steady * rate))
-        reason, breaker, lost, (before, old, new) = self._judge(looked, cached, total)
+        reason, lost, explanation = self._explain(looked, cached, total)
+        place = explanation.place
         return Observation(
             conversation=looked.prompt.conversation,
             prompt_tokens=total,
             is_estimate=not units.is_exact,
             shared_tokens=min(shared, total),
             cached_tokens=cached,
-            best_tokens=min(total, cached + lost) if reason == "broken" else cached,
+            best_tokens=min(total, cached + lost) if reason is Reason.DIVERGED else cached,
             reported_tokens=record.usage.cached,
             reason=reason,
             fault=self._fault(looked, reason, cached, lost),
-            breaker=breaker,
-            before=before,
-            old=old,
-            new=new,
+            breaker=explanation.breaker,
+            before="" if place is None else place.before,
+            old="" if place is None else place.old,
+            new="" if place is None else place.new,
             lost_tokens=lost,
             age_s=_age(earlier, record),
             earlier=earlier.place if earlier is not None else "",
@@ -319,42 +329,49 @@ class Rules:
 
     # ------------------------------------------------------------------ why
 
-    def _judge(
-        self, looked: Looked, cached: int, total: int
-    ) -> tuple[Reason, Breaker | None, int, tuple[str, str, str]]:
-        """Why no more was found, what breaks the prompt, tokens lost by it, and the texts there."""
-        record, units, earlier, found = looked.record, looked.units, looked.earlier, looked.found
-        steady, place = looked.steady, looked.place
-        rate, none = units.tokens_per_unit, ("", "", "")
+    def _explain(self, looked: Looked, cached: int, total: int) -> tuple[Reason, int, Explanation]:
+        """Return the reason why no more was found, the tokens lost by it, and the explanation."""
+        broken = self._broken(looked, cached, total)
+        if broken is not None:
+            return Reason.DIVERGED, broken.recoverable_tokens, broken
+        reason, lost = self._reason(looked, cached, total)
+        report = MissReport(reason, total, cached)
+        return reason, lost, explain(report, lambda: looked.prompt.parts, None, None)
+
+    def _broken(self, looked: Looked, cached: int, total: int) -> Explanation | None:
+        """Explain the break between a prompt and the one that it should continue; None: there is none."""
+        earlier, units, steady, place = looked.earlier, looked.units, looked.steady, looked.place
+        if looked.record.skips_cache or earlier is None or not parts_from(earlier, units, steady):
+            return None
+        best = tokens_in_best_order(earlier, units, steady, place)
+        whole = self._in_blocks(best, total) if looked.found is None else min(round(best), total)
+        if whole <= cached:
+            return None
+        there = place_of_break(earlier, looked.prompt, steady, place, whole - cached)
+        predecessor = Predecessor(lambda: earlier.parts, there.position)
+        explanation = explain(None, lambda: looked.prompt.parts, predecessor, there)
+        return None if explanation.breaker is None else explanation
+
+    def _reason(self, looked: Looked, cached: int, total: int) -> tuple[Reason, int]:
+        """Return why no more of an unbroken prompt was found, and the tokens lost by it."""
+        record, units, found = looked.record, looked.units, looked.found
         if record.skips_cache:
-            return "skipped", None, 0, none
-        if earlier is not None and parts_from(earlier, units, steady):
-            best = tokens_in_best_order(earlier, units, steady, place)
-            lost = (min(round(best), total) if found is not None else self._in_blocks(best, total)) - cached
-            breaker = breaker_between(earlier, looked.prompt, place) if lost > 0 else None
-            if breaker is not None:
-                return "broken", breaker, lost, texts_at(str(earlier.units.text), str(units.text), place)
+            return Reason.SKIPPED, 0
+        rate, steady = units.tokens_per_unit, looked.steady
         within = self._in_blocks(steady * rate, total) if found is None else round(steady * rate)
         missed = max(0, within - cached)
         slack = max(TAIL_TOKENS, self.rule_set.block_tokens)
         if found is not None:
             if found.expired_block > found.block:
-                lost = round(units.tokens_to_block(found.expired_block)) - cached
-                return "expired", make_breaker("expired"), lost, none
+                return Reason.EXPIRED, round(units.tokens_to_block(found.expired_block)) - cached
             if found.running_block > found.block:
-                return (
-                    "concurrent",
-                    make_breaker("concurrent"),
-                    round(units.tokens_to_block(found.running_block)) - cached,
-                    none,
-                )
+                return Reason.CONCURRENT, round(units.tokens_to_block(found.running_block)) - cached
             if missed > slack:
-                minimum = self.rule_set.minimum(record.model)
-                reason: Reason = "too_short" if within < minimum else "no_breakpoint"
-                return reason, None, missed if reason == "no_breakpoint" else 0, none
+                is_short = within < self.rule_set.minimum(record.model)
+                return (Reason.TOO_SHORT, 0) if is_short else (Reason.NO_BREAKPOINT, missed)
         elif missed > slack and looked.evicted:
-            return "evicted", make_breaker("evicted"), missed, none
-        return ("first" if earlier is None or not cached else "hit"), None, 0, none
+            return Reason.EVICTED, missed
+        return (Reason.FIRST_SEEN if looked.earlier is None or not cached else Reason.HIT), 0
 
     def _fault(self, looked: Looked, reason: Reason, cached: int, lost: int) -> Fault:
         """Return the cause of most of the missed tokens, by evidence."""
@@ -371,14 +388,7 @@ class Rules:
             # These rules find it, and its time is known: the prompt was steady.
             is_timed = looked.record.time is not None and earlier is not None and earlier.time is not None
             return "provider" if is_timed or self.rule_set.ttl_s is None else "unknown"
-        by_reason: dict[str, Fault] = {
-            "broken": "prompt",
-            "expired": "time",
-            "evicted": "room",
-            "no_breakpoint": "client",
-            "concurrent": "client",
-        }
-        return by_reason.get(reason, "none")
+        return _FAULTS.get(reason, "none")
 
 
 def _said(record: Record) -> tuple[tuple[Block, ...], ...]:

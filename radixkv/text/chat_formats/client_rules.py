@@ -39,6 +39,11 @@ class ClientRule:
     head: re.Pattern[str]
     constant: Callable[[re.Match[str]], str]
 
+    @property
+    def effect(self) -> str:
+        """Effect of the rule, in words."""
+        return f"{self.what}, which {self.client} writes at the head of the system prompt, is held constant"
+
     def applied(self, text: str) -> str | None:
         """Return a system prompt with the client's text held constant; None: it does not begin with one."""
         found = self.head.match(text)

@@ -17,9 +17,11 @@ from typing import Literal
 from radixkv.cache.keys import Owner
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.adapters import adapter_part
+from radixkv.observe.explanation import SHOWN_TOKENS, sides_of
+from radixkv.observe.prompt_parts import MakeParts
 from radixkv.scheduling.request import Request
 from radixkv_server.activity.hit_windows import HitCounts, HitWindows, history_of, windows_of
-from radixkv_server.chats.chat import ChatPrompt, MakeParts
+from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.diagnostics.comparison import Comparison, Finding
 from radixkv_server.generation.progress import PromptProgress
 from radixkv_server.generation.request import encoded_prompt
@@ -28,7 +30,6 @@ from radixkv_server.http.request_record import RequestRecord
 KEPT_REQUESTS = 200  # of each tenant
 KEPT_TENANTS = 1000
 KEPT_ADAPTERS = 100  # of each tenant
-KEPT_TOKENS = 48  # of a prompt, at its beginning and on each side of where it missed
 KEPT_PROMPTS = 2000  # the latest of all tenants, whole,
 KEPT_PROMPT_TOKENS = 4_000_000  # while they are not larger together: 16 MB
 HISTORY_S = 600
@@ -104,7 +105,7 @@ class SeenRequest:
         self.state: State = "running"
         self.duration_s: float | None = None
         self.error_code: str | None = None
-        self.beginning = array("i", encoded_prompt(request).token_ids[:KEPT_TOKENS].tobytes())
+        self.beginning = array("i", encoded_prompt(request).token_ids[:SHOWN_TOKENS].tobytes())
         self.last_message = "" if chat is None else chat.last_message
         self.client_rule = None if chat is None else chat.client_rule
         self.parts: MakeParts | None = None
@@ -149,8 +150,8 @@ class SeenRequest:
         position = self.progress.num_cached_tokens if report is None else report.num_hit_tokens
         self.prompt = array("i", encoded_prompt(request).token_ids.tobytes())
         self.parts = None if chat is None else chat.parts
-        self.before = self.prompt[max(0, position - KEPT_TOKENS) : position]
-        self.after = self.prompt[position : position + KEPT_TOKENS]
+        before, after = sides_of(position)
+        self.before, self.after = self.prompt[before], self.prompt[after]
         if chat is not None and report is not None and report.reason == "diverged":
             self.cause = chat.hint(report)
             self.place = chat.place_name(self.before, self.after)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
 from radixkv.observe.message_places import place_name
-from radixkv.observe.prompt_parts import PromptParts
+from radixkv.observe.prompt_parts import MakeParts, PromptParts
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -41,8 +41,6 @@ from radixkv.text.text_tokenizer import TextTokenizer
 Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
 ReasoningPlace = Literal["apart", "in_content", "hidden"]
-#: Makes the parts by which prompts are compared, at the cost of converting all messages: called on demand.
-MakeParts = Callable[[], PromptParts]
 SHOWN_CHARS = 200  # of a chat's last message, in lists of requests
 JUDGED_TOKENS = 8  # on each side of a break, for its hint
 

@@ -115,15 +115,8 @@ async def _steady_ends(context: ServerContext, prompt: ChatPrompt, encoded: Enco
     return (end,) if end else ()
 
 
-def rule_in_words(rule: ClientRule) -> str:
-    """Describe the effect of a rule for clients' own text, for people."""
-    return f"{rule.what}, which {rule.client} writes at the head of the system prompt, is held constant"
-
-
 def _log_rule(context: ServerContext, rule: ClientRule) -> None:
     """Log a rule that has changed a prompt, once."""
     if rule.what not in context.applied_rules:
         context.applied_rules.add(rule.what)
-        logger.info(
-            "%s, so that prompts are found again; --normalize-clients off leaves it", rule_in_words(rule)
-        )
+        logger.info("%s, so that prompts are found again; --normalize-clients off leaves it", rule.effect)

@@ -15,10 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from radixkv.observe.prompt_difference import TAIL_TOKENS
 from radixkv_server.diagnostics.fingerprint import Fingerprint, FirstDifference
-
-#: With some templates the end of a prompt, where the assistant's turn begins, differs in the next turn.
-MAX_TAIL_TOKENS = 16
 
 State = Literal["first_turn", "not_found", "running", "compared"]
 
@@ -51,7 +49,7 @@ class Finding:
     @property
     def prompts_part(self) -> bool:
         """True if this prompt leaves the earlier one before its last tokens."""
-        return self.shared_tokens < self.compared_tokens - MAX_TAIL_TOKENS
+        return self.shared_tokens < self.compared_tokens - TAIL_TOKENS
 
     @property
     def is_lost(self) -> bool:

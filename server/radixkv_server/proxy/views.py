@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 
-from radixkv.observe.audit.observation import cause_of
 from radixkv.observe.audit.prices import Prices
 from radixkv.observe.audit.record import Record
-from radixkv.observe.causes import Breaker
+from radixkv.observe.causes import CAUSES
 from radixkv_server.activity.hit_windows import history_json
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.apis.cache_api.caller import Onlooker
 from radixkv_server.apis.cache_api.tree import TreeJson
+from radixkv_server.apis.common.explanation_json import breaker_json
 from radixkv_server.dialect import Json
 from radixkv_server.proxy.watched import SHOWN_CHARS, Watched, WatchedRequest
 
@@ -39,9 +39,6 @@ class Views:
     def overview(self) -> Json:
         """Return the body of GET /v1/cache."""
         watched, stats = self._watched, self._watched.stats()
-        missed: dict[str, int] = {}
-        for reason, tokens in watched.missed.items():
-            missed[cause_of(reason).code] = tokens
         return {
             "object": "cache",
             "role": "admin",
@@ -53,7 +50,7 @@ class Views:
             "block_size": watched.rule_set.block_tokens,
             "windows": {name: sums.to_json() for name, sums in watched.windows().items()},
             "history": history_json(watched.history()),
-            "missed_tokens": missed,
+            "missed_tokens": dict(watched.missed),
             "upstreams": [
                 {**asdict(state), **watched.of_upstream(state.address).to_json()} for state in watched.states
             ],
@@ -76,7 +73,7 @@ class Views:
             return None
         observed = one.observation
         around = None
-        if observed.reason == "broken":
+        if observed.reason == "diverged":
             position = observed.shared_tokens
             around = {"position": position, "before": _shown(observed.before)}
             around |= {"prompt": _shown(observed.new), "cached": _shown(observed.old)}
@@ -84,11 +81,11 @@ class Views:
             "prompt_tokens": observed.prompt_tokens,
             "cached_tokens": one.cached_tokens,
             "expected_tokens": observed.cached_tokens,
-            "reason": cause_of(one.reason).code,
+            "reason": one.reason,
             "position": None if around is None else observed.shared_tokens,
             "detail": _detail(one),
             "around": around,
-            "breaker": None if observed.breaker is None else _breaker(observed.breaker),
+            "breaker": breaker_json(observed.breaker),
             "recoverable_tokens": observed.lost_tokens,
             "advice": _advice(one),
         }
@@ -116,7 +113,7 @@ class Views:
         costs: dict[tuple[str, str], list[WatchedRequest]] = {}
         for one in self._watched.latest(1000):
             breaker = one.observation.breaker
-            if one.observation.reason == "broken" and breaker is not None:
+            if one.observation.reason == "diverged" and breaker is not None:
                 costs.setdefault((breaker.kind, breaker.place), []).append(one)
         groups = sorted(costs.values(), key=lambda group: -sum(one.observation.lost_tokens for one in group))
         found = []
@@ -160,7 +157,7 @@ class Views:
             "expected_tokens": observed.cached_tokens,
             "reported_tokens": observed.reported_tokens,
             "completion_tokens": record.usage.output or 0,
-            "reason": cause_of(one.reason).code,
+            "reason": one.reason,
             "fault": observed.fault,
             "cost": self._cost(one),
             "comparison": None,
@@ -210,9 +207,4 @@ def _advice(one: WatchedRequest) -> str | None:
     breaker = one.observation.breaker
     if breaker is not None and one.reason == one.observation.reason:
         return breaker.detail
-    return cause_of(one.reason).advice_sentence
-
-
-def _breaker(found: Breaker) -> Json:
-    breaker = {"kind": found.kind, "what": found.what, "place": found.place, "remedy": found.remedy}
-    return {**breaker, "earlier": found.old or None, "now": found.new or None}
+    return CAUSES[one.reason].advice_sentence

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from radixkv.cache.cache_stats import CacheStats
+from radixkv.cache.reporting.reasons import Reason
 from radixkv.cache.reporting.tree_walk import TreeSnapshot, TreeWalk
 from radixkv.observe.audit.record import Record
 from radixkv.observe.audit.rule_sets import RuleSet
@@ -69,12 +70,12 @@ class WatchedRequest:
         return self.observation.cached_tokens if reported is None else reported
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> Reason:
         """Reason for the miss; `upstream_missed`: the prompt was unchanged, and its entry had not expired."""
         observed = self.observation
-        if observed.fault == "client" and observed.reason in ("hit", "first"):
-            return "concurrent"
-        return "upstream_missed" if observed.fault == "provider" else observed.reason
+        if observed.fault == "client" and observed.reason in (Reason.HIT, Reason.FIRST_SEEN):
+            return Reason.CONCURRENT
+        return Reason.UPSTREAM_MISSED if observed.fault == "provider" else observed.reason
 
 
 class Watched:
@@ -83,7 +84,7 @@ class Watched:
     def __init__(self, rule_set: RuleSet, memory_bytes: int) -> None:
         self.rule_set = rule_set
         self.version = 0
-        self.missed: Counter[str] = Counter()  # reason -> tokens
+        self.missed: Counter[Reason] = Counter()  # reason -> tokens
         self._first_bytes = [0] * len(FIRST_BYTE_BOUNDS)
         self._first_seconds = 0.0
         self.num_dropped = 0
@@ -181,7 +182,7 @@ class Watched:
             return FIRST_BYTE_BOUNDS, list(self._first_bytes), self._first_seconds
 
     def stats(self) -> CacheStats:
-        """Of the tree."""
+        """Return the statistics of the tree."""
         with self._lock:
             return self._rules.cache.stats
 

@@ -64,7 +64,7 @@ def test_a_conversation_that_goes_on_finds_what_it_left(name: str) -> None:
     rules = Rules(rule_set(name))
     seen = [observe(rules, turn, 30.0 * turn) for turn in range(5)]
     assert seen[0].cached_tokens == 0
-    assert seen[0].reason == "first"
+    assert seen[0].reason == "first_seen"
     for before, after in itertools.pairwise(seen):
         assert before.prompt_tokens * 0.9 < after.cached_tokens < after.prompt_tokens
         assert after.reason == "hit"
@@ -77,7 +77,7 @@ def test_a_time_in_the_system_prompt_breaks_it_and_costs_what_follows(name: str)
     rules = Rules(rule_set(name))
     observe(rules, 0, 0.0, system="Today is 2026-11-21 10:00:00. " + SYSTEM)
     seen = observe(rules, 1, 30.0, system="Today is 2026-11-21 10:00:30. " + SYSTEM)
-    assert (seen.reason, seen.fault) == ("broken", "prompt")
+    assert (seen.reason, seen.fault) == ("diverged", "prompt")
     assert seen.breaker is not None
     assert seen.breaker.kind == "timestamp"
     assert seen.old.startswith("00. Rule 0")
@@ -288,7 +288,7 @@ def test_what_is_expected_is_settled_when_a_request_begins(name: str) -> None:
     last = rules.end(two, asked("Which pilots?", 101.0, ended=True))
     first = rules.end(one, asked("Which ships?", 100.0, ended=True))
     assert first.cached_tokens == 0
-    assert first.reason == "first"
+    assert first.reason == "first_seen"
     assert last.fault == "client", "its prefix was being computed: the upstream did not miss"
     later = rules.observe(asked("Which cranes?", 120.0, ended=True))
     assert later.cached_tokens > 4000
@@ -362,7 +362,10 @@ def test_requests_without_a_model_find_what_the_served_one_left() -> None:
         sent = {"prompt": SYSTEM, **body}
         begun = rules.begin(make_record(sent))
         assert bool(begun.observation.cached_tokens) is (number in (1, 2))
-        assert rules.end(begun, make_record(sent, told)).reason == ("first", "hit", "hit", "first")[number]
+        assert (
+            rules.end(begun, make_record(sent, told)).reason
+            == ("first_seen", "hit", "hit", "first_seen")[number]
+        )
 
 
 @pytest.mark.parametrize("in_parts", [True, False])

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from radixkv.cache.keys import Owner
 from radixkv.cache.reporting.divergence import BreakPoint
-from radixkv.observe.explanation import Divergence, Explanation
+from radixkv.observe.explanation import Explanation, MissPlace
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.apis.cache_api.breaker import breaker_json, breaker_of_request
 from radixkv_server.apis.cache_api.caller import Caller
+from radixkv_server.apis.cache_api.evidence import explanation_of_request
 from radixkv_server.apis.cache_api.tools_first import tools_first_tokens
+from radixkv_server.apis.common.explanation_json import breaker_json
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 
@@ -21,11 +23,6 @@ MAX_POINTS = 1000  # of the advisor's, among which one is looked for
 def owner_of(point: BreakPoint) -> Owner:
     """Return the owner of the prompts that break there."""
     return Owner(*(*point.namespace, "", "", "")[:3])
-
-
-def recoverable_each(point: BreakPoint) -> int:
-    """Estimate the additional tokens that would have been found for each such prompt."""
-    return point.recoverable_tokens // max(1, point.count)
 
 
 async def point_at(
@@ -64,21 +61,16 @@ def _is_example(one: SeenRequest, point: BreakPoint) -> bool:
     return tuple(one.after[: len(shown)]) == shown and tuple(one.before[-len(before) :]) == before
 
 
-def prompt_group_json(point: BreakPoint | None) -> Json | None:
-    """Return counts of the group's prompts that break there, and anywhere."""
-    return None if point is None else {"here": point.count, "anywhere": point.group_count}
-
-
 async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller) -> Json:
     """Describe a place where prompts break; with text if the prompts are the caller's own."""
     tenant, salt, _ = owner_of(point)
     size = context.engine.config.block_size
     latest = [one for one in context.activity.latest(tenant) if _parts_at(one, point, size)]
-    place = next((one.place for one in latest if one.place), None)
+    part = next((one.place for one in latest if one.place), None)
     breaker = tools = None
     shown: Json = {
         "position": point.position,
-        "place": place,
+        "place": part,
         "count": point.count,
         "share": round(point.count / max(1, point.group_count), 3),
         "recoverable_tokens": point.recoverable_tokens,
@@ -86,27 +78,26 @@ async def advice_json(context: ServerContext, point: BreakPoint, caller: Caller)
         "family": None,
         "example": None,
     }
-    found = Divergence(point.position, None, 0, point.recoverable_tokens, place=place, group=point)
+    place = MissPlace(point.position, 0, point.recoverable_tokens, part, group=point)
     if caller.may_read(tenant, salt):
-        before = context.text_of(point.example_before)
-        new, cached = context.text_of(point.example_new), context.text_of(point.example_cached)
-        if new:
-            found = found.with_text(before, new, cached)
+        tokens = (point.example_before, point.example_new, point.example_cached)
+        before, new, cached = (context.text_of(some) for some in tokens)
+        place = replace(place, before=before, new=new, old=cached)
         shown |= {
-            "kind": found.kind or "text",
+            "kind": place.kind or "text",
             "family": context.text_of(point.group_tokens),
             "example": {"before": before, "prompt": new, "cached": cached or None},
         }
         # The cause is that of the request that the example is from: another one may have another.
         sample = next((one for one in latest if _is_example(one, point)), None)
-        if sample is not None:
-            breaker = await breaker_of_request(context, sample)
+        if sample is not None and sample.report is not None:
+            breaker = (await explanation_of_request(context, sample, sample.report, point)).breaker
             tools = await tools_first_tokens(context, breaker, sample.parts)
             tools = None if tools is None else tools * point.count
     shown |= {
         "breaker": breaker_json(breaker),
         "tools_first_tokens": tools,
-        "advice": Explanation(None, found, breaker, tools_first_tokens=tools).advice,
+        "advice": Explanation(None, place, breaker, tools_first_tokens=tools).advice,
     }
     if caller.is_admin:
         shown["tenant"], shown["cache_salt"] = tenant, salt

@@ -16,7 +16,7 @@ MAX_ADAPTERS = 64  # looked at, those in memory first
 async def cached_under(
     context: ServerContext, caller: Caller, ids: Sequence[int], report: MissReport
 ) -> Json | None:
-    """The caller's own model under which more of a prompt is cached than a report has found; None: none.
+    """Return the caller's own model under which more of a prompt is cached than a report found; None: none.
 
     Other tenants' prompts, and adapters that the caller may not use, are not looked at.
     """

@@ -53,7 +53,7 @@ def _quota(quotas: list[QuotaUsage], tenant: str) -> Json | None:
 
 
 def _adapters(context: ServerContext, caller: Caller) -> list[Json]:
-    """The adapters that the caller may use, and how much of their prompts was found."""
+    """Return the adapters that the caller may use, and how much of their prompts was found."""
     shown = []
     for card in context.adapters_of(caller.as_tenant):
         counts = context.activity.of_adapter(caller.scope, card.name)

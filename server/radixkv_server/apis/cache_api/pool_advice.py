@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from radixkv.cache.keys import TOKEN_BYTES
-from radixkv.observe.audit.prompt_break import common_length
+from radixkv.cache.keys import TOKEN_BYTES, shared_bytes
 from radixkv.observe.causes import make_breaker
 from radixkv_server.activity.activity import HISTORY_S
 from radixkv_server.concurrency import off_loop
@@ -61,7 +60,7 @@ def distinct_tokens(prompts: Iterable[tuple[Sequence[str], bytes]]) -> int:
     """
     bytes_needed, last_owner, before = 0, None, b""
     for owner, prompt in sorted((tuple(owner), prompt) for owner, prompt in prompts):
-        shared = common_length(before, prompt) if last_owner == owner else 0
+        shared = shared_bytes(before, prompt) if last_owner == owner else 0
         bytes_needed += len(prompt) - shared // TOKEN_BYTES * TOKEN_BYTES
         last_owner, before = owner, prompt
     return bytes_needed // TOKEN_BYTES

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.cache.reporting.explain import MissReport
+from radixkv.observe.prompt_parts import MakeParts
 from radixkv.text.chat_formats.client_rules import ClientRule
 from radixkv_server.apis.cache_api.schemas import CachePromptFields
 from radixkv_server.apis.openai.serving import completion_request
-from radixkv_server.chats.chat import ChatPrompt, MakeParts
+from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.context import ServerContext
 from radixkv_server.generation.request import encoded_prompt
 

@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from radixkv.cache.reporting.explain import MissReport
-from radixkv.observe.explanation import Divergence, Explanation
 from radixkv_server.activity.activity import SeenRequest
-from radixkv_server.apis.cache_api.advice import point_at, recoverable_each
-from radixkv_server.apis.cache_api.breaker import breaker_of_request, recoverable_of_request
+from radixkv_server.apis.cache_api.advice import point_at
 from radixkv_server.apis.cache_api.caller import Caller
-from radixkv_server.apis.cache_api.explain import explanation_json
+from radixkv_server.apis.cache_api.evidence import explanation_of_request
 from radixkv_server.apis.common.cache_diagnosis import finding_json
+from radixkv_server.apis.common.explanation_json import around_json, explanation_json
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError
@@ -82,26 +81,14 @@ async def _nodes(context: ServerContext, one: SeenRequest) -> list[str]:
 
 
 async def _explanation(context: ServerContext, caller: Caller, one: SeenRequest, report: MissReport) -> Json:
-    found, around, breaker = None, None, None
+    group = None
     if report.reason == "diverged":
-        point = await point_at(context, one.owner, one.beginning, report.num_hit_tokens)
-        known = 0 if point is None else recoverable_each(point)
-        found = Divergence(
-            report.num_hit_tokens,
-            None,
-            report.num_missed_tokens,
-            min(max(known, await recoverable_of_request(context, one)), report.num_missed_tokens),
-            place=one.place,
-            group=point,
-        )
-    if caller.may_read(one.tenant, one.salt) and report.reason != "hit":
-        before, prompt = context.text_of(one.before), context.text_of(one.after)
-        cached = None if report.cached_is_public else context.text_of(report.cached_tokens_after) or None
-        around = {"position": report.num_hit_tokens, "before": before, "prompt": prompt, "cached": cached}
-        found = None if found is None else found.with_text(before, prompt, cached)
-        breaker = await breaker_of_request(context, one)
-    explanation = Explanation(report, found, breaker, one.cause)
-    return explanation_json(report, explanation, one.place, around, one.client_rule)
+        group = await point_at(context, one.owner, one.beginning, report.num_hit_tokens)
+    explanation = await explanation_of_request(context, one, report, group)
+    if not caller.may_read(one.tenant, one.salt):
+        return explanation_json(report, explanation.without_texts(), None, one.client_rule)
+    around = None if explanation.place is None else around_json(explanation.place)
+    return explanation_json(report, explanation, around, one.client_rule)
 
 
 async def request_frames(context: ServerContext, caller: Caller, limit: int) -> AsyncGenerator[bytes, None]:

@@ -13,7 +13,7 @@ from radixkv_server.activity.activity import KEPT_REQUESTS
 from radixkv_server.apis.cache_api.advice import advice_json
 from radixkv_server.apis.cache_api.caller import Caller
 from radixkv_server.apis.cache_api.events import event_frames
-from radixkv_server.apis.cache_api.explain import compare, explain
+from radixkv_server.apis.cache_api.explain import prompt_comparison, prompt_explanation
 from radixkv_server.apis.cache_api.overview import overview
 from radixkv_server.apis.cache_api.pins import list_pins, prompt_of_node, set_pin
 from radixkv_server.apis.cache_api.pool_advice import pool_advice
@@ -162,8 +162,8 @@ async def explain_prompt(request: Request) -> Response:
     if body.compare is not None:
         one, other = body.compared()
         prompt = await prompt_of(context, one)
-        return json_response(await compare(context, prompt, await prompt_of(context, other)))
-    return json_response(await explain(context, caller, await prompt_of(context, body)))
+        return json_response(await prompt_comparison(context, prompt, await prompt_of(context, other)))
+    return json_response(await prompt_explanation(context, caller, await prompt_of(context, body)))
 
 
 @router.get("/v1/cache/pins")

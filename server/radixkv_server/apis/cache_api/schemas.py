@@ -92,7 +92,7 @@ class ExplainBody(CachePromptFields):
         return _one_of(value, ("messages", "prompt", "compare"))
 
     def compared(self) -> tuple[CachePromptFields, CachePromptFields]:
-        """Both prompts as bodies of their own, with the other fields of this one."""
+        """Return both prompts as bodies of their own, with the other fields of this one."""
         assert self.compare is not None
         return self._about(self.compare.prompt), self._about(self.compare.other)
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from radixkv.observe.causes import Breaker
+from radixkv.observe.prompt_parts import MakeParts
 from radixkv.text.chat_formats.template_input import can_show_tools_first
-from radixkv_server.chats.chat import Chat, MakeParts
+from radixkv_server.chats.chat import Chat
 from radixkv_server.chats.render import chat_prompt
 from radixkv_server.context import ServerContext
 

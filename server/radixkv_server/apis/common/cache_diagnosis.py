@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from radixkv.observe.explanation import SHOWN_TOKENS, MissPlace, sides_of
+from radixkv_server.apis.common.explanation_json import around_json
 from radixkv_server.apis.common.usage import miss_json
 from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.concurrency import off_loop
@@ -23,8 +25,6 @@ from radixkv_server.diagnostics.fingerprint import Fingerprint, fingerprint_of
 from radixkv_server.dialect import Json
 from radixkv_server.generation.progress import Usage
 from radixkv_server.http.fields import Rule, WithoutEffect, rules_of
-
-SHOWN_TOKENS = 48  # on each side of a break
 
 # Cache controls, which are no part of any prompt.
 _FOR_THE_CACHE = frozenset({"cache_control", "prompt_cache_breakpoint"})
@@ -95,21 +95,19 @@ class CacheDiagnosis:
         found: Json = {"cache_miss": report and miss_json(report, hint), "place": None, "around": None}
         if at >= len(ids):
             return found
-        before = list(map(int, ids[max(0, at - SHOWN_TOKENS) : at]))
-        after = list(map(int, ids[at : at + SHOWN_TOKENS]))
-        cached = None
+        before, new = (list(map(int, ids[side])) for side in sides_of(at))
+        old: list[int] = []
         if report is not None and report.diverged_at == at and not report.cached_is_public:
-            cached = self.text_of(report.cached_tokens_after[:SHOWN_TOKENS])
-        return {
-            **found,
-            "place": self.prompt.place_name(before, after),
-            "around": {
-                "position": at,
-                "before": self.text_of(before),
-                "prompt": self.text_of(after),
-                "cached": cached,
-            },
-        }
+            old = report.cached_tokens_after[:SHOWN_TOKENS]
+        place = MissPlace(
+            at,
+            len(ids) - at,
+            part=self.prompt.place_name(before, new),
+            before=self.text_of(before),
+            new=self.text_of(new),
+            old=self.text_of(old),
+        )
+        return {**found, "place": place.part, "around": around_json(place)}
 
 
 async def diagnose(

@@ -12,9 +12,9 @@ import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
 
-from radixkv.observe.advisor import same_later
 from radixkv.observe.explanation import word_at
 from radixkv.observe.message_places import place_name
+from radixkv.observe.recoverable import recoverable_tokens
 
 RULES = "You are the assistant of the harbour office. Count the ships every evening, and be brief."
 QUESTION = "How many ships?"
@@ -215,13 +215,14 @@ def test_what_is_the_same_further_on() -> None:
     def joined(*parts: Any) -> Any:
         return np.concatenate([np.array(part, np.int32) for part in parts])
 
-    assert same_later(joined([1], rest), joined([2], rest)) == 300
-    assert same_later(joined([1, 2, 3], rest), joined([4], rest, other)) == 300, "one is longer"
-    assert same_later(joined([4], rest), joined(other[:20], rest)) == 300
-    assert same_later(rest, other) == 0
-    assert same_later(joined(rest[:5], [7], rest[6:]), joined(other[:5], [8], rest[6:])) == 294
-    assert same_later(joined([1], rest[:10]), joined([2], rest[:10])) == 0, "a template's end is no win"
-    assert same_later(joined([]), rest) == same_later(rest, joined([])) == 0
+    assert recoverable_tokens(joined([1], rest), joined([2], rest)) == 300
+    assert recoverable_tokens(joined([1, 2, 3], rest), joined([4], rest, other)) == 300, "one is longer"
+    assert recoverable_tokens(joined([4], rest), joined(other[:20], rest)) == 300
+    assert recoverable_tokens(rest, other) == 0
+    assert recoverable_tokens(joined(rest[:5], [7], rest[6:]), joined(other[:5], [8], rest[6:])) == 294
+    ends = joined([1], rest[:10]), joined([2], rest[:10])
+    assert recoverable_tokens(*ends) == 0, "a template's end is no win"
+    assert recoverable_tokens(joined([]), rest) == recoverable_tokens(rest, joined([])) == 0
 
 
 @pytest.mark.parametrize(
