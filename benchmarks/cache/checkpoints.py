@@ -45,7 +45,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
-from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import TierStack
 
 TRACES = {"agent_a64": 64, "agent_a": 512}  # tokens of a block of each
 TARGETS = {"agent_a64": 0.92, "agent_a": 0.82}

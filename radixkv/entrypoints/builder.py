@@ -46,8 +46,7 @@ from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.open_tiers import open_tiers
 from radixkv.tiers.record import STATE_FORMAT, BlockKind
 from radixkv.tiers.spec import parse_tiers
-from radixkv.tiers.stack import TierStack
-from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier import Tier, TierStack
 from radixkv.tiers.tier_use import TierUse
 
 if TYPE_CHECKING:

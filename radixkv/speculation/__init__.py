@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation without a draft model: where guesses of the next tokens come from, and how many pay."""
+"""Speculative decoding without a draft model: sources of draft tokens, and the number that pays."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance: how often the guesses for one request have been right lately."""
+"""Acceptance: the rate of right guesses among a request's latest ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from bisect import bisect_right
 #: Matches of this length and longer are counted apart from shorter ones: they are right more often.
 KINDS = (0, 3, 8)
 _PRIOR_WEIGHT = 2.0
-_MEMORY = 0.7  # of what was counted before, at each draft
-_REST = 0.97  # the same, whenever a guess was not worth a try: in the end one is made again
+_MEMORY = 0.7  # weight of earlier counts at each draft
+_REST = 0.97  # the same whenever no guess pays: so in the end one is made again
 
 
 class Acceptance:
     """The rate of right guesses, for matches of each of `KINDS`.
 
     Args:
-        is_greedy: whether the request takes the likeliest tokens: it repeats itself more exactly.
+        is_greedy: the request takes the likeliest tokens, so that it repeats itself more exactly.
     """
 
     __slots__ = ("_priors", "_right", "_tried")
@@ -26,15 +26,15 @@ class Acceptance:
         self._right, self._tried = [0.0] * len(KINDS), [0.0] * len(KINDS)
 
     def rate(self, match: int) -> float:
-        """Probability that the next guess is right, after a match of this length."""
+        """Return the probability that the next guess is right, after a match of this length."""
         kind = bisect_right(KINDS, match) - 1
         right = self._right[kind] + _PRIOR_WEIGHT * self._priors[kind]
         return right / (self._tried[kind] + _PRIOR_WEIGHT)
 
     def worthwhile(self, match: int, break_even: float, most: int) -> int:
-        """Number of guesses to make: while all of them are right with more than this probability. O(result).
+        """Return the largest number of guesses that are all right with more than this probability. O(result).
 
-        Never more than the match is long.
+        It is at most `most`, and at most the length of the match.
         """
         rate, most = self.rate(match), min(most, match)
         count, chance = 0, rate

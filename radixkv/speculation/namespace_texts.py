@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NamespaceTexts: the recent outputs of each namespace, for guesses in the same one only."""
+"""NamespaceTexts: the recent outputs of each namespace, for guesses in the same namespace only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from radixkv.cache.keys import NamespaceKey, NamespaceName, frame_namespace
 from radixkv.speculation.text_index import TextIndex
 
-#: Tokens that a namespace's text has at most; then the older half is forgotten.
+#: Most tokens of a namespace's text; beyond, the older half is forgotten.
 MAX_TOKENS = 32_768
-#: Namespaces with a text; the one that was written to longest ago goes first.
+#: Namespaces with a text; the one with the oldest output is dropped first.
 MAX_NAMESPACES = 64
-#: An output shorter than this is hardly worth its place.
+#: Shorter outputs are not kept.
 MIN_OUTPUT = 8
-_END = -1  # between two outputs: no token, so that no match and no guess goes across
+_END = -1  # stands between two outputs; it is no token, so no match or guess crosses it
 
 
 class NamespaceTexts:
-    """Bounded: at most `MAX_NAMESPACES` texts of 12 bytes a token (0.4 MB each) and a table of 64 KB."""
+    """Recent outputs by namespace: at most `MAX_NAMESPACES` texts of at most 0.4 MB each."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[NamespaceKey, TextIndex] = OrderedDict()
@@ -30,7 +30,7 @@ class NamespaceTexts:
         return len(self._texts)
 
     def add(self, namespace: NamespaceName, output: Sequence[int]) -> None:
-        """An output of this namespace has ended. O(output)."""
+        """Add a finished output of a namespace. O(output)."""
         if len(output) < MIN_OUTPUT:
             return
         key = frame_namespace(namespace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestText: the guesses that one request's own tokens, its cached continuation and its prediction give."""
+"""RequestText: guesses from a request's own tokens, its cached continuation and its prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_INDEXED = 32_768
 _PAGE = 64
 _LONGEST_WAIT = 64
 
-#: Cached tokens after the request's text, at most.
+#: Gives at most so many cached tokens after a request's text.
 Continuation = Callable[[Sequence, int], abc.Sequence[int]]
 
 
@@ -30,8 +30,8 @@ class RequestText:
 
     Attributes:
         context: the request's last tokens.
-        acceptance: how its guesses went.
-        match: length of the match after the latest draft; 0: it was none of these guesses.
+        acceptance: rate of its right guesses.
+        match: length of the match behind the latest draft; 0: there was no such draft.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class RequestText:
         self.match = 0
 
     def catch_up(self, request: Sequence) -> None:
-        """Take in the tokens that the request has got meanwhile. O(those tokens)."""
+        """Add the request's new tokens. O(new tokens)."""
         new = request.tokens(self._length).tolist()
         self._length = request.num_tokens
         for token_id in new:
@@ -78,7 +78,7 @@ class RequestText:
     def follow(self, request: Sequence, most: int, continuation: Continuation) -> list[int]:
         """Return the next tokens of the repeated text: its cached continuation, or the prediction.
 
-        The cache is asked where the text ends, and again after ever longer waits where it knew nothing.
+        The cache is asked when the repeated text ends; while it knows nothing, after ever longer pauses.
         """
         left = len(self._script) - self._at
         if left <= 0 and self._length >= self._look_at:

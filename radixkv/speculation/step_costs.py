@@ -16,10 +16,10 @@ MEASURED: Mapping[str, Mapping[int, float]] = {
 
 
 class StepCosts:
-    """Interpolate linearly between measurements, and extrapolate with the last slope.
+    """Duration of a step by its rows, linear between measurements and after the last one.
 
     Args:
-        durations: rows of a step -> how long it takes, in any unit; two at least.
+        durations: rows of a step -> its duration in any unit; at least two.
     """
 
     def __init__(self, durations: Mapping[int, float]) -> None:
@@ -42,9 +42,9 @@ class StepCosts:
         return self._slope(self._segment(rows))
 
     def break_even(self, rows: int, num_samples: int) -> float:
-        """Return the probability of a guess from which on one more row pays, with `num_samples` samples.
+        """Return the least probability of a guess that pays for one more row, with `num_samples` samples.
 
-        A token that is got in this step saves its request a step, which is a share of a step's duration.
+        A right guess saves its request one step, so it is worth that request's share of a step's duration.
         """
         return self.one_more(rows) * num_samples / self.duration(num_samples)
 

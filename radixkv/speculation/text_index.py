@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextIndex: where the last tokens of some text occurred before, longest match first.
+"""TextIndex: earlier places of a text's last tokens, the longest match first.
 
 Hash chains as in deflate (RFC 1951, and zlib's implementation of it): `_last` has for each hash of GRAM
 tokens the latest position they end at, `_before` for each position the one before it with the same hash.
@@ -31,10 +31,10 @@ _MAX_CANDIDATES = 8
 
 
 class TextIndex:
-    """A text that grows at its end.
+    """Index of a text that grows at its end.
 
     Args:
-        tokens: it begins with these. O(tokens log tokens), vectorised: 1 ms for 8,000.
+        tokens: beginning of the text. O(tokens log tokens), vectorised: 1 ms for 8,000.
     """
 
     __slots__ = ("_before", "_last", "_pairs", "_tokens")
@@ -65,7 +65,7 @@ class TextIndex:
         return len(self._tokens)
 
     def append(self, token_id: int) -> None:
-        """The text goes on with this token. O(1)."""
+        """Append a token to the text. O(1)."""
         tokens = self._tokens
         tokens.append(token_id)
         position = len(tokens)
@@ -78,11 +78,11 @@ class TextIndex:
         self._last[key] = position
 
     def read(self, position: int, most: int) -> list[int]:
-        """At most `most` tokens from a position on."""
+        """Return at most `most` tokens from a position on."""
         return self._tokens[position : position + most].tolist()
 
     def find(self, context: Sequence[int], *, inside: bool = False) -> tuple[int, int]:
-        """The position after the longest match of the context's end, the latest of several; and its length.
+        """Return the position after the longest (and latest) match of the context's end, and its length.
 
         (0, 0) where fewer than two tokens match, or the text ends after the match. O(LONGEST_MATCH) for
         each of a few candidates.

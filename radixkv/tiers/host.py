@@ -15,8 +15,7 @@ import numpy as np
 from radixkv.cache.block_run import BlockRun
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv.tiers.selection import Selection
-from radixkv.tiers.stack import OpenTier
-from radixkv.tiers.tier import TierBlocks, TierState
+from radixkv.tiers.tier import OpenTier, TierBlocks, TierState
 
 if TYPE_CHECKING:
     import numpy.typing as npt

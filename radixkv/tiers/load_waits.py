@@ -3,28 +3,29 @@
 
 A request is about to be admitted; its cached prefix ends before the end of its prompt:
 
-    another's load brings the next block  ->  it waits for that, as for a request that computes its prefix
+    a load under way brings the next one  ->  it waits for that, as for a request that computes its prefix
     the tier says HIT or PENDING          ->  a load is started, and the request waits for it
     the tier says RETRY                   ->  it waits, and the tier is asked again a little later
     MISS, a failure, no room, or too late ->  it is admitted, and computes the missing tokens
 
 It holds nothing while it waits, and is looked up again when the load has ended: the loaded blocks are part of
-its cached prefix then. No request waits longer than its deadline, counted from when it was first put off.
+its cached prefix then. No request waits longer than its deadline, counted from the beginning of its wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import Match, PrefixCache
-from radixkv.cache.reporting.explain import MissReport
+from radixkv.cache.reporting.explain import MissReport, TierHit
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.scheduling.seams import WaitFor
 from radixkv.scheduling.sequence import Sequence
-from radixkv.tiers.load import NotLoaded, TierWait
+from radixkv.tiers.loads import TierLoad
 from radixkv.tiers.measured_tier import TOO_SLOW, Found
 from radixkv.tiers.tier import TierState
 from radixkv.tiers.transfers import Transfers
@@ -33,6 +34,81 @@ from radixkv.tiers.transfers import Transfers
 RETRY_S = 0.005
 # Seconds for which a tier's answer tells how much work a waiting prompt is.
 WEIGHT_S = 1.0
+
+
+class NotLoaded(NamedTuple):
+    """Blocks that a tier has, but that were, or would be, computed nevertheless.
+
+    Attributes:
+        tier: name of the tier.
+        end: tokens up to the end of the last block.
+        reason: value of `MissReport.reason` that says why; None: there is no such value.
+    """
+
+    tier: str
+    end: int
+    reason: str | None
+
+
+@dataclass(slots=True, eq=False)
+class TierWait:
+    """A request's use of the tiers since it last ran.
+
+    Attributes:
+        deadline: time up to which it may wait for the next load; a reading of the clock.
+        ask_at: time at which an undecided tier is asked again; None: never.
+        asked: name of that tier.
+        model_s: seconds of the engine's steps (`LoadWaits.model_s`) when the tiers were last asked.
+        load: the last load that it waited for.
+        matched: tokens found at the beginning of that wait; with states, up to the nearest one.
+        num_kv_tokens: tokens whose K/V was cached at that time.
+        since: beginning of the wait, or the time up to which waits for an answer were counted.
+        is_over: the tiers are not asked again.
+        hits: blocks brought so far by each tier.
+        not_loaded: blocks last left in a tier; None: no such blocks are known.
+    """
+
+    deadline: float
+    ask_at: float | None = None
+    asked: str = ""
+    model_s: float = 0.0
+    load: TierLoad | None = None
+    matched: int = 0
+    num_kv_tokens: int = 0
+    since: float = 0.0
+    is_over: bool = False
+    hits: dict[str, TierHit] = field(default_factory=dict)
+    not_loaded: NotLoaded | None = None
+
+    def ask_again(self, tier: str, when: float, now: float) -> None:
+        """Wait for a tier's decision."""
+        self.asked, self.ask_at, self.since = tier, when, now
+
+    def answered(self, now: float) -> None:
+        """End the wait for a tier's decision, and count its time."""
+        self._add(self.asked, 0, now - self.since)
+        self.since = now
+
+    def begin(self, load: TierLoad, matched: int, num_kv_tokens: int, now: float) -> None:
+        """Wait for a load."""
+        self.load, self.since, self.ask_at = load, now, None
+        self.matched, self.num_kv_tokens = matched, num_kv_tokens
+
+    def end(self, matched: int, now: float) -> None:
+        """End the wait for a load, after which `matched` tokens are found."""
+        load = self.load
+        assert load is not None
+        name = load.tier.name
+        end = min(matched, load.run.start + load.num_written * load.run.block_size)
+        self._add(name, max(0, end - self.matched), now - self.since)
+        self.is_over |= load.has_failed
+        if load.refused is not None:
+            self.not_loaded = NotLoaded(name, load.run.end, load.refused)
+        self.load = None
+
+    def _add(self, tier: str, num_tokens: int, seconds: float) -> None:
+        before = self.hits.get(tier, TierHit(tier, 0, 0.0))
+        self.hits[tier] = TierHit(tier, before.num_tokens + num_tokens, before.seconds + seconds)
 
 
 class LoadWaits:
@@ -198,7 +274,7 @@ class LoadWaits:
     def _lookup(
         self, match: Match, run: BlockRun, states: list[BlockRun], wait_s: float, *, counts: bool = True
     ) -> tuple[Found, BlockRun]:
-        """Ask the tiers for the blocks after a match: what to load, and of which blocks the answer speaks.
+        """Ask the tiers for the blocks after a match; return the answer, and the blocks that it is about.
 
         With states: for K/V up to the deepest state that a tier has, or, where K/V reaches that far, for the
         state.
@@ -245,7 +321,7 @@ def _with_tier(report: MissReport, left: NotLoaded | None) -> MissReport:
         return report
     count = max(0, min(left.end, report.num_prompt_tokens - 1) - report.num_hit_tokens)
     reason = Reason(left.reason or report.reason)
-    if reason == "checksum":  # nobody has them
+    if reason == "checksum":  # a damaged block is in no tier any more
         count = 0
     elif not count:
         return report

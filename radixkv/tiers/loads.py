@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import EncodedTokens, NamespaceName
 from radixkv.cache.prefix_cache import Lease, Match, PrefixCache
 from radixkv.errors import OutOfBlocks
 from radixkv.model.block_copy import BlockMemory
-from radixkv.tiers.load import TierLoad, rows_of
 from radixkv.tiers.measured_tier import DAMAGED, TOO_SLOW, EngineSpeeds, Found, MeasuredTier
 from radixkv.tiers.saves import Saves
-from radixkv.tiers.tier import BlocksBeforeDamage, TierState
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
 from radixkv.tiers.tier_states import TierStates
 from radixkv.tiers.transfer_ends import TransferEnds
 from radixkv.tiers.transfer_log import TransferLog, result_of
@@ -32,15 +33,54 @@ from radixkv.tiers.transfer_log import TransferLog, result_of
 MAX_WRITTEN_BLOCKS = 64
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class TierLoad:
+    """Load of blocks. A waiting request treats it like a request that computes the tokens.
+
+    Attributes:
+        run: the blocks.
+        lease: lease on the text up to their end; None: the load has ended.
+        tier: the tier that they come from.
+        num_computed: tokens before the blocks; they are cached.
+        started: a reading of the engine's clock.
+        bytes_ahead: bytes queued in the tier before it, at the time of the call.
+        deadline: time at which it is given up, if nothing has arrived; a reading of the engine's clock.
+        rows: arrived data, verified to be of the same tokens; None: nothing yet.
+        has_failed: it has ended, and some of the blocks are missing.
+        refused: the reason why they are missing; None: it is not known.
+    """
+
+    number: int
+    run: BlockRun
+    lease: Lease | None
+    tier: MeasuredTier
+    future: Future[Sequence[TierBlocks]]
+    started: float
+    deadline: float
+    bytes_ahead: int = 0
+    rows: list[Bytes] | None = None
+    num_written: int = 0
+    has_failed: bool = False
+    refused: str | None = None
+    num_computed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_computed = self.run.start
+
+    def __repr__(self) -> str:
+        state = "ended" if self.lease is None else "under way" if self.rows is None else "arrived"
+        return f"TierLoad({self.run!r}, {state})"
+
+
 class Loads:
     """Loads of an engine: started, ended and counted by the engine's thread alone.
 
     Args:
         tiers: asked in this order.
         memory: the blocks' contents.
-        saves: what gives blocks up for loads.
+        saves: copies that give their blocks up for loads.
         clock: seconds.
-        states: what makes checkpoints of a model's loaded states; None: it has none.
+        states: makes checkpoints of loaded states; None: the model has none.
     """
 
     def __init__(
@@ -123,7 +163,7 @@ class Loads:
         return (load, end) if end > max(run.start, load.run.start) else None
 
     def state_load_of(self, states: Sequence[BlockRun]) -> tuple[TierLoad, int] | None:
-        """The load that brings one of some states, the deepest one, and the tokens it sums up. O(states)."""
+        """Return the load of the deepest of some states, and the tokens that it sums up. O(states)."""
         if not self._by_identity:
             return None
         for run in reversed(states):
@@ -134,7 +174,7 @@ class Loads:
         return None
 
     def start(self, tier: MeasuredTier, run: BlockRun, match: Match, deadline: float) -> TierLoad | None:
-        """Have blocks loaded that follow a match, or a state within it.
+        """Start to load the blocks after a match, or a state within it.
 
         None: there is no room, or the tier failed.
         """
@@ -159,7 +199,7 @@ class Loads:
         return load
 
     def _reserve(self, run: BlockRun, match: Match) -> Lease:
-        """A lease for a load, which saves have to make room for; for a state on the K/V of its tokens."""
+        """Return the lease of a load, on the K/V before it where it is a state. Saves make room for it."""
         if run.is_state:
             lease = self._blocks.hold(run, EncodedTokens(match.data), match.namespace)
             if lease is None or lease.num_tokens < run.end:
@@ -181,7 +221,7 @@ class Loads:
         """Abandon the latest load without data, to free its blocks; False: there is none.
 
         Args:
-            is_rival: whether blocks of a namespace would help.
+            is_rival: tells if blocks of a namespace would help.
         """
         for load in reversed(self._loads.values()):
             if load.rows is None and load.lease is not None and is_rival(load.lease.namespace):
@@ -286,3 +326,19 @@ class Loads:
             load.has_failed = True
         self._loads, self._by_identity = {}, {}
         self._to_write.clear()
+
+
+def rows_of(run: BlockRun, pieces: Sequence[TierBlocks]) -> list[Bytes]:
+    """Return the data of a run's leading blocks, as far as they verify as the same text, without a gap.
+
+    O(tokens) for each piece.
+    """
+    rows: list[Bytes] = []
+    position, size = run.start, run.block_size
+    for kept, data in pieces:
+        is_next = kept.start == position and kept.end == position + len(data) * size
+        if not is_next or not run.is_same_text(kept, kept.end):
+            break
+        rows.extend(data)
+        position = kept.end
+    return rows

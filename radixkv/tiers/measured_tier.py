@@ -73,7 +73,7 @@ class MeasuredTier:
         bytes_per_block, bytes_per_state: of the engine's.
 
     Attributes:
-        coming_bytes: asked for, and not arrived.
+        coming_bytes: bytes requested and not yet arrived.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MeasuredTier:
             return Found(TierState.MISS)
         if not self._pays(len(run), run.block_size):
             self._note_slow()
-            return Found(TierState.MISS)  # whether it has them is not known, and nothing is said of that
+            return Found(TierState.MISS)  # it was not asked, so no reason is given
         found = self.peek(run, wait_s)
         if found.num_kept:
             self.counts.hits += 1
@@ -151,7 +151,7 @@ class MeasuredTier:
         return Found(state if some else TierState.MISS, some, self, None if some else TOO_SLOW, count)
 
     def last_state(self, run: BlockRun) -> int | None:
-        """The place of the last state of a run that it has; -1: none, or it rests; None: not known yet."""
+        """Return the index of the last state of a run that it has; -1: none (or it rests); None: unknown."""
         return -1 if self._clock() < self._rests_until else self.tier.last(run)
 
     def state_pays(self, num_tokens: int) -> bool:
@@ -205,7 +205,7 @@ class MeasuredTier:
 
     @property
     def _answer_s(self) -> float:
-        """Seconds that the tier's answers take, by its own account."""
+        """Seconds that the tier's answers take, as the tier itself says."""
         return self.tier.answer_s
 
     @property
@@ -255,7 +255,7 @@ class MeasuredTier:
     # ------------------------------------------------------------------ saves, and what fails
 
     def selected(self, run: BlockRun) -> BlockRun:
-        """The leading blocks of an ended request's text that are worth saving; they count as used."""
+        """Return the leading blocks of an ended request's text to save, and count them as used."""
         if self.tier.selection is not None:
             run = run.part(0, len(self.tier.selection.used(run)))
         self.touch(run)

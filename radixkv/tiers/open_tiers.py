@@ -15,17 +15,17 @@ from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier, make_client
 from radixkv.tiers.spec import TierSpec
-from radixkv.tiers.stack import OpenTier, TierStack
+from radixkv.tiers.tier import OpenTier, TierStack
 
-#: Seconds that a block lives in Redis after its last use, where nothing is said.
+#: Seconds that a block lives in Redis after its last use, without `ttl`.
 DEFAULT_TTL_S = 24 * 3600
-#: What Redis takes at most for certain: 68 years.
+#: The longest lifetime that every Redis takes: 68 years.
 MAX_TTL_S = 2**31 - 1
 #: A shorter secret is refused.
 MIN_SECRET_BYTES = 16
 logger = logging.getLogger("radixkv")
 
-_DISK_SIZE = "20GiB"  # where nothing is said
+_DISK_SIZE = "20GiB"  # without `max`
 
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
@@ -63,11 +63,11 @@ def open_tiers(
 
     Args:
         specs: at least one, the quickest first.
-        allocate: memory that a GPU copies from and to.
+        allocate: allocator of memory that a GPU copies from and to.
         states: the kind of the model's states; None: it has none.
 
     Raises:
-        ConfigError: one can't be had, with the reason.
+        ConfigError: a tier can't be opened, with the reason.
     """
     opened: list[OpenTier] = []
     try:

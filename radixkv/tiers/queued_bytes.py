@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-#: Bytes that may wait: so much memory is taken, and so much is lost when the process is killed.
+#: Bytes that may wait: the memory that they take, and the loss when the process is killed.
 MAX_QUEUED_BYTES = 256 << 20
 
 

@@ -29,7 +29,7 @@ from radixkv.tiers.tier import Bytes
 #: Raised when the header, the making of names or the results of our own kernels change: older ones are not
 #: found any more.
 FORMAT_VERSION = 1
-#: The same of the contents of states alone.
+#: The same, for the contents of states alone.
 STATE_FORMAT = 1
 KEY_BYTES = 16
 _DIGEST_BYTES = 32
@@ -189,7 +189,7 @@ def verify_record(data: Bytes) -> RecordHeader:
     """Return the header of a record of exactly these bytes, after verifying them.
 
     Raises:
-        RecordError: it is not.
+        RecordError: the record is damaged, or of another length.
     """
     header, view = read_header(data), _view(data)
     if header.record_bytes != view.nbytes:

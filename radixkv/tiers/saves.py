@@ -67,11 +67,11 @@ class Saves:
     Args:
         memory: the blocks' contents.
         clock: seconds.
-        states: what saves a model's states beside its K/V; None: it has none.
+        states: saves states beside the K/V; None: the model has none.
 
     Attributes:
-        saves_all: tiers are offered all that is cached of a text, whatever it was used for.
-        patience: of requests that need blocks which are being copied out.
+        saves_all: tiers are offered the whole cached part of a text, not the selected blocks alone.
+        patience: time that requests may still wait for blocks being copied out.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Saves:
         """End the copy under way: its blocks are free, copied ones are saved; return True if all of them are.
 
         Args:
-            help_s: for so long this thread copies, too.
+            help_s: seconds for which this thread copies, too.
         """
         save = self._save
         assert save is not None
@@ -280,7 +280,7 @@ class Patience:
     """Budget of copies: a hundredth of the time that steps take, saved up to a tenth of a second.
 
     Attributes:
-        left_s: how long somebody may wait now.
+        left_s: seconds that requests may wait now.
     """
 
     def __init__(self) -> None:

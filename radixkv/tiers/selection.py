@@ -38,7 +38,7 @@ class Selection:
     def used(self, run: BlockRun) -> range:
         """Record a request's use of these blocks; return the leading ones worth writing. O(blocks).
 
-        What follows a block of its first use is of its first use, too.
+        All blocks after a block of first use are of first use, too.
         """
         if not len(run):
             return range(0)

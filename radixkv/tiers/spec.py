@@ -3,7 +3,7 @@
 
     KIND:WHERE[,OPTION=VALUE...]
 
-What may contain commas or colons is the place; options are taken from the end.
+The place may contain commas and colons, so options are taken from the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TierSpec:
         """Parse an option's value, an integer of at least 0.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the value is something else.
         """
         text = self.options.get(option)
         if text is None:
@@ -64,7 +64,7 @@ class TierSpec:
         """Selection of saved blocks: a text of `long` tokens is saved at its first use; 0: all are.
 
         Raises:
-            ConfigError: it is no number.
+            ConfigError: the value of `long` is no integer.
         """
         return Selection(self.number("long", LONG_TOKENS))
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tier: a memory below the pool that keeps the K/V of whole blocks, such as a disk, and its contract.
 
+`OpenTier` is one that an engine opens and closes, `TierStack` several of them in order.
+
     lookup   HIT       it has the K/V of the first n blocks                       -> load them
              PENDING   it is fetching them already                                -> load joins that
              RETRY     it does not know yet                                       -> ask again soon
@@ -17,6 +19,7 @@ payload. A tier may serve several engines, one after the other or together.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -64,9 +67,9 @@ class Tier(ABC):
     """Base class of a memory below the pool: four methods to implement, and others with defaults.
 
     Attributes:
-        name: label of its metrics and messages.
-        selection: chooses the blocks of an ended request to offer it; None: all.
-        failures: call -> number of its failures that did not raise here.
+        name: label in metrics and messages.
+        selection: chooses which blocks of an ended request are offered to it; None: all.
+        failures: call -> number of failures that raised nothing.
         keeps_states: it takes runs of states (`BlockRun.is_state`), too, and implements `last`.
     """
 
@@ -98,7 +101,7 @@ class Tier(ABC):
         """Return the number of leading blocks of a run that it has or will have; 0 for RETRY and MISS."""
 
     def last(self, run: BlockRun) -> int | None:
-        """The place of the last state of a run that it has, whatever it has of those before; -1: none.
+        """Return the index of the last state of a run that it has, even with gaps before it; -1: none.
 
         None: it does not know yet, as with RETRY of a lookup.
         """
@@ -126,3 +129,40 @@ class Tier(ABC):
         Args:
             data: uint8 [len(run), bytes of a block], the tier's from now on; see `Runner.save`.
         """
+
+
+class OpenTier(Tier):
+    """Tier that belongs to an engine, and closes with it."""
+
+    @abstractmethod
+    def flush(self, timeout: float) -> None:
+        """Return when all saved blocks are kept, or after `timeout` seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the saves, and release files, threads and connections. May be called again."""
+
+
+class TierStack:
+    """Tiers in order; a block comes from the first one that loads it sooner than it is computed.
+
+    The texts of ended requests are offered to all: blocks from a slow tier are saved in the quick ones,
+    too, if they want them. There is no other promotion.
+    """
+
+    def __init__(self, tiers: Sequence[OpenTier]) -> None:
+        self.tiers = tuple(tiers)
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.tiers))
+
+    def flush(self, timeout: float) -> None:
+        """See `OpenTier`; the time is shared by all tiers."""
+        end = time.monotonic() + timeout
+        for tier in self.tiers:
+            tier.flush(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """Close all tiers."""
+        for tier in self.tiers:
+            tier.close()

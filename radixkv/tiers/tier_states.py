@@ -88,7 +88,7 @@ class TierStates:
     # ------------------------------------------------------------------ in
 
     def beyond(self, match: Match, missing: BlockRun) -> list[BlockRun]:
-        """States after the nearest one of a prompt, of its cached and its missing blocks. O(tokens).
+        """Return the states after a prompt's nearest one, of its cached and missing blocks. O(tokens).
 
         The last token is always computed: no state may sum it up.
         """
@@ -107,7 +107,7 @@ class TierStates:
                 yield states.part(first, stop)
 
     def deepest(self, states: Sequence[BlockRun], end: int) -> tuple[MeasuredTier, BlockRun | None] | None:
-        """The deepest of some states that a tier has, summing up at most `end` tokens, and that tier.
+        """Return the tier with the deepest of some states that sums up at most `end` tokens, and that state.
 
         With None for the state: no tier has one of the deepest run, and this one does not know yet.
         """

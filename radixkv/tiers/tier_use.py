@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TierUse: the tiers of an engine and the transfers between them and its cache, step by step.
 
-It also knows when a step would do nothing before a transfer ends or time passes, so that whoever steps the
-engine can sleep until then.
+It also knows how long steps would do nothing, so that the engine's caller can sleep until a transfer ends.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from radixkv.scheduling.sequence import Sequence
 from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.load_waits import LoadWaits
 from radixkv.tiers.measured_tier import EngineSpeeds, MeasuredTier
-from radixkv.tiers.stack import TierStack
-from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier import Tier, TierStack
 from radixkv.tiers.transfers import Transfers
 
 #: Seconds for which the end of an engine may be held up by saving cached texts, and their number.

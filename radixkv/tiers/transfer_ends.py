@@ -13,11 +13,11 @@ from typing import Any
 class TransferEnds:
     """Numbers of transfers whose futures are done; any thread may add one.
 
-    It outlives the engine for as long as a future is not done: it holds nothing of it but what wakes it.
+    It may outlive the engine until the last future is done, so it holds nothing of the engine but `wake`.
 
     Args:
         clock: seconds.
-        wake: called, on any thread, when there is something to take; may be replaced.
+        wake: called on any thread when a transfer has ended; may be replaced.
     """
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ class Transfers:
         wake: called, on any thread, when `collect` has something to do.
 
     Attributes:
-        ends: tells when one has ended.
+        ends: reports of ended transfers.
         log: counts of the transfers.
         states: transfers of a model's states or kept windows; None: it has none.
     """

@@ -40,7 +40,7 @@ from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier
 from radixkv.tiers.selection import Selection
-from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import TierStack
 
 #: Of engines with a folder.
 BLOCK_SIZE = 16

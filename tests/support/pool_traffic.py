@@ -32,7 +32,7 @@ from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.host import HostTier
 from radixkv.tiers.record import BlockKind
-from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import TierStack
 
 #: Rows cost nothing: as many guesses are made as there are.
 FREE = StepCosts({1: 1.0, 2: 1.0})

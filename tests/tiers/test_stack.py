@@ -17,8 +17,7 @@ from radixkv.cache.keys import encode_tokens
 from radixkv.engine.engine import Engine
 from radixkv.tiers.host import HostTier
 from radixkv.tiers.selection import Selection
-from radixkv.tiers.stack import TierStack
-from radixkv.tiers.tier import TierState
+from radixkv.tiers.tier import TierStack, TierState
 
 HIT, MISS = TierState.HIT, TierState.MISS
 

@@ -26,7 +26,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
-from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import TierStack
 
 PROMPT = [5 + 7 * i % 90 for i in range(53)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

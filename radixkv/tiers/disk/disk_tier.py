@@ -33,8 +33,7 @@ from radixkv.tiers.disk.segments import DiskCounts, SegmentStore
 from radixkv.tiers.queued_bytes import QueuedBytes
 from radixkv.tiers.record import HEADER_BYTES, BlockKind, BlockName, BlockNames
 from radixkv.tiers.selection import Selection
-from radixkv.tiers.stack import OpenTier
-from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, OpenTier, TierBlocks, TierState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,11 +61,11 @@ class _QueuedSave(NamedTuple):
 
 
 class DiskTier(OpenTier):
-    """See the module's text.
+    """Tier of blocks in the files of a folder; see the module.
 
     Args:
-        folder: made if it is not there.
-        max_bytes: most that its files take up.
+        folder: made if it is missing.
+        max_bytes: limit of the size of its files.
         kind: the blocks' kind.
         states: the kind of the states kept beside them; None: the model has none.
         selection: blocks to save; None: see `Selection`.
@@ -264,7 +263,7 @@ class DiskTier(OpenTier):
         except BaseException as error:
             self._turn_off("save", error)
             self._store.abandon()
-            self._queued.add(0)  # for those who wait
+            self._queued.add(0)  # wakes `flush`
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._queue.get_nowait()

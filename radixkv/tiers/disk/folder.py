@@ -3,8 +3,8 @@
 
 lock            held by the process that writes; its number is in it
 00000007.seg    records, one after the other; never changed once they are written
-00000007.txt    the model that they are of: its name, and its fingerprint; for people
-00000007.used   eight bytes for each of its records: a number, the higher the later it was used last; a hint
+00000007.txt    name and fingerprint of the records' model, for people
+00000007.used   eight bytes for each record: the number of its last use, higher for a later one; a hint
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class SegmentReport:
         file: its name.
         num_bytes: its size.
         modified: when it was written last, seconds since 1970.
-        num_records, num_tokens: whole records, and the tokens of their blocks.
+        num_records, num_tokens: number of whole records, and of tokens in their blocks.
         damaged: offsets of records with other contents than written; empty if they were not read.
         lost_bytes: at the end, after the last whole record.
         is_foreign: written by another version of the format: nothing is known of its records.

@@ -26,12 +26,12 @@ class Segment:
     """A segment's file.
 
     Attributes:
-        num_bytes: of the file.
-        about_bytes: of the notes beside it, for people.
+        num_bytes: size of the file.
+        about_bytes: size of the notes for people beside it.
         is_foreign: written by another version of the format: it stays, unread, until its room is needed.
-        keys: of its records, in order.
-        uses: of each the number of its last use, a later one being higher.
-        uses_changed: since they were written down.
+        keys: keys of its records, in order.
+        uses: number of each record's last use, higher for a later one.
+        uses_changed: `uses` have changed since they were written.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Location:
     """Place of a record.
 
     Attributes:
-        index: of the segment's records.
+        index: its place among the segment's records.
         older: another copy, found at the start: power may have been lost while this one was copied forward.
     """
 

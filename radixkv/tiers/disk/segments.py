@@ -59,12 +59,12 @@ class DiskCounts:
 
 
 class SegmentStore:
-    """See the module's text. The caller holds the folder's lock.
+    """Records in the segments of a folder; see the module. The caller holds the folder's lock.
 
     Args:
-        max_bytes: most that its files take up.
-        segment_bytes: of a file; a small part of the former, and several records.
-        about: what to write beside each new file, for people.
+        max_bytes: limit of the size of its files.
+        segment_bytes: size of a file; a small part of the limit, and several records.
+        about: text for people, written beside each new file.
         system: the operating system's calls, as the module `os` has them.
 
     Raises:
@@ -200,7 +200,7 @@ class SegmentStore:
             return range(self._last_use, self._last_use - count, -1)
 
     def _forget(self, key: bytes, location: Location) -> bool:
-        """Forget a damaged copy, of which an older one may exist; False: it was forgotten already."""
+        """Forget a damaged copy in favour of an older one, if any; False: it was forgotten already."""
         with self._lock:
             if self._locations.get(key) is not location:
                 return False

@@ -76,7 +76,7 @@ class OwnerKeys:
         """
         if not self._encrypts:
             return value
-        from cryptography.exceptions import InvalidTag
+        from cryptography.exceptions import InvalidTag  # optional; `encrypts` has checked that it is there
 
         try:
             record: bytes = self._cipher_of(run.namespace, run.is_public).decrypt(
@@ -99,7 +99,7 @@ class OwnerKeys:
 
 
 def _cipher(key: bytes) -> Any:
-    try:
+    try:  # optional: of the extra `redis`
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
         raise ConfigError(f"--kv-tier redis: {error}; {install_command('redis')}") from None

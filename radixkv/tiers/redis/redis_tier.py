@@ -30,8 +30,7 @@ from radixkv.tiers.record import BlockKind, BlockName, RecordError, pack_record,
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.speed import Speed
-from radixkv.tiers.stack import OpenTier
-from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, TierBlocks, TierState
+from radixkv.tiers.tier import BlocksBeforeDamage, Bytes, OpenTier, TierBlocks, TierState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +60,7 @@ def make_client(url: str) -> Any:
     Raises:
         ConfigError: the package is missing, or the URL is none.
     """
-    try:
+    try:  # optional: the extra `redis`
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -82,7 +81,7 @@ def make_client(url: str) -> Any:
 
 
 class RedisTier(OpenTier):
-    """See the module's text.
+    """Tier of blocks in a Redis server; see the module.
 
     Args:
         url: `redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it.
@@ -269,7 +268,7 @@ class RedisTier(OpenTier):
             if self._is_up:
                 blocks, is_damaged = self._get(run, list(self._owners.names(run)))
         except Exception as error:
-            self._failed("load", error)  # which says so: for who waits, nothing is there
+            self._failed("load", error)  # the load then brings no blocks
         piece = run.part(0, len(blocks))
         future.set_result([BlocksBeforeDamage(piece, blocks) if is_damaged else TierBlocks(piece, blocks)])
 
@@ -347,7 +346,7 @@ class RedisTier(OpenTier):
                 self._answers.clear()
             if was_up:
                 threading.Thread(target=self._come_back, name="radixkv-redis-ping", daemon=True).start()
-            self._queued.add(0)  # for who waits
+            self._queued.add(0)  # wakes `flush`
         now = time.monotonic()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_PAUSE_S
@@ -393,7 +392,7 @@ class _Calls:
 
 
 def _is_refusal(error: Exception) -> bool:
-    import redis
+    import redis  # optional; a client has been made, so it is there
 
     return isinstance(error, redis.ResponseError)
 
