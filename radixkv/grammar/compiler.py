@@ -3,8 +3,8 @@
 
 submit(spec, namespace) -> Future   known there: at once; a small one (see `small_specs`) is compiled; any
                                     other one is tried out, then compiled
-trial                               in a process that can be killed (see `trial_process`): what takes too much
-                                    time or memory ends there, and is refused
+trial                               in a process that can be killed (see `trial_process`): a grammar that
+                                    takes too much time or memory ends there, and is refused
 workers                             threads that live while there is work: each takes a tenant's next grammar,
                                     the tenants in turns, one worker a tenant; with a lower priority than the
                                     steps, and a large stack, since llguidance follows references by recursion
@@ -42,11 +42,11 @@ _FREE_COMPILE_S = 0.1
 
 
 class GrammarCompiler(StepHook):
-    """The grammars of one engine. Methods may be called from any thread.
+    """Compiler of one engine's grammars. Methods may be called from any thread.
 
     Args:
         make_vocabulary: called when the first grammar is compiled. May raise ValueError.
-        tenants: what each tenant may have; None: as documented.
+        tenants: limits and accounts of each tenant; None: the documented ones.
     """
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], *, tenants: Tenants | None = None) -> None:
@@ -60,25 +60,25 @@ class GrammarCompiler(StepHook):
         self._trials: TrialProcess | None = None
 
     def __len__(self) -> int:
-        """Grammars that are kept, those under way included."""
+        """Number of kept grammars, including those being compiled."""
         with self._lock:
             return self._tenants.num_known
 
     @property
     def trial_process_id(self) -> int | None:
-        """The process in which grammars are tried out; None: it does not run."""
+        """Id of the process in which grammars are tried out; None: it does not run."""
         return self._trials.process_id if self._trials is not None else None
 
     def compile(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Grammar:
-        """`submit`, and wait for it."""
+        """Compile a grammar and wait for it; see `submit`."""
         return self.submit(spec, namespace).result()
 
     def submit(self, spec: StructuredOutputs, namespace: NamespaceName = "") -> Future[Grammar]:
-        """The grammar, soon: the future raises InvalidRequestError, naming what of the grammar is refused.
+        """Compile a grammar soon; the future raises InvalidRequestError, which names the refused part.
 
         Args:
-            namespace: whose it is; nothing that is known of it there shows in another one. Its first part is
-                the tenant.
+            namespace: owner of the grammar, whose first part is the tenant. Other namespaces can't tell that
+                the grammar is known.
 
         Raises:
             EngineOverloadedError: the tenant has too many grammars waiting, or has used its CPU time up.
@@ -159,13 +159,13 @@ class GrammarCompiler(StepHook):
 def _try_out(
     trials: TrialProcess, tenant: TenantGrammars, spec: StructuredOutputs
 ) -> tuple[StructuredOutputs, int]:
-    """Have a grammar tried out on its tenant's account; return the form that can be used, and its bytes.
+    """Try a grammar out on its tenant's account; return the form that can be used, and its bytes.
 
-    Parts of schemas that are enforced only as far as possible are left free where they can't be compiled; all
-    of these schemas, where it is not found out which parts of them are too much.
+    In schemas that are enforced only as far as possible, parts that can't be compiled are left free, or
+    the whole schemas, where the faulty parts are not found.
 
     Raises:
-        ValueError: it is refused; TooComplex where for its cost.
+        ValueError: the grammar is refused; TooComplex: for its cost.
     """
     verdict = trials.try_out(spec)
     tenant.compiling.charge(max(0.0, verdict.cpu_s - _FREE_COMPILE_S))
@@ -184,7 +184,7 @@ def _try_out(
 
 @contextlib.contextmanager
 def _refusing(spec: StructuredOutputs) -> Iterator[None]:
-    """Says of an error in here that the grammar is refused for it."""
+    """Turn an error within into a refusal of the grammar."""
     try:
         yield
     except (EngineOverloadedError, *ENDS_PROCESS):
@@ -196,7 +196,7 @@ def _refusing(spec: StructuredOutputs) -> Iterator[None]:
 
 
 def _after(compiling: Future[Grammar], prefix: str) -> Future[Grammar]:
-    """The grammar of what may follow a text, once the whole one is compiled."""
+    """Return the future of the grammar that continues after a text, once the whole one is compiled."""
     going_on: Future[Grammar] = Future()
 
     def go_on(compiled: Future[Grammar]) -> None:
@@ -210,7 +210,7 @@ def _after(compiling: Future[Grammar], prefix: str) -> Future[Grammar]:
 
 
 def _again(known: Future[Grammar]) -> Future[Grammar]:
-    """The future, or where it has failed another one: a raised exception keeps the frames it went through."""
+    """Return the future, or a copy if it failed: a raised exception keeps the frames it went through."""
     error = known.exception() if known.done() else None
     if not isinstance(error, InvalidRequestError):
         return known

@@ -21,7 +21,7 @@ _NUL = "\0"
 _MARKS = frozenset('"\\')
 #: Keywords whose values are data if they have the form of data.
 _DATA: dict[str, type] = {"const": object, "enum": list, "default": object, "examples": list}
-#: Keywords whose values are schemas by names.
+#: Keywords whose values are schemas by name.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 #: Keywords whose values are data, no schemas.
 _DATA = frozenset({"const", "enum", "default", "examples"})
-#: Keywords whose values are schemas by names.
+#: Keywords whose values are schemas by name.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 #: Keywords whose values are lists of schemas.
 _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -22,10 +22,13 @@ _LARGEST_INTEGER = 2**63 - 1
 
 
 def check_exactness(schema: Any) -> None:
-    """Raises ValueError, naming the keyword.
+    """Refuse a schema that would be enforced only nearly.
 
     Args:
         schema: JSON data; its decimal numbers may be Fractions.
+
+    Raises:
+        ValueError: names the keyword.
     """
     stack = [schema]
     while stack:
@@ -94,7 +97,7 @@ def _check_number(keyword: str, value: Any) -> None:
 
 
 def _check_open_interval(schema: dict[str, Any]) -> None:
-    """An integer that is excluded, and another bound less than 1 away."""
+    """Refuse an excluded integer with another bound less than 1 away."""
     for excluded, others in (
         ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
         ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
@@ -110,7 +113,7 @@ def _check_open_interval(schema: dict[str, Any]) -> None:
 
 
 def _check_num_properties(schema: dict[str, Any]) -> None:
-    """Of keys that are not listed only one is sure to differ from the others."""
+    """Refuse a `minProperties` beyond the listed keys and one more: unlisted keys may be equal."""
     least, required = schema.get("minProperties"), schema.get("required")
     sure = 1 + (len(required) if isinstance(required, list) else 0)
     if _is_number(least) and least > sure:

@@ -3,7 +3,7 @@
 
 llguidance asks whether such an intersection is empty, and that takes a time exponential in their number: a
 dozen can take seconds, two dozen hours. Where a short text matches all of them it answers at once, and a mask
-in a longer one does not end, which no trial finds out.
+in a longer one does not end, which a trial does not notice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ Counted = Callable[[str, str], float]
 
 
 def joined_patterns(schema: Any, counted: Counted) -> float:
-    """An upper bound of the patterns and formats that meet in one place, as counted. O(size of the schema).
+    """Return an upper bound of the weight of patterns and formats for one string. O(size of the schema).
 
-    Alternatives don't meet; members of `allOf` and the siblings of a `$ref` do. The places of patterns
-    within them are not told apart.
+    Alternatives do not add up; members of `allOf` and siblings of a `$ref` do, wherever their patterns are.
 
     Raises:
         RecursionError: references lead too deep.
@@ -34,7 +33,7 @@ def joined_patterns(schema: Any, counted: Counted) -> float:
 
 
 class _Schema:
-    """A schema; each part of it is looked at once."""
+    """Schema whose parts are each weighed once."""
 
     def __init__(self, root: Any, counted: Counted) -> None:
         self._root = root
@@ -75,7 +74,7 @@ class _Schema:
         return max(map(self.weight, schemas), default=0.0)
 
     def _referenced(self, reference: str) -> list[Any]:
-        """The target of a reference; if it is no path, all possible targets."""
+        """Return the target of a reference, or all possible ones if it is a name."""
         if reference != "#" and not reference.startswith("#/"):
             if self._named is None:
                 self._named = _by_name(self._root)
@@ -84,7 +83,7 @@ class _Schema:
 
 
 def _inside(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Schemas of the parts of a value (one schema for each part), and definitions."""
+    """Yield the schemas of a value's parts, one for each part, and definitions."""
     for name in _BY_NAME:
         if isinstance(schema.get(name), Mapping):
             yield from schema[name].values()
@@ -94,7 +93,7 @@ def _inside(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _by_name(root: Any) -> dict[str, list[Any]]:
-    """Schemas with an anchor or an id."""
+    """Return the schemas with an anchor or an id, by that name."""
     found: dict[str, list[Any]] = {}
     stack = [root]
     while stack:

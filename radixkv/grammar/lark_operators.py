@@ -2,8 +2,8 @@
 """Bound the product of `&` and `~` in a Lark grammar.
 
 llguidance follows a conjunction of regular expressions by all combinations of where each of them may be, and
-can't be interrupted within one character: 25 terms with two ways each take all memory there is. A trial does
-not find out where the conjunction begins late: after `/x{40}/` llguidance 1.9 accepts one in 20 ms, and its
+can't be interrupted within one character: 25 terms with two ways each take all memory. A trial misses a
+conjunction that begins late: after `/x{40}/` llguidance 1.9 accepts one in 20 ms, and its
 41st mask does not end. O(length).
 """
 
@@ -26,13 +26,13 @@ _PARTS = re.compile(
 
 @dataclass(slots=True)
 class _Definition:
-    """The terms between the `&` of a rule or a terminal: ways of their own, and names of others."""
+    """Terms between the `&` of a rule or a terminal: the ways of each, and the definitions that it names."""
 
     terms: list[tuple[int, list[str]]]
 
 
 def joined_ways(grammar: str) -> int:
-    """An upper bound of the combinations that follow one character, in the definition with most of them.
+    """Return an upper bound of the combinations after one character, in the definition with most of them.
 
     >>> joined_ways("start: A & B\\nA: /[a-z]b/\\nB: C & /xyz/\\nC: /u/ | ~/v.w/")
     30
@@ -72,7 +72,7 @@ def _own_ways(part: re.Match[str]) -> int:
 
 
 def _ways(name: str, definitions: dict[str, _Definition], known: dict[str, int]) -> int:
-    """Without recursion: a chain of names may be as long as the grammar."""
+    """Return the ways of a definition, without recursion: a chain of names may be as long as the grammar."""
     stack = [name]
     while stack:
         at = stack[-1]

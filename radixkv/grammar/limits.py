@@ -31,25 +31,30 @@ MAX_PATTERN_PROPERTIES = 100
 MAX_REFERENCES = 500
 MAX_JOINED_PATTERNS = 8
 MAX_JOINED_WAYS = 5_000
-#: Bytes that an answer has at least, by one `minItems` or `minLength`; longer ones fit into no context.
+#: Limit of the least bytes of an answer, by one `minItems` or `minLength`; more fit into no context.
 MAX_FORCED_BYTES = 2**18
 MAX_REPETITIONS = 100_000
 
-#: Of the ways in a format: the largest, of URIs, have some dozens of characters and classes.
+#: Ways in a format, as a power of 2: the largest, of URIs, have some dozens of characters and classes.
 _FORMAT_BITS = 5.0
-#: What of a Lark grammar may hold any character: strings, comments, regular expressions, embedded schemas.
-#: Strings and regular expressions that do not end are taken as far as they go: llguidance refuses them.
+#: Parts of a Lark grammar that may hold any character: strings, comments, regular expressions, schemas.
+#: Unterminated strings and regular expressions extend to the end: llguidance refuses them.
 _LARK_PARTS = re.compile(
     r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|\#[^\n]*|(?P<regex>/(?:\\.|[^/\\])+/?)|(?P<json>%json\s*(?=\{))'
 )
 
 
 class TooComplex(ValueError):
-    """A grammar is beyond a limit; the message names what of it, and the limit."""
+    """A grammar is beyond a limit; the message names the part and the limit."""
 
 
 def check_spec(spec: StructuredOutputs) -> None:
-    """Raises TooComplex where something of a spec is beyond the limits; ValueError where it can't be used."""
+    """Refuse a spec that is beyond the limits, or can't be used.
+
+    Raises:
+        TooComplex: names the part and the limit.
+        ValueError: names the fault.
+    """
     if spec.json is not None:
         check_schema(str(spec.json))
     if spec.regex is not None:
@@ -63,16 +68,18 @@ def check_spec(spec: StructuredOutputs) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raises TooComplex where a grammar's text is too long."""
+    """Refuse a text of more than `MAX_TEXT_BYTES`; raises TooComplex."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_TEXT_BYTES:
         raise TooComplex(f"it has {size} bytes, but at most {MAX_TEXT_BYTES} are allowed")
 
 
 def check_schema(text: str) -> None:
-    """Raises TooComplex for a JSON Schema beyond the limits.
+    """Refuse a JSON Schema that is beyond the limits, or could not be enforced exactly.
 
-    Raises ValueError for text that is no schema, and for a schema that could be enforced only nearly.
+    Raises:
+        TooComplex: it is beyond a limit.
+        ValueError: it is no schema, or could be enforced only nearly.
     """
     check_text(text)
     try:
@@ -87,7 +94,7 @@ def check_schema(text: str) -> None:
 
 
 def _exact(text: str) -> Fraction | float:
-    """A decimal number exactly, unless its exponent is huge."""
+    """Return a decimal number as an exact fraction, unless its exponent is huge."""
     return Fraction(text) if len(text) < 40 and "e" not in text.lower() else float(text)
 
 
@@ -139,14 +146,14 @@ def _bits(keyword: str, value: str) -> float:
 
 
 def _is_lenient(schema: dict[str, Any]) -> bool:
-    """Return True for a schema inside a grammar that asks to drop everything that can't be enforced."""
+    """Return True for an embedded schema whose keywords may be dropped if they can't be enforced."""
     options = schema.get("x-guidance")
     return isinstance(options, dict) and bool(options.get("lenient"))
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of a schema's limited parts; names of properties that are spelled like keywords count, too."""
+    """Counts of a schema's limited parts; properties that are named like keywords count, too."""
 
     properties: int = 0
     enum_values: int = 0
@@ -207,7 +214,7 @@ class _Counts:
 
 
 def _size(value: Any) -> tuple[int, int]:
-    """Values and keys in JSON data."""
+    """Return the number of values and of keys in JSON data."""
     values = keys = 0
     stack = [value]
     while stack:
@@ -222,7 +229,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def check_regex(pattern: str) -> None:
-    """Raises TooComplex where bounds of repetition, nested in each other, multiply beyond the limit."""
+    """Refuse nested bounds of repetition whose product is beyond the limit; raises TooComplex."""
     check_text(pattern)
     most = max_repetitions(pattern)
     if most > MAX_REPETITIONS:
@@ -233,9 +240,11 @@ def check_regex(pattern: str) -> None:
 
 
 def check_lark(grammar: str) -> None:
-    """Raises TooComplex for a Lark grammar whose schemas or regular expressions are beyond the limits.
+    """Refuse a Lark grammar whose schemas or regular expressions are beyond the limits.
 
-    Raises ValueError for a grammar in llguidance's own JSON.
+    Raises:
+        TooComplex: names the part and the limit.
+        ValueError: it is a grammar in llguidance's own JSON, or a schema in it can't be used.
     """
     check_text(grammar)
     if grammar.lstrip().startswith(("{", "[")):
@@ -257,14 +266,14 @@ def check_lark(grammar: str) -> None:
 
 
 def json_parts_of_lark(grammar: str) -> Iterator[tuple[int, int]]:
-    """Begins and ends of a Lark grammar's embedded schemas. Raises ValueError where one is no JSON."""
+    """Yield begin and end of each schema in a Lark grammar; raises ValueError where one is no JSON."""
     for _, _, begin, end in _parts_of_lark(grammar):
         if begin < end:
             yield begin, end
 
 
 def _parts_of_lark(grammar: str) -> Iterator[tuple[str | None, Any, int, int]]:
-    """The regular expressions and the embedded schemas of a Lark grammar: one of the two, and where it is."""
+    """Yield each regular expression or embedded schema of a Lark grammar, a schema with its begin and end."""
     decoder = json.JSONDecoder(parse_float=_exact)
     at = 0
     while (part := _LARK_PARTS.search(grammar, at)) is not None:

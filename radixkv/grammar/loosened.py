@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leave free what can't be compiled of the schemas that a grammar enforces only as far as possible.
+"""Leave free the parts that can't be compiled in schemas that are enforced only as far as possible.
 
 Such schemas, of tools that are not strict, carry llguidance's option `lenient`. That drops unknown keywords;
 a pattern with a look-around, a broken `$ref` or a `maximum` without digits still fails the whole grammar, and
@@ -21,14 +21,15 @@ from radixkv.grammar.limits import json_parts_of_lark
 
 #: Number of a schema in a grammar, and keys and indices that lead to a part of it.
 Place = Sequence[str | int]
-#: Tries for all schemas of a grammar; then what is left of a schema is dropped whole.
+#: Tries for all schemas of a grammar; after that, the rest of a schema is dropped whole.
 MAX_TRIES = 400
 
-#: Keywords whose values are schemas by names; names that are dropped would be unlisted ones.
+#: Keywords whose values are schemas by name; a dropped name would become an unlisted one.
 _NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _ONE = frozenset({"items", "additionalProperties", "additionalItems", "unevaluatedItems", "then", "else"})
-#: Keywords that forbid what others do not list, and the others, which can't be dropped beside them.
+#: Keywords that forbid unlisted parts, and the keywords that list parts: if one of these is dropped, so are
+#: the former.
 _UNLISTED = ("additionalProperties", "unevaluatedProperties", "additionalItems", "unevaluatedItems")
 _LISTING = frozenset(
     {"properties", "patternProperties", "prefixItems", "items", "$ref", "$dynamicRef"} | (_LISTED - {"oneOf"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled grammar and its logits processor: only the tokens with which the grammar can go on are left."""
+"""Compiled grammars, and their logits processor, which masks the tokens that a grammar does not allow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixkv.grammar.work import MAX_EXCESS_S, PROMISED_S, Automaton, Effort, Wo
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
 
-#: [256, 8]: for each byte of a mask, the most that the logits of its tokens may be.
+#: [256, 8]: for each byte of a mask, the upper bound of the logits of its eight tokens.
 _CEILINGS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
     np.float32(np.inf),
@@ -35,12 +35,12 @@ _TOO_MUCH = (
 
 
 class GrammarMask(LogitsProcessor):
-    """Rules out every token that the grammar does not allow next, and ends the output where it is complete.
+    """Masks every token that the grammar does not allow next, and ends the output where it is complete.
 
     Args:
-        matcher: at the beginning of the grammar; from now on this object's alone.
+        matcher: at the beginning of the grammar; it belongs to this object from now on.
         withheld: end tokens ruled out at first, as long as the grammar allows other tokens; None: none.
-        effort: counts the work that the matcher makes; too much of it is a failure.
+        effort: counts the matcher's work; too much of it is a failure.
     """
 
     stage = 4
@@ -56,10 +56,10 @@ class GrammarMask(LogitsProcessor):
         self._vocabulary = vocabulary
         self._withheld = withheld
         self._effort = effort
-        self._num_ends = 0  # end tokens that came last: no matcher may get one
-        self._mask: Bitmasks | None = None  # for the next token, once it is known
-        self._is_slow = False  # masks were slow that were found together with this one's
-        self._failure: str | None = None  # why a mask was emptied, if one was
+        self._num_ends = 0  # end tokens at the end of the output, which the matcher never gets
+        self._mask: Bitmasks | None = None  # for the next token, once it is computed
+        self._is_slow = False  # it belonged to a group of masks that was slow
+        self._failure: str | None = None  # the reason why a mask was emptied
 
     @property
     def is_active(self) -> bool:
@@ -71,7 +71,7 @@ class GrammarMask(LogitsProcessor):
 
     @property
     def failure(self) -> str | None:
-        # An account fills again: what emptied a mask is told of it all the same.
+        # The account may have filled again since a mask was emptied for it.
         if self._failure is not None:
             return self._failure
         if self._matcher.is_error():
@@ -115,7 +115,7 @@ class GrammarMask(LogitsProcessor):
             masks = vocabulary.masks([processor._matcher for processor in together])
             rounds = -(-len(together) // vocabulary.masks_at_once)
             taken = time.perf_counter() - started
-            are_slow = taken > rounds * PROMISED_S  # whose work it was shows the next time
+            are_slow = taken > rounds * PROMISED_S  # next time each is computed and timed alone
             for processor, mask in zip(together, masks, strict=True):
                 processor._is_slow = are_slow
                 processor._effort.add(0.0, promised_s=PROMISED_S)
@@ -152,7 +152,7 @@ class GrammarMask(LogitsProcessor):
             _mask_on_device(logits, rows, np.stack(masks), vocabulary.size)
 
     def accept(self, token_id: int) -> None:
-        """The request has got this token.
+        """Advance the grammar by a token of the output.
 
         Raises:
             RequestFailedError: the grammar has become too complex to be followed.
@@ -176,7 +176,7 @@ class GrammarMask(LogitsProcessor):
             self._withheld.roll_back(count)
         unfed = min(count, self._num_ends)
         self._num_ends -= unfed
-        # One in error has no way back: the request will fail by it.
+        # A matcher in error can't be rolled back: the request will fail.
         if count > unfed and not self._matcher.is_error():
             done = self._matcher.rollback(count - unfed)
             assert done, self._matcher.get_error()
@@ -191,7 +191,7 @@ class GrammarMask(LogitsProcessor):
 def _mask_on_cpu(
     logits: torch.Tensor, rows: Sequence[int], masks: Sequence[Bitmasks], vocabulary: Vocabulary
 ) -> None:
-    """Byte by byte, without a branch: 14 us a row, where filling by a mask of bools takes up to 240."""
+    """Mask rows byte by byte, without a branch: 14 us a row, where `masked_fill` takes up to 240."""
     values, most = logits.numpy(), vocabulary.scratch
     covered = min(vocabulary.size, values.shape[1])
     for row, mask in zip(rows, masks, strict=True):
@@ -203,7 +203,7 @@ def _mask_on_cpu(
 
 
 def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:
-    """The same, with an eighth of the bytes sent and the bits taken apart there."""
+    """Mask rows on a device: bits are sent, an eighth of the bytes, and unpacked there."""
     device = logits.device
     bits = (to_device(masks, device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
     covered = min(size, logits.shape[1])
@@ -214,11 +214,11 @@ def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, 
 
 
 class Grammar:
-    """A prototype at its beginning, with the first masks after it; all copies share its automaton.
+    """Compiled grammar: a matcher at its beginning, whose copies share its automaton.
 
     Args:
-        account: pays for the work of answers beyond the promised time.
-        num_bytes: memory that compiling it took.
+        account: charged for work of answers beyond the promised time.
+        num_bytes: memory of the compiled grammar.
     """
 
     def __init__(
@@ -230,19 +230,19 @@ class Grammar:
         self.automaton = Automaton(num_bytes)
 
     def start(self, withheld: MinTokens | None = None, effort: Effort | None = None) -> GrammarMask:
-        """A processor for one sample. Some microseconds.
+        """Return the logits processor of one sample. Takes some microseconds.
 
         Args:
-            effort: counts the work of the answer; None: the tenant's account pays for it.
+            effort: counts the work of the answer; None: the tenant's account is charged.
         """
         effort = effort if effort is not None else Effort(self._account, self.automaton)
         return GrammarMask(self._prototype.deep_copy(), self._vocabulary, withheld, effort)
 
     def after(self, prefix: str) -> Grammar:
-        """Return the grammar of what may follow a text that the answer begins with. O(prefix).
+        """Return the grammar that goes on after a prefix of the answer. O(prefix).
 
         Raises:
-            InvalidRequestError: no text of the grammar begins so; says from where on.
+            InvalidRequestError: no text of the grammar has this prefix; says from where on.
         """
         other = copy.copy(self)
         other._prototype = self._prototype.deep_copy()
@@ -256,7 +256,7 @@ def _consume(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, prefix: str)
     """Have a matcher at its beginning accept a text.
 
     Raises:
-        InvalidRequestError: it does not.
+        InvalidRequestError: the grammar does not allow the text.
     """
     tokens = vocabulary.encode(prefix)
     count = int(matcher.try_consume_tokens(tokens))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a regular expression found by reading its text once."""
+"""Size of a regular expression, found by reading its text once: atoms and repetitions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise grammars that are cheap to compile and to follow, whatever their author wanted.
+"""Recognise grammars that are surely cheap to compile and to follow.
 
 The keywords below describe finite trees of objects, arrays, constants and plain values: the work grows with
 the size of the text alone. At `MAX_CHARS`, random schemas compiled in at most 21 ms of CPU time and kept at
@@ -15,7 +15,7 @@ from radixkv.sampling.structured import StructuredOutputs
 
 MAX_CHARS = 8 * 1024
 MAX_DEPTH = 8
-#: Memory that a compiled one may take.
+#: Bound of the memory of such a grammar, once compiled.
 MAX_BYTES = 2**20
 
 #: Keywords with data, no schemas.

@@ -14,16 +14,16 @@ from typing import Any
 
 #: WORD JOINER, the second character of such a spelling: it is not seen where it is printed.
 _MARK = "\u2060"
-#: A token by its name, and what of a Lark grammar may look like one.
+#: A named token of a Lark grammar, and the parts that may look like one.
 _LARK_PARTS = re.compile(
     r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*|<(?P<name>[^\[<>\s][^<>\s]*)>'
 )
 
 
 def hide_special_tokens(tokenizer: str) -> str:
-    """The JSON text that the `tokenizers` library makes of a tokenizer, with special tokens that are no text.
+    """Return the JSON text of a tokenizer with spellings of special tokens that occur in no text.
 
-    Ids stay. Parsing the whole of it would keep the interpreter from all others for a third of a second.
+    Ids stay. To parse the whole text would hold the interpreter for a third of a second.
     """
     head, key, model = tokenizer.partition('"model":')
     tokens, _ = json.JSONDecoder().raw_decode(head, head.index("[", head.index('"added_tokens"')))
@@ -46,7 +46,7 @@ def hidden_names(lark: str) -> str:
 
 
 def shown_names(message: str) -> str:
-    """A message about tokens, with the names that they have."""
+    """Return a message about tokens, with their own names."""
     return message.replace(_MARK, "").replace("\\u{2060}", "")
 
 

@@ -35,7 +35,7 @@ _Key = tuple[NamespaceKey, StructuredOutputs]
 
 @dataclass(slots=True, eq=False)
 class CompileTask:
-    """A grammar that is to be compiled."""
+    """Grammar that waits to be compiled."""
 
     namespace: NamespaceKey
     spec: StructuredOutputs
@@ -43,11 +43,11 @@ class CompileTask:
 
 
 class TenantGrammars:
-    """A tenant's grammars.
+    """Grammars of one tenant.
 
     Attributes:
-        compiling, following: its accounts.
-        waiting: tasks that no worker has taken.
+        compiling, following: accounts of its CPU time.
+        waiting: tasks that no worker has begun.
         is_served: a worker compiles for it.
     """
 
@@ -68,7 +68,7 @@ class TenantGrammars:
         return sum(map(_num_bytes, self.kept.values()))
 
     def known(self, namespace: NamespaceKey, spec: StructuredOutputs) -> Future[Grammar] | None:
-        """The grammar if it is compiled, or about to be; or a refusal that took long to find."""
+        """Return a grammar that is compiled or about to be, or a refusal that was costly to find."""
         key = (namespace, spec)
         future = self.kept.get(key)
         grammar = _grammar(future)
@@ -89,7 +89,7 @@ class TenantGrammars:
 
 
 class Tenants:
-    """All tenants that have something, or have used something lately.
+    """Tenants with grammars or waiting tasks, or with recent use of CPU time.
 
     Args:
         max_known, max_known_bytes: bounds of the cached compiled grammars.
@@ -115,7 +115,7 @@ class Tenants:
         )  # in the order in which workers come to them
 
     def __getitem__(self, name: str) -> TenantGrammars:
-        """The tenant of that name; a new one, if nothing is known of it."""
+        """Return the tenant of that name, a new one if it is unknown."""
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= _MAX_IDLE_TENANTS:
@@ -130,11 +130,15 @@ class Tenants:
 
     @property
     def num_ready(self) -> int:
-        """Tenants that keep a worker busy, or could."""
+        """Number of tenants that keep a worker busy, or could."""
         return sum(bool(tenant.waiting) or tenant.is_served for tenant in self._tenants.values())
 
     def check(self, tenant: TenantGrammars) -> None:
-        """Raises EngineOverloadedError where the tenant may have no further grammar compiled now."""
+        """Refuse a further grammar of a tenant that has too many waiting, or has used its CPU time up.
+
+        Raises:
+            EngineOverloadedError: says which, and when to try again.
+        """
         if len(tenant.waiting) >= self._max_waiting:
             raise EngineOverloadedError(
                 f"{len(tenant.waiting)} of your grammars wait to be compiled, the most allowed; try "
@@ -151,7 +155,7 @@ class Tenants:
                 )
 
     def take(self) -> tuple[TenantGrammars, CompileTask] | None:
-        """The next task, the tenants in turns, none of them twice at the same time."""
+        """Return the next task: tenants take turns, and none has two tasks at the same time."""
         for name, tenant in self._tenants.items():
             if tenant.waiting and not tenant.is_served:
                 self._tenants.move_to_end(name)
@@ -160,9 +164,9 @@ class Tenants:
         return None
 
     def finish(self, tenant: TenantGrammars, task: CompileTask, result: Grammar | BaseException) -> None:
-        """A task that was taken is done. A refusal is kept if it took long to come to it."""
+        """Record the result of a task. A refusal is kept only if it was costly to find."""
         tenant.is_served = False
-        if isinstance(result, BaseException) and not _took_long(result):
+        if isinstance(result, BaseException) and not _was_costly(result):
             key = (task.namespace, task.spec)
             if tenant.kept.get(key) is task.future:
                 del tenant.kept[key]
@@ -189,7 +193,7 @@ def _drop_oldest(tenant: TenantGrammars) -> bool:
     return True
 
 
-def _took_long(error: BaseException) -> bool:
+def _was_costly(error: BaseException) -> bool:
     return isinstance(error, InvalidRequestError) and error.code == "grammar_too_complex"
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grammar is tried out: checked, compiled, and followed for a while, with what that takes.
+"""Try a grammar out: check it, compile it and follow it for a while, and measure its cost.
 
-It runs in a process that may be killed (see `trial_process`): whatever a grammar does to the compiler happens
-there first. An accepted grammar is then compiled again beside the engine, by the same deterministic work: a
-compiled one can't leave its process. That takes 1 to 5 ms, a tenth of the trial.
+This runs in a process that may be killed (see `trial_process`), so that a grammar that breaks the compiler
+breaks that process alone. An accepted grammar is then compiled again beside the engine, by the same
+deterministic work, since a compiled one can't leave its process. That takes 1 to 5 ms, a tenth of the trial.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _WALK_TOKENS = 24
 _ENOUGH_S = 0.015
 
 
-#: How llguidance says that something is beyond one of its limits.
+#: Words of llguidance's errors about its limits.
 _TOO_MUCH = re.compile(r"too (many|big|large)|fuel|max is|increase", re.IGNORECASE)
 
-#: Where in a Lark grammar a schema is refused; what follows is said of the schema.
+#: Before llguidance's error about a schema in a Lark grammar.
 IN_LARK = "failed to compile JSON schema: "
 
-#: CPU time of a search for the parts of schemas that can't be compiled; it is no aim to find all of them.
+#: CPU time of a search for the parts of schemas that can't be compiled; it need not find all of them.
 _SEARCH_S = 0.3
-#: Of the list of these parts in a verdict.
+#: Limit of the list of these parts in a verdict.
 _MAX_DROPS_CHARS = 2_000 if sys.platform == "linux" else 300
 
-#: How it says so of the automaton of all regular expressions.
+#: Beginning of its errors about the automaton of all regular expressions.
 _BROKEN = "lexer error"
 
 
@@ -60,7 +60,7 @@ class Verdict:
     """Result of a trial.
 
     Args:
-        refused: why the grammar can't be used; None: it can.
+        refused: the reason why the grammar can't be used; None: it can.
         is_too_complex: it is refused for its cost, not for its content.
         drops: parts of schemas that are left free, see `loosened`: the grammar can be used without them.
         cpu_s: CPU time of the trial.
@@ -75,7 +75,7 @@ class Verdict:
 
 
 def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
-    """Check, compile and follow a grammar. Changes nothing; raises nothing that a grammar can cause."""
+    """Check, compile and follow a grammar; faults of the grammar are in the verdict, not raised."""
     started, before = time.process_time(), _used_bytes()
     failure = _failure(spec, vocabulary)
     drops: Sequence[Place] = ()
@@ -92,7 +92,7 @@ def try_out(spec: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
 def _failure(
     spec: StructuredOutputs, vocabulary: Vocabulary, num_answers: int = _WALKS
 ) -> BaseException | None:
-    """Check, compile and follow a grammar; return why it can't be used."""
+    """Check, compile and follow a grammar; return the error, if any."""
     try:
         check_spec(spec)
         follow(vocabulary.matcher(spec), vocabulary, num_answers)
@@ -104,7 +104,7 @@ def _failure(
 def _loosened(
     grammar: str, vocabulary: Vocabulary, failure: BaseException
 ) -> tuple[Sequence[Place], BaseException | None]:
-    """Find what of a failed grammar's lenient schemas to leave free, and why it fails even so."""
+    """Find the parts of a failed grammar's lenient schemas to leave free, and the error that remains."""
     ends = time.process_time() + _SEARCH_S
 
     def compiles(one: str) -> bool:
@@ -143,7 +143,7 @@ def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: i
 
     Raises:
         ValueError: the matcher is in error.
-        TooComplex: most of the answers come to where nothing can follow, or take too much.
+        TooComplex: most of the answers reach a point where nothing can follow, or take too much work.
     """
     started = time.thread_time()
     if not matcher.is_error():
@@ -167,7 +167,7 @@ def follow(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, num_answers: i
 
 
 def _walk(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, draws: random.Random) -> str | None:
-    """Write one answer of random tokens; return why it can't go on, or None."""
+    """Write one answer of random tokens; return the reason why it can't go on, or None."""
     effort = Effort()
     for _ in range(_WALK_TOKENS):
         masks, (cost,) = vocabulary.timed_masks([matcher])
@@ -193,7 +193,7 @@ def _walk(matcher: llguidance.LLMatcher, vocabulary: Vocabulary, draws: random.R
 
 
 def _choose(mask: Bitmasks, vocabulary: Vocabulary, draws: random.Random) -> int | None:
-    """An allowed token that does not end the answer, every other time one of a single character or few."""
+    """Draw an allowed token that does not end the answer, every other time a short one."""
     bits = np.unpackbits(mask.view(np.uint8), count=vocabulary.size, bitorder="little")
     bits[[end for end in vocabulary.end_token_ids if end < vocabulary.size]] = 0
     allowed = np.flatnonzero(bits)

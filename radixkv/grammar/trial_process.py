@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's end of `trial_server`: starts that process when it is needed, and again when it was lost."""
+"""TrialProcess: the engine's end of `trial_server`, which starts that process on demand and after a crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_trials(recipe: VocabularyRecipe) -> TrialProcess:
-    """The process for a vocabulary, one for all engines that have it."""
+    """Return the process of a vocabulary, which all engines with this vocabulary share."""
     key = hashlib.sha256(SERVER.encode() + pickle.dumps(recipe)).digest()
     with _shared_lock:
         process = SHARED.get(key)
@@ -55,7 +55,7 @@ class TrialProcess:
 
     @property
     def process_id(self) -> int | None:
-        """The process's; None: it does not run."""
+        """Id of the process; None: it does not run."""
         connection = self._server
         return connection.process.pid if connection is not None and connection.is_alive else None
 
@@ -74,7 +74,7 @@ class TrialProcess:
 
 
 class _TrialServer:
-    """A process, from its start to its end."""
+    """One process, from its start to its end."""
 
     def __init__(self, recipe: VocabularyRecipe) -> None:
         try:
@@ -110,7 +110,7 @@ class _TrialServer:
         return future
 
     def _write(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the reader tells those who wait
+        with contextlib.suppress(OSError):  # it has ended: the reader fails the waiting futures
             self._jobs.send(message)
 
     def _read(self, verdicts: Connection) -> None:

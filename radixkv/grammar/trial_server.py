@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which grammars are tried out: `python -m radixkv.grammar.trial_server`.
+"""Process that tries grammars out: `python -m radixkv.grammar.trial_server`.
 
 It receives a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has
 the vocabulary already, is limited in CPU time and memory by the system, and whose end gives everything back.
 A fork that outlives its time is killed. Verdicts go to the standard output as JSON (no fork is trusted with a
-pickle), each in one write, so that those of several forks do not mix. Messages are framed as in all processes
+pickle), each in one write, so that forks do not mix their verdicts. Messages are framed as in all processes
 of an engine, by `multiprocessing.connection`. The end of the standard input is the end of all of it.
 """
 
@@ -30,7 +30,7 @@ from radixkv.text.thread_priority import yield_to_steps
 
 #: Compilers follow references by recursion.
 STACK_BYTES = 256 * 2**20
-#: A trial that the steps leave no core for is given up after this.
+#: Limit of a trial that finds no free core.
 MAX_WALL_S = 60.0
 #: Most bytes of a verdict: with its frame, the bytes that a pipe takes at once (POSIX says 512, Linux 4,096).
 MAX_VERDICT_BYTES = (512 if sys.platform != "linux" else 4096) - 4
@@ -46,7 +46,7 @@ def _send(verdicts: Connection, job: int | None, verdict: Verdict) -> None:
 
 
 class _Forks:
-    """The trials that are under way."""
+    """Trials under way, each in a fork."""
 
     def __init__(self, vocabulary: Vocabulary, verdicts: Connection) -> None:
         self._vocabulary, self._verdicts = vocabulary, verdicts
@@ -106,7 +106,7 @@ def _why(status: int) -> str:
 
 
 def _be_limited() -> None:
-    """CPU time and memory of this process, and that it ends with the one that made it."""
+    """Limit CPU time and memory of this process, and let it end with its parent."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -116,7 +116,7 @@ def _be_limited() -> None:
             size = int(file.read().split()[0]) * resource.getpagesize()
         most = size + STACK_BYTES + MAX_TRIAL_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a panic says is for nobody
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # messages of panics are dropped
     signal.setitimer(signal.ITIMER_PROF, MAX_TRIAL_S)
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a model as llguidance knows them, and what compiles grammars over them."""
+"""Vocabulary: the tokens of a model as llguidance knows them, over which it compiles grammars."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -16,9 +15,7 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.grammar.exact_patterns import exact_patterns
-from radixkv.grammar.json_escapes import allowed_escapes, exact_schemas
-from radixkv.grammar.schema_text import schema_text
+from radixkv.grammar.grammar_text import grammar_text
 from radixkv.grammar.special_tokens import hidden_names, hide_special_tokens
 from radixkv.sampling.structured import StructuredOutputs
 
@@ -60,17 +57,19 @@ Bitmasks = npt.NDArray[np.int32]
 
 
 class GrammarTokenizer(Protocol):
-    """Requirements of a tokenizer so that grammars can be compiled for it."""
+    """Tokenizer that grammars can be compiled for."""
 
     def grammar_source(self) -> Any:
-        """The JSON text of a tokenizer of the `tokenizers` library; or an object with `tokens` (the bytes of
-        each id), `special_token_ids`, `eos_token_id`, `bos_token_id` and a call from text to ids.
+        """Return the JSON text of a tokenizer of the `tokenizers` library, or its tokens as an object.
+
+        The object has `tokens` (the bytes of each id), `special_token_ids`, `eos_token_id`, `bos_token_id`
+        and a call from text to ids.
         """
 
 
 @dataclass(frozen=True)
 class PlainTokens:
-    """A tokenizer as data that another process can have; it splits text at the longest tokens."""
+    """Tokenizer as data for another process; it splits text into the longest tokens."""
 
     is_tokenizer_wrapper: ClassVar = True
     tokens: list[bytes]
@@ -90,7 +89,7 @@ class PlainTokens:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        special = set(self.special_token_ids)  # what stands for no text
+        special = set(self.special_token_ids)  # they stand for no text
         return {token: i for i, token in enumerate(self.tokens) if i not in special}
 
     def grammar_source(self) -> PlainTokens:
@@ -99,7 +98,7 @@ class PlainTokens:
 
 @dataclass(frozen=True)
 class VocabularyRecipe:
-    """Ingredients of a vocabulary, as data that another process can have.
+    """Ingredients of a vocabulary, as data for another process.
 
     Args:
         source: the JSON text of a tokenizer, or its tokens.
@@ -116,14 +115,14 @@ class VocabularyRecipe:
 
 
 class Vocabulary:
-    """A tokenizer's tokens. Making it takes some tenths of a second.
+    """Tokens of a tokenizer. To make it takes some tenths of a second.
 
     Args:
         end_token_ids: tokens that end an output; none: the tokenizer's own.
 
     Attributes:
         end_token_ids: allowed where a grammar is complete.
-        size: ids that masks tell of; a model's logits may be wider.
+        size: number of ids in a mask; a model's logits may be wider.
         scratch: float32 [bytes of a mask, 8], for the one thread that applies masks: fresh memory at
             every step costs more than the work done with it.
 
@@ -141,7 +140,7 @@ class Vocabulary:
         self.end_token_ids = frozenset(self._tokens.eos_tokens)
         self.size: int = self._tokens.vocab_size
         self.scratch = np.empty((-(-self.size // 32) * 4, 8), dtype=np.float32)
-        # One core stays for whoever waits for the masks.
+        # One core stays free for the thread that waits for the masks.
         self._threads = max(1, min((os.cpu_count() or 1) - 1, _MAX_MASK_THREADS))
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
 
@@ -162,23 +161,23 @@ class Vocabulary:
         return VocabularyRecipe(source, tuple(self.end_token_ids))
 
     def matcher(self, spec: StructuredOutputs) -> llguidance.LLMatcher:
-        """A matcher at the beginning of a grammar; it may be in error. Takes a millisecond to a second."""
+        """Return a matcher at the beginning of a grammar; it may be in error. Takes 1 ms to 1 s."""
         if spec.grammar is not None and self._names_are_hidden:
             spec = replace(spec, grammar=hidden_names(spec.grammar))
         return llguidance.LLMatcher(self._tokens, grammar_text(spec), log_level=0, limits=self._limits)
 
     def encode(self, text: str) -> list[int]:
-        """Return ids of tokens that spell a text, none of them special. O(text)."""
+        """Return the ids of tokens that spell a text, without special ones. O(text)."""
         return [int(token) for token in self._tokens.tokenize_str(text)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens; a character that they cut is left out. O(tokens)."""
+        """Return the text of tokens, without an incomplete character at its end. O(tokens)."""
         return bytes(self._tokens.decode_bytes(list(token_ids))).decode(errors="ignore")
 
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Bitmasks:
-        """The tokens that each matcher allows next, a bit each: int32 [len(matchers), ceil(size / 32)].
+        """Return the allowed next tokens of each matcher, as bits: int32 [len(matchers), ceil(size / 32)].
 
-        Several at once where there are cores for it. A matcher that fails at that is in error afterwards.
+        Several are computed at once where there are cores. A matcher that fails is in error afterwards.
         """
         masks = self._no_masks(len(matchers))
         width, start = masks.strides[0], masks.ctypes.data
@@ -191,7 +190,7 @@ class Vocabulary:
         return masks
 
     def timed_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> tuple[Bitmasks, list[float]]:
-        """`masks`, one after the other, and the CPU seconds of each."""
+        """Return `masks`, computed one after the other, and the CPU seconds of each."""
         masks = self._no_masks(len(matchers))
         width, start = masks.strides[0], masks.ctypes.data
         times = [time.thread_time()]
@@ -207,34 +206,3 @@ class Vocabulary:
 
     def _no_masks(self, count: int) -> Bitmasks:
         return np.zeros((count, -(-self.size // 32)), dtype=np.int32)
-
-
-def grammar_text(spec: StructuredOutputs) -> str:
-    """Return the grammar text that llguidance compiles.
-
-    Raises:
-        ValueError: a JSON Schema that is none.
-    """
-    if spec.regex is not None:
-        return str(llguidance.LLMatcher.grammar_from_regex(spec.regex))
-    if spec.grammar is not None:
-        return _lark(exact_schemas(spec.grammar))
-    if spec.choice is not None:  # as one terminal: a rule has a place in the parser for each of them
-        return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
-    schema = exact_patterns(schema_text(spec))
-    if schema.strip() == "true":
-        schema = "{}"
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "whitespace_flexible": not spec.disable_any_whitespace,
-            "whitespace_pattern": spec.whitespace_pattern,
-            "json_allowed_escapes": allowed_escapes(schema),
-        },
-    )
-    return str(grammar)
-
-
-def _lark(grammar: str) -> str:
-    """A grammar that is Lark whatever it looks like: bare, it might be taken for llguidance's own JSON."""
-    return json.dumps({"grammars": [{"lark_grammar": grammar}]})

@@ -4,7 +4,7 @@
 A mask is promised to take no more than `PROMISED_S`. Some take more: each answer may exceed that by
 `MAX_EXCESS_S` in all, and pays it back by masks that take less. The excess of a tenant's answers is paid
 from its account, which fills by a small part of the time that passes; with an empty one an answer may exceed
-hardly anything, and no further grammar is taken.
+hardly anything, and no further grammar is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EXCESS_UNPAID_S = 0.003
 
 
 class WorkAccount:
-    """CPU seconds that may be spent: a balance, refilled by a share of the time that passes. Any thread.
+    """Account of CPU seconds, refilled by a share of the time that passes. Thread-safe.
 
     Args:
         max_s: capacity of the account; it begins full.
@@ -38,7 +38,7 @@ class WorkAccount:
         self._seen = clock()
 
     def charge(self, seconds: float) -> None:
-        """Take from it, beyond its end if need be."""
+        """Take from the balance, which may become negative."""
         with self._lock:
             self._fill()
             self._balance_s -= seconds
@@ -55,7 +55,7 @@ class WorkAccount:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until there is something in it again."""
+        """Seconds until the balance is positive again."""
         with self._lock:
             self._fill()
             return max(0.0, -self._balance_s / self._share)
@@ -77,7 +77,7 @@ class Automaton:
         num_bytes: memory that it took to compile.
 
     Attributes:
-        is_broken: it came to a limit in one answer, and can't be followed in others either.
+        is_broken: it reached a limit in one answer, so that no other answer can follow it either.
     """
 
     def __init__(self, num_bytes: int = 0) -> None:
@@ -123,7 +123,7 @@ class Effort:
         return self._excess_s > MAX_EXCESS_S or (self._account is not None and self._account.is_empty)
 
     def fork(self) -> Effort:
-        """For an answer that goes on from here."""
+        """Return the effort of an answer that goes on from here."""
         other = Effort(self._account, self.automaton)
         other._excess_s = self._excess_s
         return other

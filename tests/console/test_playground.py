@@ -16,7 +16,7 @@ from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
 
 from radixkv import PrefixCache
-from radixkv.grammar.schema_text import json_schema
+from radixkv.grammar.grammar_text import json_schema
 
 SYSTEM = "It is 8:15. You are the helpful assistant of the harbour office. Count the ships every evening."
 

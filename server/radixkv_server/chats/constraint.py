@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from radixkv.grammar.schema_text import json_schema
+from radixkv.grammar.grammar_text import json_schema
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.answer_grammar import AnswerGrammar, MarkToken
 from radixkv.text.chat_formats.format import TAIL_TOKENS, ChatFormat
