@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes backends of attention and of states by name; a backend's package (triton, numba) loads only then."""
+"""Make backends of attention and of states by name; a backend's package (triton, numba) loads only then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from radixkv_kernels.chunked_backend import ChunkedBackend
+from radixkv_kernels.cpu.torch_backend import TorchBackend
+from radixkv_kernels.grouped_backend import GroupedBackend
 from radixkv_kernels.interface import AttentionBackend, BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.kv_groups import KVGroup, KVLayout
@@ -24,7 +27,7 @@ def numba_available() -> bool:
     if importlib.util.find_spec("numba") is None:
         return False
     try:
-        import numba  # noqa: F401
+        import numba  # noqa: F401 - optional, and slow to import
     except ImportError as error:  # as where numpy is newer than it knows
         logger.warning("numba is installed, but can't be imported, so CPU kernels are torch's: %s", error)
         return False
@@ -69,22 +72,20 @@ def make_backend(
     ]
     if spec.is_plain:
         return backends[0]
-    from radixkv_kernels.grouped_backend import GroupedBackend
-
     return GroupedBackend(spec, backends)
 
 
 def make_state_backend(name: str) -> StateBackend:
-    """Build what computes state layers beside the attention backend of this name.
+    """Build the backend of state layers that belongs to an attention backend of this name.
 
     Raises:
         ImportError: its package (triton, numba) is not installed.
     """
     if name == "triton":
-        from radixkv_kernels.triton.state.backend import TritonStates
+        from radixkv_kernels.triton.state.backend import TritonStates  # triton is optional
 
         return TritonStates()
-    from radixkv_kernels.cpu.recurrence.backend import CpuStates
+    from radixkv_kernels.cpu.recurrence.backend import CpuStates  # numba is optional
 
     return CpuStates()
 
@@ -96,8 +97,6 @@ def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]
         limits = limits | {"share_prefixes": False}
     if group.chunk is None:
         return _build(name, BackendConfig(num_query_heads=heads, spec=spec, **limits))
-    from radixkv_kernels.chunked_backend import ChunkedBackend
-
     # The kernels see a request for each chunk that has queries.
     requests = 2 * limits["max_num_seqs"] + limits["max_num_tokens"] // group.chunk
     inner = _build(
@@ -109,15 +108,13 @@ def _build_group(name: str, group: KVGroup, spec: KVSpec, limits: dict[str, Any]
 
 def _build(name: str, config: BackendConfig) -> AttentionBackend:
     if name == "triton":
-        from radixkv_kernels.triton.backend import TritonBackend
+        from radixkv_kernels.triton.backend import TritonBackend  # triton is optional
 
         return TritonBackend(config)
     if name != "cpu":
         raise ValueError(f"unknown attention backend {name!r}: one of {', '.join(BACKENDS)}")
     if numba_available():
-        from radixkv_kernels.cpu.attention.backend import CpuBackend
+        from radixkv_kernels.cpu.attention.backend import CpuBackend  # numba is optional
 
         return CpuBackend(config)
-    from radixkv_kernels.cpu.torch_backend import TorchBackend
-
     return TorchBackend(config)

@@ -35,8 +35,7 @@ from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.loading.sampling_defaults import sampling_source
 from radixkv.model.make_runner import make_runner, token_budget
 from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
-from radixkv.model.parallel.threads import threads_of_rank
-from radixkv.model.parallel.worker_group import WorkerGroup
+from radixkv.model.parallel.worker_group import WorkerGroup, threads_of_rank
 from radixkv.model.runner import ModelRunner
 from radixkv.observe.advisor import Advisor
 from radixkv.sampling.sampling_params import SamplingParams

@@ -183,7 +183,7 @@ def _padded(heads: Tensor) -> Tensor:
 
 def register_attention_hook() -> str:
     """Make the hook known to transformers (idempotent) and return its name."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface  # slow to import: models pay for it when they load
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention_hook)
     return ATTENTION_NAME

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rewriting of models for a device by the folders `cpu_layers` and `gpu_layers`.
+"""Rewriting of models for a device by the folder `cpu_layers` or by `gpu_layers`.
 
-Nothing else imports these folders, but for the loader of GGUF files whose weights stay blocks. Without
+Nothing else imports these, but for the loader of GGUF files whose weights stay blocks. Without
 `cpu_layers`, models run on a CPU as transformers wrote them.
 """
 
@@ -22,23 +22,22 @@ logger = logging.getLogger("radixkv")
 def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> None:
     """Replace layers of a model by faster or narrower ones, where this machine has them; once is enough.
 
-    What will be slower than float32 on this machine is said in a warning.
+    A warning names products that will be slower than in float32.
 
     Args:
         quantization: None (weights are packed, on a CPU), or `int8`.
-        backend: of the attention that the layers call.
+        backend: attention backend that the layers call.
 
     Raises:
         ConfigError: int8 weights are asked for and can't be had.
     """
     if backend == "triton" and quantization is None:
-        from radixkv.model.gpu_layers.rewrite import fuse_layers
+        from radixkv.model.gpu_layers import fuse_layers  # needs triton, which is optional
 
         fuse_layers(model)
         return
-    try:
-        from radixkv.model.cpu_layers.rewrite import pack_layers, quantize_layers
-        from radixkv.model.cpu_layers.slow_paths import slower_than_float32
+    try:  # the folder may be missing
+        from radixkv.model.cpu_layers.rewrite import pack_layers, quantize_layers, slower_than_float32
     except ImportError as error:
         if quantization is not None:
             raise ConfigError(
@@ -55,12 +54,12 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
 
 
 def check_instruction_set() -> None:
-    """Look at the environment variable RADIXKV_CPU_ISA, where there are kernels that it speaks of.
+    """Check the environment variable RADIXKV_CPU_ISA, if there are compiled kernels for a CPU.
 
     Raises:
         ConfigError: it names instructions that do not exist or that this processor lacks, or comes too late.
     """
-    try:
+    try:  # numba is optional
         from radixkv_kernels.cpu.isa import features
     except ImportError:
         return
@@ -71,14 +70,14 @@ def check_instruction_set() -> None:
 
 
 def kernels_compiled_ahead(device: str, dtype: str) -> AbstractContextManager[None]:
-    """Return a context beside which the CPU's kernels are compiled, on the first start on a machine.
+    """Return a context in which the CPU's kernels are compiled aside, on the first start on a machine.
 
     Args:
-        device, dtype: as an EngineConfig has them; where others than a CPU and float32 are meant, nothing is.
+        device, dtype: of an EngineConfig; nothing is compiled unless they may mean a CPU and float32.
     """
     if device == "cuda" or dtype not in ("auto", "float32") or torch.cuda.is_available():
         return nullcontext()
-    try:
+    try:  # the folder may be missing, and numba is optional
         from radixkv.model.cpu_layers.rewrite import has_vector_kernels
         from radixkv_kernels.cpu.compile_ahead import compiled_ahead
     except ImportError:
@@ -88,7 +87,7 @@ def kernels_compiled_ahead(device: str, dtype: str) -> AbstractContextManager[No
 
 def make_thread_control() -> Callable[[], None] | None:
     """Return a function to call before each step: it reduces threads while other programs need the cores."""
-    try:
+    try:  # the folder may be missing
         from radixkv.model.cpu_layers.thread_control import ThreadControl
     except ImportError:
         return None

@@ -113,7 +113,7 @@ def _choose_by_row(module: Any, bounds: tuple[int, ...]) -> None:
 
 def _frequencies(module: Any, length: int) -> Iterator[tuple[str, Tensor]]:
     """The buffers of a rotary embedding's frequencies for sequences of a length, by name."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # slow: loaded models have paid for it
 
     for kind, layer_type in _dependent(module):
         name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"

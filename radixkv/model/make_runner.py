@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a loaded model to its runner: backend, size of the K/V memory, threads."""
+"""Make the runner of a loaded model: choose the backend, size the K/V memory, set the threads."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _size(
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
         if config.takes_adapters:
-            from radixkv.model.adapters.gpu_adapters import bytes_of_adapters
+            from radixkv.model.adapters.gpu_adapters import bytes_of_adapters  # needs triton
 
             base = BaseModules.of_loaded(loaded)
             step_memory += bytes_of_adapters(base, config.max_loras, config.max_lora_rank, loaded.dtype)

@@ -64,7 +64,7 @@ def select_attention(model: Any, name: str) -> None:
 
 def _register_mask() -> str:
     """Register an unused mask for models that require one, and return its name."""
-    from transformers import AttentionMaskInterface
+    from transformers import AttentionMaskInterface  # slow to import: loaded models have paid for it
 
     def no_mask(*args: Any, **keywords: Any) -> Tensor:
         return torch.zeros(1, 1, 1, 1, dtype=torch.bool)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
+from radixkv.model.adapters.adapter_memory import AdapterMemory
 from radixkv.model.adapters.base_modules import BaseModules
-from radixkv.model.adapters.make_memory import make_adapter_memory
 from radixkv.model.adapters.step_adapters import arrange
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
@@ -93,10 +93,14 @@ class ModelRunner:
         release_file_pages(weights)  # the checks at load have read all
         base = BaseModules.of_loaded(loaded) if max_lora_rank else None
         rewrite_layers(loaded.model, quantization, backend)
-        self.adapters = None
-        if base is not None:
-            limits = max_num_tokens, max_num_seqs, max_lora_rank
-            self.adapters = make_adapter_memory(loaded, base, backend == "triton", *limits)
+        self.adapters: AdapterMemory | None = None
+        if base is not None and backend == "triton":
+            from radixkv.model.adapters.gpu_adapters import GpuAdapterMemory, GpuLimits  # needs triton
+
+            limits = GpuLimits(max_num_tokens, max_num_seqs, max_lora_rank)
+            self.adapters = GpuAdapterMemory.on_gpu(loaded.model, base, loaded.device, loaded.dtype, limits)
+        elif base is not None:
+            self.adapters = AdapterMemory.attached(loaded.model, base)
         self.row_multiple = 1
         self._activations: AlignedActivations | None = None
         if deterministic:

@@ -15,7 +15,7 @@ from torch import nn
 import radixkv
 from radixkv.errors import ConfigError
 from radixkv.model import device_paths
-from radixkv.model.cpu_layers import rewrite, slow_paths
+from radixkv.model.cpu_layers import rewrite
 from radixkv.model.cpu_layers.rewrite import has_vector_kernels
 
 ROOT = Path(radixkv.__file__).parent
@@ -77,12 +77,12 @@ def test_a_narrow_dtype_that_is_slower_here_is_said_at_start(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rewrite, "has_vector_kernels", lambda: False)
-    monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: False)
+    monkeypatch.setattr(rewrite, "torch_is_fast", lambda dtype: False)
     device_paths.rewrite_layers(tiny("llama").to(dtype), None, "cpu")
     assert str(dtype).removeprefix("torch.") in caplog.text
     assert "slower than float32" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(slow_paths, "torch_is_fast", lambda dtype: True)
+    monkeypatch.setattr(rewrite, "torch_is_fast", lambda dtype: True)
     device_paths.rewrite_layers(tiny("llama").to(dtype), None, "cpu")
     assert caplog.text == ""
 

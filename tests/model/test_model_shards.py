@@ -19,8 +19,7 @@ from tiny_models import FAMILIES, save_tiny_model
 
 from radixkv.errors import ConfigError
 from radixkv.model.parallel.commands import decode_batch, encode_batch
-from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
-from radixkv.model.parallel.share import Share
+from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES, Share
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, BatchStates, StateSave
 

@@ -61,7 +61,8 @@ def _start() -> subprocess.Popen[bytes] | None:
 
 
 def compile_kernels() -> None:
-    """Compile, the slowest first, what a plain model in float32 runs."""
+    """Compile the kernels of a plain float32 model, the slowest first."""
+    # Slow imports, which the process that loads the model meanwhile does without.
     from radixkv_kernels.cpu.attention.kv_write import FloatWriter
     from radixkv_kernels.cpu.attention.launcher import AttentionLauncher
     from radixkv_kernels.cpu.linear.float_product import PackedFloat, PackedGate

@@ -161,7 +161,7 @@ def adds_by_row() -> bool:
 
 def compiled_sums() -> Any:
     """The compiled sums of a CPU, for all products of a model; None: torch computes."""
-    try:
+    try:  # numba is optional
         from radixkv_kernels.cpu.linear.low_rank import LowRankSums
         from radixkv_kernels.cpu.vectors import has_multiply_add
     except ImportError:

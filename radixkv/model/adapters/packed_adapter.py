@@ -67,7 +67,7 @@ class PackedAdapter:
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:
         """int64 [products, SEGMENT_SIZE] for `radixkv_kernels.cpu.linear.low_rank`, rows left out."""
-        from radixkv_kernels.cpu.linear import low_rank
+        from radixkv_kernels.cpu.linear import low_rank  # needs numba, as packed products do
 
         table = np.zeros((len(self.products), low_rank.SEGMENT_SIZE), dtype=np.int64)
         for row, product in zip(table, self.products, strict=True):
@@ -146,7 +146,8 @@ class _Arena:
 
 
 def _most_numbers(changes: Sequence[tuple[LowRank, int]]) -> int:
-    """Numbers that the panels of a product take from an arena, at most."""
+    """Return the most numbers that the panels of a product take from an arena."""
+    # These need numba, as packed products do.
     from radixkv_kernels.cpu.linear.float_product import COLUMNS
     from radixkv_kernels.cpu.linear.low_rank import DOWN_COLUMNS
 
@@ -181,8 +182,8 @@ class _PanelGroup:
 
 @lru_cache(maxsize=256)
 def _groups(parts: tuple[tuple[int, int, int], ...], num_panels: int) -> tuple[_PanelGroup, ...]:
-    """The panels that parts (column, outputs, rank) of a product change; the same for most adapters."""
-    from radixkv_kernels.cpu.linear.float_product import COLUMNS
+    """Return the panels that parts (column, outputs, rank) of a product change; most adapters agree."""
+    from radixkv_kernels.cpu.linear.float_product import COLUMNS  # needs numba, as packed products do
 
     taken: list[tuple[int, int]] = [(0, 0)] * num_panels
     first = 0
@@ -200,6 +201,7 @@ def _groups(parts: tuple[tuple[int, int, int], ...], num_panels: int) -> tuple[_
 
 
 def _in_panels(changes: Sequence[tuple[LowRank, int]], outputs: int, arena: _Arena) -> PanelChange:
+    # These need numba, as packed products do.
     from radixkv_kernels.cpu.linear.float_product import COLUMNS
     from radixkv_kernels.cpu.linear.low_rank import DOWN_COLUMNS, UP_SIZE
 

@@ -45,7 +45,7 @@ class QuantizedLinear(nn.Module):
         weight, scales = quantize_weight(linear.weight.detach())
         self.rows = rows
         if rows is not None:
-            from radixkv_kernels.cpu.linear.int8_product import PackedInt8
+            from radixkv_kernels.cpu.linear.int8_product import PackedInt8  # needs numba
 
             bias = None if linear.bias is None else linear.bias.detach()
             self.product = PackedInt8(weight, scales, bias)

@@ -4,20 +4,29 @@
 It depends on processor, device and dtype alone, never on a timing: the ways to compute a layer differ in the
 last bits, and two starts of an engine must compute in the same way. What needs numba is imported where it is
 known to be there.
+
+Weights of 16 bits are computed in float32: the products read bfloat16 or float16 as they are, and everything
+between them is float32. That is closer to the exact result than transformers, which rounds each operator's
+output to the narrow type.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from radixkv.errors import ConfigError
-from radixkv.model.cpu_layers.narrow_weights import mostly_linear, widen_the_rest
+from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
 from radixkv.model.decoder_layers import DecoderParts, StoredProduct, is_plain_llama, replace_layers
+from radixkv_kernels.registry import numba_available
+
+#: Most of a model's weights that may have to be widened, as a share: they take twice the memory.
+_MAX_WIDENED = 0.1
+_NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @torch.no_grad()
@@ -34,6 +43,7 @@ def pack_layers(model: nn.Module) -> bool:
     if not has_vector_kernels():
         return False
     if any(isinstance(module, StoredProduct) for module in model.modules()):
+        # These need numba.
         from radixkv.model.cpu_layers.block_layers import fuse_block_layers
         from radixkv.model.cpu_layers.packed_linear import PackedLinear
         from radixkv.model.cpu_layers.whole_weights import pack_whole_weights
@@ -44,6 +54,7 @@ def pack_layers(model: nn.Module) -> bool:
         return fuse_block_layers(model) > 0
     if not linears:
         return False
+    # These need numba.
     from radixkv.model.cpu_layers.fused_layers import FusedLayer
     from radixkv.model.cpu_layers.llama_layer import Scratch
     from radixkv.model.cpu_layers.packed_linear import PackedLinear
@@ -76,8 +87,6 @@ def quantize_layers(model: nn.Module) -> None:
     Raises:
         ConfigError: the model is not float32 on a CPU.
     """
-    from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
-
     weight = next(model.parameters())
     if not _is_on_cpu(weight, torch.float32):
         raise ConfigError(
@@ -86,6 +95,7 @@ def quantize_layers(model: nn.Module) -> None:
         )
     rows: Any = None
     if has_int8_products():
+        # These need numba.
         from radixkv.model.cpu_layers.int8_layers import Int8Layer
         from radixkv.model.cpu_layers.llama_layer import Scratch
         from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
@@ -102,9 +112,46 @@ def quantize_layers(model: nn.Module) -> None:
     _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
 
 
+def slower_than_float32(model: nn.Module, quantization: str | None) -> str | None:
+    """Return a warning about products that torch computes slowly on this processor; None: there are none.
+
+    Args:
+        model: model whose layers have been replaced.
+        quantization: the requested quantization: None or `int8`.
+    """
+    if quantization == "int8" and not has_int8_products():
+        return (
+            "--quantization int8 will be slower than float32: its products are left to torch, since "
+            f"{_missing('neither VNNI nor AVX2')}. Leave the option out for speed"
+        )
+    weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
+    left = next((each for each in weights if each.device.type == "cpu" and each.dtype in _NARROW), None)
+    if left is None or torch_is_fast(left.dtype):
+        return None
+    name = str(left.dtype).removeprefix("torch.")
+    reason = _missing("no AVX2") if mostly_linear(model) else "the weights of its experts are fused"
+    return (
+        f"--dtype {name} will be slower than float32, several times on prompts: its products are left to "
+        f"torch, since {reason}, and this processor does not compute in {name}. Use --dtype float32 if "
+        "memory allows"
+    )
+
+
+def torch_is_fast(dtype: torch.dtype) -> bool:
+    """Return True if torch's library has products of this dtype for this processor."""
+    supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{_NARROW[dtype]}_supported", None)
+    return supported is not None and bool(supported())
+
+
+def _missing(instructions: str) -> str:
+    if not numba_available():
+        return "numba can't be used (the extra `cpu` installs it)"
+    return f"this processor has {instructions}"
+
+
 def has_vector_kernels() -> bool:
     """Return True if numba is installed and the processor has the multiply-adds of the float kernels."""
-    try:
+    try:  # numba is optional
         from radixkv_kernels.cpu.vectors import has_multiply_add
     except ImportError:
         return False
@@ -113,11 +160,44 @@ def has_vector_kernels() -> bool:
 
 def has_int8_products() -> bool:
     """Return True if numba is installed and the processor has int8 products (VNNI, AVX2)."""
-    try:
+    try:  # numba is optional
         from radixkv_kernels.cpu.linear.int8_product import methods
     except ImportError:
         return False
     return bool(methods())
+
+
+def mostly_linear(model: nn.Module) -> bool:
+    """Return True if nearly all weights belong to linear layers and embeddings, none to fused experts."""
+    rest = sum(tensor.numel() for _, _, tensor in _others(model))
+    return rest <= _MAX_WIDENED * sum(parameter.numel() for parameter in model.parameters())
+
+
+def widen_the_rest(model: nn.Module) -> None:
+    """Make every other parameter and buffer float32, and embeddings return float32."""
+    for owner, name, tensor in list(_others(model)):
+        if isinstance(tensor, nn.Parameter):
+            tensor.data = tensor.data.to(torch.float32)
+        else:
+            setattr(owner, name, tensor.to(torch.float32))
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(_widened)
+
+
+def _widened(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.to(torch.float32)
+
+
+def _others(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Parameters and buffers of 16 bits that are neither a linear layer's nor an embedding's."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            continue
+        own = [] if isinstance(module, nn.Embedding) else list(module.named_parameters(recurse=False))
+        for name, tensor in [*own, *module.named_buffers(recurse=False)]:
+            if tensor.dtype in (torch.bfloat16, torch.float16):
+                yield module, name, tensor
 
 
 def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -27,8 +27,7 @@ from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.joined_saves import HEADER
 from radixkv.model.parallel.parallel_runner import block_sizes
 from radixkv.model.parallel.shard_model import shard_model
-from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
-from radixkv.model.parallel.threads import threads_of_rank
+from radixkv.model.parallel.worker_group import Loaded, RankFailed, Start, threads_of_rank
 from radixkv.model.runner import ModelRunner
 
 

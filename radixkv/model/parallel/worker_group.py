@@ -9,6 +9,7 @@ mended: who uses it makes another.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -18,8 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -29,7 +32,6 @@ from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
 from radixkv.helper_process import MODULE, helper_environment
 from radixkv.model.loading.loader import fetch
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.start_up import Loaded, RankFailed, Start
 
 logger = logging.getLogger("radixkv")
 
@@ -37,6 +39,26 @@ logger = logging.getLogger("radixkv")
 _STARTUP_S = 900.0
 _END_S = 5.0
 _WORKER = "radixkv.model.parallel.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Settings of a rank, which rank 0 sends once. Messages of the start are pickled, a few times in all."""
+
+    config: EngineConfig
+    rank: int
+
+
+class Loaded(NamedTuple):
+    """Message of a rank that has loaded the model of this fingerprint, and waits for the meeting place."""
+
+    fingerprint: str
+
+
+class RankFailed(NamedTuple):
+    """Message of a rank that ends for this reason."""
+
+    reason: str
 
 
 class _Worker:
@@ -301,3 +323,12 @@ def _check_gpus(config: EngineConfig) -> None:
             f"--tensor-parallel {config.tensor_parallel} needs a GPU for each rank, and there are {count}: "
             f"use at most {count}, or --device cpu"
         )
+
+
+def threads_of_rank(config: EngineConfig) -> int:
+    """Return the value of `--threads`, or an equal part of the cores of this process; at least one."""
+    if config.threads is not None:
+        return config.threads
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(psutil.cpu_count(logical=False) or usable, usable)
+    return max(1, cores // config.tensor_parallel)

@@ -24,8 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
-from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer
-from radixkv.model.gpu_layers.rewrite import fuse_layers
+from radixkv.model.gpu_layers import FusedGpuLayer, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner
 from radixkv.scheduling.batch import Batch

@@ -20,11 +20,28 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
-from radixkv.model.decoder_layers import DecoderParts
+from radixkv.model.decoder_layers import DecoderParts, describe_norm, is_norm, replace_layers
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
+
+
+@torch.no_grad()
+def fuse_layers(model: nn.Module) -> int:
+    """Replace decoder layers and norms that the kernels know, one after the other.
+
+    So no more than one layer has its weights twice. Layers replaced earlier stay.
+
+    Returns:
+        Number of replaced decoder layers.
+    """
+    count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if is_norm(child):
+                setattr(parent, name, FusedNorm(describe_norm(child)))
+    return count
 
 
 class FusedGpuLayer(nn.Module):

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Decoder layers with fewer kernels, for a GPU."""
