@@ -30,8 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.figures import write_figures
 from benchmarks.pool_usage import PoolUsage, measure_pool
@@ -52,11 +56,6 @@ CONVERSATION = "mooncake_conversation.jsonl.gz"
 
 def save_small_model(folder: Path, longest: int) -> None:
     """A random one-layer Llama with a byte tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from transformers.utils.logging import disable_progress_bar
-
     torch.manual_seed(0)
     disable_progress_bar()
     config = LlamaConfig(

@@ -36,7 +36,7 @@ RUNNING, WAITING, STEPS = 1_000, 10_000, 10
 
 def cache_work(rounds: int, matches: int, evicts: bool) -> None:
     """Insert the prompts into a new cache in each round, each looked up `matches` times."""
-    from radixkv import PrefixCache
+    from radixkv import PrefixCache  # of the checkout that is counted, as all imports of these functions
 
     rng = np.random.default_rng(0)
     shared = [rng.integers(0, 32_000, SHARED).tolist() for _ in range(PROMPTS)]
@@ -56,6 +56,7 @@ def cache_work(rounds: int, matches: int, evicts: bool) -> None:
 
 def schedule_work(steps: int) -> None:
     """Plan and complete `steps` decode steps of `RUNNING` requests while `WAITING` others wait."""
+    # Of the checkout that is counted.
     from radixkv import PrefixCache, SamplingParams
     from radixkv.scheduling.batch import Batch
     from radixkv.scheduling.request import Request
@@ -162,7 +163,7 @@ def main() -> None:
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed; it counts the instructions (apt-get install valgrind)")
 
-    from benchmarks.figures import write_figures
+    from benchmarks.figures import write_figures  # not there for the processes that are counted
 
     here = figures(Path(__file__).parents[2])
     for name, count in here.items():

@@ -55,6 +55,7 @@ def fit_command(
     With --check the simulation is put to the test: a trace arrives at the real engine in real time, and at a
     simulated one, and both times to first token are printed.
     """
+    # These load torch, which the command `cluster` does without.
     from benchmarks.cluster_simulator.reference_step import WallClock
     from radixkv.entrypoints.builder import build_engine
 
@@ -89,6 +90,7 @@ def fit_and_check(
         clock: what the engine's steps are measured by.
         trace: in the engine's measure; None: nothing is compared.
     """
+    # These load torch, which the command `cluster` does without.
     from benchmarks.cluster_simulator.check import compare, replay_on_engine
     from benchmarks.cluster_simulator.measure import measure_steps, num_parts
     from benchmarks.cluster_simulator.reference_step import ReferenceStep

@@ -29,7 +29,7 @@ POSITIONS = 10
 def _tiny_engines(folder: Path, **options: Any) -> dict[str, Engine]:
     """Two engines over a random model of 3 layers, the tests' own."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-    from tiny_models import save_tiny_model
+    from tiny_models import save_tiny_model  # of the tests, found by the path above
 
     path = str(save_tiny_model(folder, "llama"))
     return {

@@ -46,7 +46,10 @@ from benchmarks.peers.process import RunningServer
 from benchmarks.speculation_workloads import SCHEMA, WORKLOADS, prompts
 from radixkv import EngineConfig
 from radixkv.cli.bench.workloads import served_model
+from radixkv.engine.config import EMBEDDED_MODEL
+from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
 from radixkv.model.loading.loader import load_tokenizer
+from radixkv.model.loading.model_cache import cache_home
 
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"
 _SPECULATION: dict[str, dict[str, Any] | None] = {
@@ -300,10 +303,6 @@ def main() -> None:
     parser.add_argument("--install-timeout", type=float, default=1800, metavar="S")
     parser.add_argument("--start-timeout", type=float, default=300, metavar="S")
     args = parser.parse_args()
-
-    from radixkv.engine.config import EMBEDDED_MODEL
-    from radixkv.model.loading.embedded_model import find_embedded, prepare_embedded
-    from radixkv.model.loading.model_cache import cache_home
 
     embedded = find_embedded(EMBEDDED_MODEL)
     assert embedded is not None

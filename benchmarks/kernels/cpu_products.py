@@ -25,10 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.figures import write_figures
+from radixkv import LLM
+from radixkv.model.loading.embedded_model import EMBEDDED_MODELS, prepare_embedded
+from radixkv.scheduling.batch import Batch
+from radixkv_kernels.cpu.isa import levels
 
 #: Name -> (sequences, new tokens of each, tokens before them).
 STEPS = {
@@ -57,11 +63,6 @@ BLOCK = 16
 
 def random_model(folder: Path) -> Path:
     """A random Llama of 0.3 billion weights in bfloat16, with the embedded model's tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from radixkv.model.loading.embedded_model import EMBEDDED_MODELS, prepare_embedded
-
     for file in prepare_embedded(EMBEDDED_MODELS[0]).glob("*"):
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
@@ -80,8 +81,6 @@ def random_model(folder: Path) -> Path:
 
 def make_batch(sequences: int, tokens: int, before: int, vocabulary: int = 4000) -> Any:
     """A step: `tokens` new tokens for each of the sequences, each in blocks of its own."""
-    from radixkv.scheduling.batch import Batch
-
     blocks = -(-(before + tokens) // BLOCK)
     positions = np.tile(np.arange(before, before + tokens, dtype=np.int64), sequences)
     slots = np.concatenate(
@@ -103,8 +102,6 @@ def make_batch(sequences: int, tokens: int, before: int, vocabulary: int = 4000)
 
 def measure(model: str, rounds: int) -> dict[str, Any]:
     """Steps of one model with each kind of weights, in turns, at the instruction set of this process."""
-    from radixkv import LLM
-
     runners = {
         name: LLM(
             model, device="cpu", num_blocks=128, block_size=BLOCK, max_model_len=2048,
@@ -161,8 +158,6 @@ def main() -> None:
     if args.here:
         print(json.dumps(measure(args.here, args.rounds)))
         return
-    from radixkv_kernels.cpu.isa import levels
-
     console, results = Console(width=110), []
     with tempfile.TemporaryDirectory() as folder:
         for model in args.model or ["embedded", "0.3b"]:

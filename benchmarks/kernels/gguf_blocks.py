@@ -28,6 +28,7 @@ from rich.table import Table
 
 from benchmarks.cpu_products import make_batch
 from benchmarks.figures import write_figures
+from radixkv import LLM
 
 #: Name -> (sequences, new tokens of each, tokens before them).
 STEPS = {"decode, 1 sequence": (1, 1, 64), "decode, 8 sequences": (8, 1, 64), "prompt of 512": (1, 512, 0)}
@@ -36,8 +37,6 @@ WAYS = ("packed", "float32")
 
 def runner(file: str, way: str) -> Any:
     """The runner of an engine with a file's weights kept in one of `WAYS`."""
-    from radixkv import LLM
-
     return LLM(
         file, device="cpu", gguf=way, num_blocks=128, block_size=16, max_model_len=2048,
         max_num_batched_tokens=2048, speculation="off", threads=1,

@@ -37,6 +37,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.peers.llama_cpp import Build, find_build
 from benchmarks.peers.process import RunningServer
+from radixkv import LLM, SamplingParams
 from radixkv.model.loading.model_cache import cache_home
 
 SLOTS, MORE = 8, 16
@@ -130,8 +131,6 @@ def llama_cpp_engine(build: Build, file: str, options: list[str]) -> Iterator[Ll
 
 def turns_here(file: str) -> None:
     """Take turns as radixkv, until standard input ends."""
-    from radixkv import LLM, SamplingParams
-
     llm = LLM(
         file, device="cpu", gguf="packed", num_blocks=1024, max_model_len=1024, max_num_batched_tokens=1024,
         speculation="off", threads=1,

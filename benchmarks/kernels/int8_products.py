@@ -36,6 +36,7 @@ Way = Callable[[int], object]
 
 
 def own_products(weights: list[tuple[torch.Tensor, torch.Tensor]], inputs: torch.Tensor) -> Way:
+    # These need numba.
     from radixkv_kernels.cpu.linear.int8_product import PackedInt8
     from radixkv_kernels.cpu.linear.int8_rows import Int8Rows
 

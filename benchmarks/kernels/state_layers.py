@@ -28,11 +28,21 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    torch_chunk_gated_delta_rule,
+    torch_recurrent_gated_delta_rule,
+)
 
 from benchmarks.figures import write_figures
+from radixkv.engine.config import EngineConfig
+from radixkv.engine.engine import Engine
+from radixkv.entrypoints.builder import build_engine
+from radixkv.sampling.sampling_params import SamplingParams
 from radixkv_kernels.cpu.recurrence.backend import CpuStates
 from radixkv_kernels.state_interface import StatePlan, plan_states
 from radixkv_kernels.states import GRID, PagedStates, StateShape, StateSpec
+from tests.support.tiny_models import byte_level_tokenizer
 
 #: Model -> key heads, value heads; keys and values have 128 elements.
 HEADS = {"Qwen3.5-0.8B": (16, 16), "Qwen3.5-4B": (16, 32)}
@@ -83,11 +93,6 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, floa
 
 def layer(key_heads: int, value_heads: int, rounds: int) -> dict[str, Any]:
     """Times of one layer's delta rule, and ratios."""
-    from transformers.models.qwen3_5.modeling_qwen3_5 import (
-        torch_chunk_gated_delta_rule,
-        torch_recurrent_gated_delta_rule,
-    )
-
     draw = torch.Generator().manual_seed(0)
 
     def inputs(count: int) -> tuple[torch.Tensor, ...]:
@@ -160,14 +165,6 @@ def layer(key_heads: int, value_heads: int, rounds: int) -> dict[str, Any]:
 
 def model(rounds: int, prompt: int = 256, decodes: int = 16) -> dict[str, Any]:
     """Times of whole steps of both models, and their ratio."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from radixkv.engine.config import EngineConfig
-    from radixkv.engine.engine import Engine
-    from radixkv.entrypoints.builder import build_engine
-    from radixkv.sampling.sampling_params import SamplingParams
-    from tests.support.tiny_models import byte_level_tokenizer
-
     engines: dict[str, Engine] = {}
     weights: dict[str, int] = {}
     draw = np.random.default_rng(0)

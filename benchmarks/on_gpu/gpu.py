@@ -210,7 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.part:
         sys.exit(child(args.part, args.small))
-    import torch
+    import torch  # slow, and parts import it in processes of their own
 
     if not torch.cuda.is_available():
         if not args.small:

@@ -82,6 +82,7 @@ def large_cache(sizes: Sizes, report: Report) -> None:
 
 def replays(sizes: Sizes, report: Report) -> None:
     """Logits of replayed steps beside those of eager ones, with other plans between."""
+    # These need transformers, which the other checks do without.
     from benchmarks.gpu_graphs import graphs_of
     from benchmarks.gpu_steps import TOY_SHAPES, EngineStep, loaded_model, random_model
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_machine import copy_rate, matmul_rate
@@ -92,8 +93,6 @@ def decode(sizes: Sizes, requests: int, context: int, copy: float) -> dict[str, 
 
 
 def prefill(sizes: Sizes, rows: int, context: int, matmul: float) -> dict[str, Any]:
-    from torch.nn.attention.bias import causal_lower_right
-
     bench = Bench(sizes, [context], tokens=[rows])
     query, key, value = contiguous(bench, rows)
     if rows == context:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from benchmarks.gpu_parts import Report, Skip
 from benchmarks.paged_bench import Sizes
@@ -52,7 +53,8 @@ def models(sizes: Sizes, report: Report, group: str, part: str = "1/1") -> None:
 
 
 def families(group: str) -> dict[str, Callable[[Path], Path]]:
-    """Name -> what writes a tiny model of it to a folder."""
+    """Return the writer of a tiny model to a folder, by name."""
+    # The imports are of the tests, found by the path that `models` adds.
     if group == "plain":
         from tiny_models import FAMILIES, save_tiny_model
 
@@ -121,6 +123,7 @@ def check_family(sizes: Sizes, report: Report, name: str, folder: Path, *, state
 
 def check_adapters(sizes: Sizes, report: Report) -> None:
     """Two low-rank adapters and the base model in one batch, beside PEFT's own tokens."""
+    # Of the tests, found by the path that `models` adds.
     from tiny_adapters import greedy as adapted
     from tiny_adapters import peft_model, plain_model, save_adapter
     from tiny_models import save_tiny_model
@@ -177,8 +180,6 @@ def tokens(count: int, seed: int) -> list[int]:
 
 def whole_pass(folder: Path) -> Any:
     """transformers' model of a folder, in float32 on the CPU."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
     kind = AutoConfig.from_pretrained(folder).model_type
     chosen = AutoModelForImageTextToText if kind == "mistral4" else AutoModelForCausalLM
     return chosen.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()

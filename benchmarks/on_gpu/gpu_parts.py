@@ -74,7 +74,7 @@ def run_part(part: Part, small: bool, report: Report) -> None:
         Skip: it can't run here.
         RuntimeError: checks failed; all of them were reported.
     """
-    try:
+    try:  # a part is skipped where a package is missing
         import torch
 
         from benchmarks.paged_bench import Sizes

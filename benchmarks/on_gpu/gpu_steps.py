@@ -19,6 +19,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.gpu_graphs import recording
 from benchmarks.gpu_machine import copy_rate
@@ -63,8 +66,6 @@ TOY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def random_model(shape: tuple[str, dict[str, Any]], device: torch.device, dtype: torch.dtype) -> Any:
     """A transformers model with random weights, made on the device."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     kind, settings = shape
     config = AutoConfig.for_model(kind, max_position_embeddings=32768, **settings)
     torch.manual_seed(0)
@@ -75,10 +76,6 @@ def random_model(shape: tuple[str, dict[str, Any]], device: torch.device, dtype:
 
 def word_tokenizer(vocab_size: int) -> Tokenizer:
     """A word for every id, so that any id can be turned into text."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
     words = {f"w{i}": i for i in range(vocab_size)}
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=Backend(WordLevel(words, unk_token="w0"))))
 

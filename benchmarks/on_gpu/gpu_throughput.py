@@ -86,6 +86,7 @@ class TransformersEngine:
     """transformers' continuous batching; its manager runs from the first request to `close`."""
 
     def __init__(self, model: Any, device: torch.device, tokens: int, load: Load, seqs: int) -> None:
+        # Not in every version of transformers.
         from transformers import ContinuousBatchingConfig, GenerationConfig
         from transformers.generation.continuous_batching.utils import WorkloadHints
 

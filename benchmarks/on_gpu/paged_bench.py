@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from radixkv.model.cuda_graphs import CudaRecorder
 from radixkv_kernels import KVSpec, PagedKV, reference_paged_attention
@@ -193,9 +195,6 @@ class Profiled:
 
 def profiled(run: Callable[[], Any], sizes: Sizes, runs: int = 3) -> list[Profiled]:
     """What a run takes on the GPU, kernel by kernel, most time first; on a CPU, operator by operator."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
     cuda = sizes.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         for _ in range(runs):

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.paged_bench import Bench, Sizes, milliseconds
 from radixkv_kernels.interface import BackendConfig
+from radixkv_kernels.triton.backend import TritonBackend
 from radixkv_kernels.triton.tiles import Tile, Tiling
 
 
@@ -60,8 +61,6 @@ class OneTile(Tiling):
 
 def time_tile(bench: Bench, kind: str, tile: Tile, sizes: Sizes, expected: torch.Tensor) -> float:
     """Milliseconds with a tile in place of the shipped one. Raises where it fails or differs."""
-    from radixkv_kernels.triton.backend import TritonBackend
-
     config = bench.backend.config
     if tile.rows < config.group_size:
         raise ValueError("fewer rows than query heads per KV head")

@@ -64,7 +64,7 @@ def install(timeout: float = 900) -> Path:
 
 def slots(start: int, count: int) -> Any:
     """Slot numbers as SGLang's caches take them: an int64 tensor."""
-    import torch
+    import torch  # optional: `load_tree` has checked that it is there
 
     return torch.arange(start, start + count)
 
@@ -213,7 +213,7 @@ def load(site_packages: Path, page_size: int) -> list[TreePeer]:
     site_packages = site_packages.resolve()
     if not (site_packages / "sglang" / "srt" / "mem_cache").is_dir():
         raise PeerUnavailable(f"{site_packages}: no sglang in it")
-    try:
+    try:  # optional: the cache itself needs no torch
         import torch
     except ImportError as error:
         raise PeerUnavailable("SGLang's caches need torch") from error

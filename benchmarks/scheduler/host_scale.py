@@ -24,6 +24,7 @@ with 10^3 to 10^6 blocks cached: flat, if it does not depend on how much is cach
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import statistics
 import time
@@ -337,7 +338,6 @@ def _profiled(on: bool) -> AbstractContextManager[Any]:
     """cProfile around the block, sorted by own time, if `on`."""
     if not on:
         return nullcontext()
-    import cProfile
 
     class Printed(cProfile.Profile):
         def __exit__(self, *details: object) -> None:

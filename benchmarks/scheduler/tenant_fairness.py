@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.figures import write_figures
 from benchmarks.scheduling import BLOCK, VOCABULARY
 from radixkv import PrefixCache
-from radixkv.engine.config import SchedulerConfig
+from radixkv.engine.config import EngineConfig, SchedulerConfig
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.scheduler import Scheduler
@@ -127,8 +127,7 @@ def waits(policy: str, scenario: Scenario) -> dict[str, Any]:
 
 def seconds(policy: str) -> dict[str, float]:
     """Seconds from each quiet request's arrival to its first token, on the embedded model."""
-    from radixkv.engine.config import EngineConfig
-    from radixkv.entrypoints.builder import build_engine
+    from radixkv.entrypoints.builder import build_engine  # loads torch, which the counted steps do without
 
     engine = build_engine(EngineConfig(scheduling_policy=policy, allow_download=False, num_blocks=4000))
     rng = np.random.default_rng(0)

@@ -49,7 +49,7 @@ SHOWN = (
 def model_folder(folder: Path) -> Path:
     """Make the random model that the tests of coding agents use."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-    from long_context_model import save_long_context_model
+    from long_context_model import save_long_context_model  # of the tests, found by the path above
 
     return Path(save_long_context_model(folder / "model"))
 

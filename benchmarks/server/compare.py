@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ from benchmarks.peers.environment import PeerUnavailable
 from benchmarks.peers.process import RunningServer
 from radixkv.cli.bench.server_process import machine
 from radixkv.cli.bench.workloads import WORKLOADS, Result, run_workloads, served_model
+from radixkv.engine.config import EMBEDDED_MODEL
+from radixkv.model.loading.embedded_model import fetch_gguf, find_embedded, prepare_embedded
+from radixkv.model.loading.model_cache import cache_home
 
 PEERS: dict[str, Callable[[Places], Peer]] = {
     "vllm": vllm_cpu.prepare,
@@ -210,8 +214,6 @@ def _noting(comparison: Comparison, setting: Setting, number: int) -> Iterator[N
 
 def write(comparison: Comparison, path: Path, chosen: Sequence[str]) -> None:
     """All figures as JSON."""
-    from importlib.metadata import version
-
     settings = {}
     for setting in comparison.settings:
         if not comparison.of(setting.name):
@@ -338,10 +340,6 @@ def main() -> None:
 
     if args.gguf is not None and (names != ["llamacpp"] or not args.gguf.is_file()):
         parser.error("--gguf takes a file, and --peers llamacpp: other engines do not read it")
-
-    from radixkv.engine.config import EMBEDDED_MODEL
-    from radixkv.model.loading.embedded_model import fetch_gguf, find_embedded, prepare_embedded
-    from radixkv.model.loading.model_cache import cache_home
 
     embedded = find_embedded(EMBEDDED_MODEL)
     assert embedded is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from radixkv.cluster.events.block_keys import BlockKeys
+from radixkv.cluster.events.follower import Follower
 from radixkv.cluster.events.spec import EventsSpec, parse_events
 from radixkv.cluster.routing.learned_blocks import LearnedBlocks
 from radixkv.cluster.routing.replica import Replica
@@ -27,7 +28,6 @@ from radixkv_server.proxy.routed_prompt import PromptReader, RoutedPrompt
 from radixkv_server.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
-    from radixkv.cluster.events.follower import Follower
     from radixkv.cluster.events.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Fleet:
         if len(set(stream_secrets)) > 1:
             raise ConfigError("--upstream: the secrets of all events must be the same")
         if any(member.events for member in members):
-            try:
+            try:  # optional: the extra `events`
                 import radixkv.cluster.events.subscriber  # noqa: F401
             except ImportError as error:
                 raise ConfigError(f"--upstream ...,events=: {error}; {install_command('events')}") from None
@@ -187,13 +187,11 @@ class Fleet:
         streams = {}
         for member in self._members.values():
             if member.events is not None:
-                from radixkv.cluster.events.follower import Follower
-
                 member.follower = Follower(self._keys, member.replica)
                 streams[member.address] = (member.events, member.follower)
         if not streams:
             return None
-        from radixkv.cluster.events.subscriber import Subscriber
+        from radixkv.cluster.events.subscriber import Subscriber  # optional: the extra `events`
 
         return Subscriber(streams)
 

@@ -77,7 +77,7 @@ class Observer:
             self._file = RecordFile(settings.record, settings.record_bytes, settings.record_files, redaction)
         self._watched: Watched | None = None
         if settings.console_port is not None:
-            from radixkv_server.proxy.console import start_console
+            from radixkv_server.proxy.console import start_console  # FastAPI; a record does without
 
             self._watched = Watched(rule_set(settings.rules), settings.memory_bytes)
             start_console(self._watched, settings.prices, settings.host, settings.console_port)

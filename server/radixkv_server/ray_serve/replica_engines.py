@@ -24,6 +24,7 @@ from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.interpreter import settle_process
+from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.errors import EngineStoppedError
 from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.slots import Slot, private_folder
@@ -72,8 +73,6 @@ class OwnEngine:
     """
 
     def __init__(self, config: EngineConfig, host: str, *, loaded: LoadedModel | None = None) -> None:
-        from radixkv.entrypoints.async_engine import AsyncEngine
-
         self._slot = Slot.take(config)
         self._engine = AsyncEngine.from_config(self._slot.config(config), loaded=loaded)
         settle_process()

@@ -49,14 +49,14 @@ def serve_replicas(
         MissingPackageError: Ray is not installed.
         EngineStoppedError: no replica could be started.
     """
-    try:
+    try:  # optional: the extra `ray`
         import ray
         from ray import serve
     except ImportError as error:
         raise MissingPackageError(
             f"radixkv serve --replicas needs {error.name}: {install_command('ray')}", name=error.name
         ) from None
-    from radixkv_server.ray_serve.application import application, placed
+    from radixkv_server.ray_serve.application import application, placed  # imports ray
 
     host, port = settings.host, settings.port or _free_port(settings.host)
     _connect(ray, replicas)
