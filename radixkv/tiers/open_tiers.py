@@ -17,14 +17,14 @@ from radixkv.tiers.redis.redis_tier import RedisTier, make_client
 from radixkv.tiers.spec import TierSpec
 from radixkv.tiers.tier import OpenTier, TierStack
 
+logger = logging.getLogger("radixkv")
+
 #: Seconds that a block lives in Redis after its last use, without `ttl`.
 DEFAULT_TTL_S = 24 * 3600
 #: The longest lifetime that every Redis takes: 68 years.
 MAX_TTL_S = 2**31 - 1
 #: A shorter secret is refused.
 MIN_SECRET_BYTES = 16
-logger = logging.getLogger("radixkv")
-
 _DISK_SIZE = "20GiB"  # without `max`
 
 
