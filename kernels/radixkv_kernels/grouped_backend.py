@@ -36,7 +36,7 @@ class GroupedPlan(AttentionPlan):
 
 
 class GroupedBackend(AttentionBackend):
-    """See the module and `AttentionBackend`; `kv` is a `GroupedKV` of the same layout.
+    """Backend of layers of several shapes; `kv` is a `GroupedKV` of the same layout.
 
     Args:
         backends: one per group of the layout.

@@ -36,7 +36,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Of T tokens' queries and keys, before they are attended and stored.
+    """Norms and rotary embedding of T tokens' queries and keys, before they are attended and stored.
 
     Attributes:
         cosines, sines: [T, R]; the first R elements of a head turn, in pairs R / 2 apart. Both halves of a

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-#: What holds bytes.
+#: Object that holds bytes.
 Bytes: TypeAlias = "bytes | bytearray | memoryview | np.ndarray"
 
 #: Largest finite value a quantised element takes, by quantisation.
@@ -201,7 +201,7 @@ class PagedKV:
         return saved
 
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
-        """On a CPU: what copies one block, as `save_blocks` does, into uint8 [spec.bytes_per_block].
+        """Return a function that copies a block of a CPU's cache, as `save_blocks` does, into a row of bytes.
 
         It may be called on any thread while the block is not written; it makes no use of
         torch's threads.

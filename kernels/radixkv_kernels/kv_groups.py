@@ -35,8 +35,8 @@ class KVGroup:
         key_size, value_size: elements of a head.
         value_in_key: values are the first elements of the keys.
         chunk: a token sees the positions from the last multiple of this on; None: all before it.
-        window: most positions that a token sees, where the blocks are of the pool of windows; None: they are
-            those of all layers.
+        window: most positions that a token sees, where blocks are from the pool of windows; None: they are
+            from the pool of all layers.
     """
 
     layers: tuple[int, ...]
@@ -179,7 +179,7 @@ class GroupedKV:
     def __init__(self, spec: KVLayout) -> None:
         self.spec = spec
         self.groups = [PagedKV(each) for each in spec.specs]
-        # Blocks are saved and loaded without what is in the pool of windows, whose blocks go on their own.
+        # Blocks are saved and loaded without windows, whose pool has blocks of its own.
         parts = list(zip(spec.groups, self.groups, strict=True))
         self._whole = _JoinedBlocks([kv for group, kv in parts if group.window is None])
         self.windows = _JoinedBlocks([kv for group, kv in parts if group.window is not None])

@@ -3,8 +3,8 @@
 
 Every query row is an ordered fold over KV *segments* `[k * S, (k + 1) * S)` at absolute positions: each
 segment gives a partial result (running maximum, sum, weighted values), and partials fold in order of k by
-log-sum-exp. So who computes which segment, and beside which other rows, is scheduling: it never changes a
-result.
+log-sum-exp. So the choice of the item that computes a segment, and of the rows beside it, is scheduling: it
+never changes a result.
 
     item = (query tokens, block table, segments [k, k'), final?)        one per KV head
       final:      the item holds every segment of its rows: it folds them as it goes and writes the output
@@ -296,15 +296,15 @@ def _nested_pairs(
 ) -> _Pairs:
     """(request, segment) pairs in groups of two and more, and where groups begin; everything visible.
 
-    Sharing is nested: who shares segment k shares all before it. So rows of last blocks, sorted as words,
-    bring every group of every depth together, and neighbours' common lengths tell all groups::
+    Sharing is nested: requests that share segment k share all before it. So rows of last blocks, sorted as
+    words, bring every group of every depth together, and neighbours' common lengths tell all groups::
 
         A B C d        common with the row above: -  3  2  1        segment 0: all four
         A B C e                                                     segment 1: the first three
         A B f g                                                     segment 2: the first two
         A h i j
     """
-    # One small sort rules most out: who shares no first segment shares nothing.
+    # One small sort rules most out: requests without a shared first segment share nothing.
     short = short[contexts[short] >= s.segment]
     blocks = tables[table_starts[short] + (per_segment - 1)]
     order = blocks.argsort()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads and sizes of a model's attention layers, as a dry run saw them: what K/V memory is laid out by."""
+"""Heads and sizes of a model's attention layers, found by a dry run; K/V memory is laid out by them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttentionShape:
 
     @property
     def num_layers(self) -> int:
-        """Attention layers, those without keys and values of their own included."""
+        """Number of attention layers, including layers without keys and values of their own."""
         return sum(len(group.layers) for group in self.groups) + len(self.aliases)
 
     def layout(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products whose rows do not depend on how many rows there are: what deterministic mode stands on.
+"""Matrix products whose rows do not depend on the number of rows, for deterministic mode.
 
 A BLAS library picks another algorithm for a few rows than for many, so a token's activations differ in their
 last bits between a decode step and a prompt chunk. Packed and int8 layers have rows that depend on nothing

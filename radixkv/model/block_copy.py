@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockCopy: blocks whose contents are being copied out of the pool, by a thread and by who needs them."""
+"""BlockCopy: a copy of blocks out of the pool, made by a thread and by code that waits for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
     """The future of the contents, uint8 [blocks, bytes of a block]; of the leading blocks if it was stopped.
 
     Args:
-        rows: where the contents go, or are.
+        rows: memory for the contents, or with them.
         copy: copies the block of a row; None: all of them have been copied.
     """
 
@@ -37,15 +37,15 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
         self._end_if_over()
 
     def run(self, until: float = float("inf")) -> None:
-        """Copy block after block, on any thread, to the last one, or until `time.monotonic` says so."""
+        """Copy block after block, on any thread, to the last one or until a time of `time.monotonic`."""
         while time.monotonic() < until and self._copy_next():
             pass
 
     def row(self, index: int) -> npt.NDArray[np.uint8]:
-        """The contents of one block as soon as they are there; until then this thread copies.
+        """Return the contents of one block as soon as they are there; until then this thread copies.
 
         Raises:
-            IndexError: the copy was stopped before; and what copying raised.
+            IndexError: the copy was stopped before. Errors of copying are raised, too.
         """
         while True:
             with self._changed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything besides the model that the last bits of K/V depend on: the machine and the libraries."""
+"""Sources of the last bits of K/V besides the model: the machine and the libraries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def computed_by(device: torch.device, backend: str, num_ranks: int = 1) -> str:
     """Return one line that is equal wherever the same batch gives the same bits.
 
     Args:
-        backend: of the attention.
-        num_ranks: sums over several ranks come in another order.
+        backend: attention backend.
+        num_ranks: number of ranks, which decides the order of sums.
     """
     parts = [f"torch {torch.__version__}", backend, platform.machine()]
     if num_ranks > 1:
@@ -34,7 +34,7 @@ def computed_by(device: torch.device, backend: str, num_ranks: int = 1) -> str:
 
 
 def _processor() -> list[str]:
-    """Its maker, model and instructions, as Linux knows them."""
+    """Return the processor's maker, model and instructions, as Linux knows them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

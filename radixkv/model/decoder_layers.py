@@ -30,8 +30,8 @@ class _Family:
     """Names and constants by which a family differs from the others.
 
     Attributes:
-        prefix: of its classes' names.
-        offset, wide: of its norms, see `Norm`.
+        prefix: beginning of its classes' names.
+        offset, wide: attributes of its norms, see `Norm`.
         window_in_config: attention takes its window from the configuration, not from the module.
     """
 
@@ -144,7 +144,7 @@ class AttentionParts:
 
     Attributes:
         merged: the products of queries, keys and values, or one that is all three.
-        output: its product; `joined` says of whose inputs and which outputs, where ranks share it.
+        output: the output product; `joined`: the ranks' shares of its inputs and outputs, if it is shared.
         query_norm, key_norm: of each head.
         rotates: whether queries and keys get the rotary embedding.
         scale, window, softcap: as in `AttentionBackend.attend`.

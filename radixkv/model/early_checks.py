@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of settings by a model's configuration file and the machine, made before torch is imported.
 
-They take a second where loading takes minutes. What a file does not say for certain is left to the checks of
-the loaded model: `size_kv_cache` and `check_split` refuse the same mistakes with the same sentences.
+They take a second, where loading takes minutes. Facts that a file does not state for certain are left to the
+checks of the loaded model: `size_kv_cache` and `check_split` refuse the same mistakes in the same words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from radixkv.model.parallel.split_families import SPLIT_MODEL_TYPES, check_famil
 
 #: Fewer tokens of K/V hold no chat: a system prompt, a question and an answer.
 MIN_KV_TOKENS = 128
-#: Devices of GPUs: NVIDIA's, those of a Windows host, AMD's.
+#: Devices of GPUs: of NVIDIA, of a Windows host, of AMD.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
 #: Architectures whose layers all keep K/V of every token, in as many heads as the configuration says.
 _WHOLE_KV = frozenset(
@@ -40,7 +40,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Sizes that a model's configuration file tells; None: it does not, or not for certain.
+    """Sizes in a model's configuration file; None: unknown, or not certain.
 
     Attributes:
         kind: `model_type`.

@@ -10,8 +10,8 @@ expanded heads take nope + rope + value. For n queries at the end of a context o
 
 At the start of a prompt n is c, and expansion always takes less; behind a long cached prefix it takes
 chunks of some hundred queries. The latents are read back from the cache, so that both ways see the same
-numbers, 8-bit ones included. The way of a chunk depends on how a prompt is cut and on what is cached, and the
-two ways differ in their last bits: deterministic mode leaves all chunks absorbed.
+numbers, 8-bit ones included. The way of a chunk depends on the cutting of its prompt and on the cached part,
+and the two ways differ in their last bits: deterministic mode leaves all chunks absorbed.
 
 Heads are expanded some at a time, in memory of a fixed size, and attended by the same kernels, from blocks of
 their own.

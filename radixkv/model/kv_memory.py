@@ -21,7 +21,7 @@ from radixkv.model.window_memory import shape_with_windows, size_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import StateSpec
 
-# Share of the available RAM that the KV cache takes on a CPU when nothing is said. Pages of it that no
+# Share of the available RAM that the KV cache takes on a CPU without --kv-cache-memory. Pages of it that no
 # request has used yet cost nothing: the operating system hands them out at the first write.
 CPU_MEMORY_SHARE = 0.25
 
@@ -126,5 +126,5 @@ def size_kv_cache(
 
 
 def free_memory(device: torch.device) -> int:
-    """Return bytes that can be had on a device."""
+    """Return the free bytes of a device."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_cpu_memory()

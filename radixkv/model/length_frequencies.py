@@ -6,7 +6,7 @@ row has the frequencies of its own sequence's length, whatever runs beside it. L
 (`radixkv.scheduling.length_classes`), and the frequencies of a class are
 
     longrope    within the original length the short factors, beyond it the long ones: transformers' own
-    dynamic     those of the original length, or of its double, of four times it, and so on: the next one up
+    dynamic     the ones of the original length, of its double, of four times it, and so on: the next one up
 
 A row's class comes in the high bits of its position.
 """
@@ -49,7 +49,7 @@ def classify_lengths(model: nn.Module, max_length: int) -> LengthClasses:
 
 
 def _kinds(module: Any) -> dict[str | None, str] | None:
-    """The kinds of a rotary embedding's frequencies, by kind of layer; None: the module is none."""
+    """Return the kinds of a rotary embedding's frequencies, by kind of layer; None: for other modules."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, str):
         return {None: kinds}

@@ -34,17 +34,17 @@ DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
 def token_budget(config: EngineConfig, device: torch.device) -> int:
-    """Most tokens of a step."""
+    """Return the most tokens of a step."""
     return config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
 
 
 def make_runner(
     config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None = None
 ) -> tuple[ModelRunner, int]:
-    """The runner of a model, and the longest context in tokens.
+    """Make the runner of a model; return it, and the longest context in tokens.
 
     Args:
-        communicator: of the ranks whose shares of one model are loaded; all of them call this at once.
+        communicator: connects ranks that have loaded shares of one model; all of them call this at once.
 
     Raises:
         ConfigError: the KV cache does not fit, or the backend does not run on this device.

@@ -25,7 +25,7 @@ from radixkv.model.step_context import current_positions
 _STEP = 256
 #: Architectures whose attention is replaced.
 MODEL_TYPES: tuple[str, ...] = ("falcon", "gptj", "codegen", "bloom", "mpt")
-#: A method's name and what takes its place.
+#: A method's name and its replacement.
 _Replacement = tuple[str, Callable[..., Any]]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch -> logits of the sampled rows: the model, its paged K/V, and the step that connects them."""
+"""ModelRunner: from a batch to logits of its sampled rows, by the model and its paged K/V."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ class ModelRunner:
 
     @property
     def failure(self) -> None:
-        """Nothing of it can be lost while the process lives."""
+        """None: no part of it can be lost while the process lives."""
 
     def on_failure(self, call: Callable[[], None]) -> None:
         """Never called."""
 
     def close(self) -> None:
-        """Nothing belongs to it but memory and a thread, which end with it."""
+        """Do nothing: its memory and its thread end with it."""
 
     def warm_up(self, *, thorough: bool = True) -> None:
         """See `radixkv.engine.runner.Runner`; with `thorough`, a GPU's steps are recorded as graphs, too.

@@ -23,8 +23,8 @@ class RunnerStates:
 
     Args:
         spec: sizes of the memory.
-        backend: of the attention beside them, `cpu` or `triton`.
-        device: of the memory.
+        backend: attention backend beside them, `cpu` or `triton`.
+        device: device of the memory.
     """
 
     def __init__(self, spec: StateSpec, backend: str, device: torch.device) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunnerWindows: a step's tables and slots for layers whose blocks are of the pool of windows."""
+"""RunnerWindows: a step's tables and slots for layers with blocks from the pool of windows."""
 
 from __future__ import annotations
 

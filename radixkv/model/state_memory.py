@@ -11,7 +11,7 @@ from radixkv.model.attention_shape import AttentionShape
 from radixkv_kernels.registry import numba_available
 from radixkv_kernels.states import GRID, StateSpec
 
-#: Of the memory for K/V and states together, states get this share at most when nothing is said.
+#: Largest share of states in the memory for K/V and states together, without --state-memory.
 _LARGEST_SHARE = 0.5
 #: Slots that one request needs: its last state, and the next one.
 _SLOTS_PER_REQUEST = 2
@@ -42,8 +42,8 @@ def size_states(
 ) -> StateSpec | None:
     """Decide the number of states; None: the model keeps none.
 
-    Where nothing is said, as many as there are grid points in the K/V that fits beside them, and at most half
-    of the memory. Two of them let one request run, whose ring of latest inputs counts with them.
+    Without --state-memory, as many as there are grid points in the K/V that fits beside them, and at most
+    half of the memory. Two of them let one request run, whose ring of latest inputs counts with them.
 
     Args:
         memory: bytes for K/V and states together.

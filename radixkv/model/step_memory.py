@@ -17,7 +17,7 @@ from radixkv_kernels import make_backend
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
-#: What sampling takes for each logit: float32 copies of a row, as processors, softmax and sorting make them.
+#: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them.
 _SAMPLING_BYTES_PER_LOGIT = 16
 #: GPU memory of a recorded layer: its launches and their arguments. An estimate.
 _GRAPH_BYTES_PER_LAYER = 2**18
@@ -51,7 +51,7 @@ class _WithoutAttention:
 def measure_step_memory(
     loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_padded_rows: int, max_model_len: int
 ) -> int:
-    """Bytes that steps take on the model's GPU: activations, logits, sampling, the kernels' own, CUDA graphs.
+    """Return the bytes of steps on the model's GPU: activations, logits, sampling, kernels, CUDA graphs.
 
     Args:
         max_num_tokens: tokens of the largest step.
@@ -66,7 +66,7 @@ def measure_step_memory(
     recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
     num_graphs = 2 * len(row_sizes(max_padded_rows))
     graphs = recorded + num_graphs * loaded.attention.num_layers * _GRAPH_BYTES_PER_LAYER
-    # The graphs' own copy of the logits, and what sampling makes of them.
+    # The graphs' own copy of the logits, and the copies of sampling.
     sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
     kernels = _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len)
     return activations + graphs + sampling + kernels

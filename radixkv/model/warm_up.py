@@ -15,7 +15,7 @@ from radixkv.scheduling.batch import Batch
 
 
 def idle_batch(lengths: list[int], contexts: list[int], num_blocks: int, block_size: int) -> Batch:
-    """A step that computes the last `lengths` tokens of as many requests, and writes nothing.
+    """Return a batch that computes the last `lengths` tokens of as many requests, and writes nothing.
 
     Args:
         contexts: tokens of each request, at least its length. Their blocks are any.
@@ -41,7 +41,7 @@ def idle_batch(lengths: list[int], contexts: list[int], num_blocks: int, block_s
 def first_steps(
     max_num_tokens: int, max_num_seqs: int, max_model_len: int, num_blocks: int, block_size: int
 ) -> Iterator[Batch]:
-    """Steps that launch every kernel of an engine with these limits; they write to the first two blocks."""
+    """Yield batches that launch every kernel of an engine with these limits, and write to two blocks."""
 
     def step(lengths: list[int], contexts: list[int]) -> Batch:
         batch = idle_batch(lengths, contexts, num_blocks, block_size)

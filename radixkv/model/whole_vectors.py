@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 # Values that any vector loop of torch takes at once.
 _VECTOR = 64
-# Most numbers that a thread gets together (torch's grain size); of slower functions fewer.
+# Most numbers that a thread gets together (torch's grain size), and fewer for slower functions.
 _GRAIN, _SHORT_GRAIN = 32768, 2048
 _ACTIVATIONS = frozenset(
     {F.silu, F.gelu, F.softplus, F.sigmoid, F.tanh, F.mish, F.elu}
@@ -30,7 +30,7 @@ _ACTIVATIONS = frozenset(
     | {Tensor.sigmoid, Tensor.tanh, Tensor.exp, Tensor.cos, Tensor.sin, Tensor.erf}
 )
 _QUICK = frozenset({F.silu, F.sigmoid, torch.sigmoid, Tensor.sigmoid, F.tanh, torch.tanh, Tensor.tanh})
-#: What rotary embeddings call.
+#: Functions that rotary embeddings call.
 _ANGLES = frozenset({torch.cos, torch.sin, Tensor.cos, Tensor.sin})
 
 
@@ -63,9 +63,9 @@ class WholeVectors(TorchFunctionMode):
 class AlignedActivations:
     """The activations of a model's steps, in whole vectors.
 
-    To look at every call of torch takes as long as a fifth of a small model's decode. Where the layers are
+    To intercept every call of torch takes as long as a fifth of a small model's decode. Where the layers are
     radixkv's own, torch computes no more than the angles of rotary embeddings: as soon as a step of one row
-    and one of several have shown that, calls are looked at within these embeddings alone.
+    and one of several have shown that, calls are intercepted within these embeddings alone.
     """
 
     def __init__(self, model: nn.Module) -> None:

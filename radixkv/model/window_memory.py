@@ -18,7 +18,7 @@ logger = logging.getLogger("radixkv")
 
 #: A context of fewer windows, or of fewer tokens, has little to free.
 _MIN_WINDOWS, _MIN_TOKENS = 8, 8192
-#: Of the memory for K/V, windows get this share at most when nothing is said.
+#: Largest share of windows in the memory for K/V, without --window-memory.
 _LARGEST_SHARE = 1 / 3
 #: Windows' worth of tokens for each kept window, beside the windows of running requests.
 _TOKENS_PER_KEPT = 16

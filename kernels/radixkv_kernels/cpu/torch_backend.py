@@ -23,7 +23,7 @@ _NEG_INF = float("-inf")
 
 
 class TorchBackend(AttentionBackend):
-    """See the module and `AttentionBackend`.
+    """Backend of a CPU without numba; see the module and `AttentionBackend`.
 
     Raises:
         ValueError: the cache is not on the CPU.

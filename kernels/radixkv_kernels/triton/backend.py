@@ -25,7 +25,7 @@ from radixkv_kernels.triton.write import write_rows
 
 
 class TritonBackend(AttentionBackend):
-    """See the module and `AttentionBackend`.
+    """Backend of a GPU; see the module and `AttentionBackend`.
 
     Args:
         tiling: tiles to use in place of the shipped ones.

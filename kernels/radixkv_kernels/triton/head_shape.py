@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts in which the attention kernel loads a head, and query heads that one of its programs takes.
+"""Shape of heads in the attention kernel: parts in which a head is loaded, query heads of a program.
 
 A tile's sides are powers of two. Keys and values of one size up to 256 are padded to the next one. Other keys
 are loaded as the largest power of two that they hold and a rest: 576 elements as 512 and 64, not as 1,024.

@@ -106,7 +106,7 @@ def _join_group_items(
     begins |= (np.arange(len(groups)) - first[run]) % longest == 0
     first = begins.nonzero()[0]
     last = np.append(first[1:], len(groups)) - 1
-    # Who shares a segment shares all before it: the table of the last one holds them all.
+    # Requests that share a segment share all before it: the table of the last one holds them all.
     joined = groups[last]
     joined[:, SEGMENT_START] = groups[first, SEGMENT_START]
     joined[:, [TOKEN_START, TOKEN_COUNT]] = groups[first][:, [TOKEN_START, TOKEN_COUNT]]

@@ -22,7 +22,7 @@ from radixkv_kernels.triton.head_shape import head_constants, heads_per_program,
 
 #: KV positions per segment: the unit of splitting and sharing.
 SEGMENT = 512
-#: What items are cut by where segments would be too few: a tile's keys.
+#: Unit in which items are cut where segments would be too few: a tile's keys.
 MIN_SEGMENT = 64
 
 
@@ -205,7 +205,7 @@ class Tiling:
             step of little work has shorter ones.
         group: query heads of a program, all of one KV head.
         latents: see `has_latent_tiles`.
-        short, long: what work is cut for.
+        short, long: tiles that work is cut for.
     """
 
     segment = SEGMENT

@@ -111,7 +111,7 @@ def write_rows(
 
 
 def cache_pointers(kv: PagedKV, layer: int) -> tuple[torch.Tensor, ...]:
-    """A layer's keys, values and their scales; where there are no scales, what stands for them."""
+    """A layer's keys, values and their scales; where there are no scales, placeholders."""
     key, value = kv.key[layer], kv.value[layer]
     if kv.key_scale is None or kv.value_scale is None:
         return key, value, key, value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdapterMemory: the adapters of a model that somebody holds, by identity."""
+"""AdapterMemory: the adapters of a model that are in use, by identity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixkv.model.adapters.step_adapters import StepAdapters
 
 
 class AdapterMemory:
-    """Reads adapters for one model. Keeps none: an adapter lives for as long as its users hold it.
+    """Reader of adapters for one model, which keeps none: an adapter lives as long as its users hold it.
 
     Thread-safe. Adapters of equal weights are one object.
 
@@ -47,10 +47,10 @@ class AdapterMemory:
     def read(
         self, folder: Path, max_rank: int, known: KnownFiles | None = None
     ) -> tuple[PackedAdapter, KnownFiles | None]:
-        """Read a folder of PEFT's; see `read_adapter`, which raises what this raises.
+        """Read a folder of PEFT; see `read_adapter` for the errors.
 
         Returns:
-            The adapter, and what to say of the folder the next time.
+            The adapter, and the value of `known` for the next reading of the folder.
         """
         weights = read_adapter(folder, self._base, max_rank, known)
         packed = self._pack(weights)

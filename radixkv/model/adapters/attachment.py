@@ -24,7 +24,7 @@ class ProductSlot:
     """Finds the changes of a step's adapters to the rows of one product.
 
     Args:
-        index: of the product among the model's.
+        index: number of the product in the model.
         sums: a `LowRankSums`, shared by all products; None: torch computes.
     """
 
@@ -32,12 +32,12 @@ class ProductSlot:
         self._index, self._sums = index, sums
 
     def active(self) -> StepAdapters | None:
-        """The adapters of the running step; None: none of them changes this product."""
+        """Return the adapters of the running step; None: none of them changes this product."""
         adapters: StepAdapters | None = current_step().adapters
         return adapters if adapters is not None and adapters.ranks[self._index] else None
 
     def changes(self, rows: torch.Tensor) -> int:
-        """The `changes` of a product of `radixkv_kernels.cpu.linear.float_product` for inputs [T, inputs]."""
+        """Return `changes` for a product of `radixkv_kernels.cpu.linear.float_product` with rows [T, inputs]."""
         adapters = self.active()
         return 0 if adapters is None else self._sums.inner(*self._segments(adapters, rows), rows)
 
@@ -83,7 +83,7 @@ class SlotOf(Protocol):
         """Make the slot of a product of linear layers.
 
         Args:
-            paths: within the layer, in the order of their outputs.
+            paths: paths within the layer, in the order of their outputs.
             panel: each linear layer's outputs begin at a multiple of it.
         """
 

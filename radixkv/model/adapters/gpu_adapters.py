@@ -82,7 +82,7 @@ class GpuStepAdapters:
     """A step's adapters as the kernels read them.
 
     Attributes:
-        ranks: of each product, 0: no adapter changes it.
+        ranks: rank for each product; 0: no adapter changes it.
         tiles, places, max_rank: as `radixkv_kernels.triton.low_rank` says.
     """
 

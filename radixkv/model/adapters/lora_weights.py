@@ -3,8 +3,8 @@
 
     y = x W^T  +  (x A^T) (s B)^T        A [rank, inputs], B [outputs, rank], s: PEFT's scale
 
-A file is read once into memory, and its matrices are views of it. What the first reading has found of a file
-(`KnownFiles`) spares the later ones all checks, as long as nobody touches it. All arithmetic is numpy's: the
+A file is read once into memory, and its matrices are views of it. Facts that the first reading has found
+(`KnownFiles`) spare later ones all checks while the file is unchanged. All arithmetic is numpy's: the
 folder may be read by a thread beside the engine's, and torch would keep other worker threads for it.
 """
 
@@ -47,7 +47,7 @@ class LowRank:
 
     Attributes:
         down: float32 [rank, inputs].
-        stored_up: float32 [outputs, rank], as it is in the file.
+        stored_up: float32 [outputs, rank], as stored in the file.
         scale: factor of the change.
     """
 
@@ -154,7 +154,7 @@ class LoraWeights:
         rank: the largest of its matrices.
         modules: path in the base model -> change.
         invocation: see `PeftConfig`.
-        files: what to read it by again; None: the files are too new to be known again.
+        files: facts to read it by again; None: the files are too new to be known again.
     """
 
     identity: str

@@ -23,7 +23,7 @@ class ProductPlace:
     """A product of the model that adapters may change: one linear layer, or several computed as one.
 
     Attributes:
-        paths: of the linear layers, in the order of their outputs.
+        paths: paths of the linear layers, in the order of their outputs.
         columns: first output of each.
         widths: outputs of each.
         inputs: inputs of all.

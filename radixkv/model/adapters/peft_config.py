@@ -58,8 +58,8 @@ class PeftConfig:
     """A LoRA adapter's configuration, checked.
 
     Attributes:
-        base: the base model's name as the adapter tells it; empty: it does not.
-        rank, alpha: where no pattern says otherwise.
+        base: name of the base model in the file; empty: it is missing.
+        rank, alpha: values for modules that match no pattern.
         invocation: tokens of a prompt that an activated adapter begins with, at their last place; empty: the
             adapter computes all of the prompt.
     """

@@ -36,7 +36,7 @@ class StepAdapters:
 
     Attributes:
         first, end: the rows of all segments.
-        ranks: of each product, the most of a segment; 0: no adapter changes it.
+        ranks: largest rank of a segment for each product; 0: no adapter changes it.
     """
 
     def __init__(self, segments: Sequence[AdapterRows]) -> None:
@@ -73,8 +73,8 @@ def arrange(batch: Batch) -> tuple[Batch, StepAdapters | None]:
     O(entries) where no entry has an adapter, else O(tokens).
 
     Returns:
-        The step as it is computed, its logits in the order of the given one; and the adapters of its rows,
-        None: no row has one.
+        The batch to compute, with its logits in the order of the given one, and the adapters of its rows
+        (None: no row has one).
     """
     if not any(entry.request.request.adapter for entry in batch.entries):
         return batch, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of the rewritten layers with the changes of adapters: each stands in the place of its product."""
+"""Products of the rewritten layers whose rows adapters change; each replaces a plain product."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts whose weights stay the blocks of a GGUF file, and routers whose rows do not depend on the batch.
 
-Rows are sorted by expert, each expert multiplies its own, and what a token's experts return is added up in
-the order in which its router named them: a token's bits depend on that token only.
+Rows are sorted by expert, each expert multiplies its own, and the results of a token's experts are added up
+in the order in which its router named them: a token's bits depend on that token only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAX_ROWS = 8192
 
 
 class SortedExperts(StoredExperts):
-    """Experts of a layer; takes the place of transformers' module of all experts.
+    """Experts of a layer, in the place of transformers' module of all experts.
 
     Args:
-        plain: that module: its activation is kept, its weights are not.
-        own: the experts whose weights it has, in a row; what the others return counts as zero.
+        plain: that module, whose activation is kept, not its weights.
+        own: range of the experts whose weights it has; results of other experts count as zero.
     """
 
     def __init__(self, plain: Any, own: range) -> None:
@@ -37,7 +37,7 @@ class SortedExperts(StoredExperts):
         self.num_experts = int(plain.num_experts)
         #: Without gates, the activation of ups.
         self.apply_gate = plain._apply_gate if plain.has_gate else plain.act_fn
-        #: Gates and ups alternate in what `apply_gate` takes.
+        #: Gates and ups alternate in the input of `apply_gate`.
         self.alternate = plain.has_gate and not plain.is_concatenated
 
     def forward(self, states: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ class PackedExperts(SortedExperts):
 class RepeatedGate(nn.Module):
     """The gate of a shared expert, one number a row, repeated for each number that it scales.
 
-    torch's sigmoid has other bits in a whole vector than in what is left over, so that those of a single
+    torch's sigmoid has other bits in a whole vector than in the remainder, so that the bits of a single
     column would depend on the number of rows.
 
     Args:

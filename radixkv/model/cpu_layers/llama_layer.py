@@ -28,7 +28,7 @@ class Scratch:
 
     @property
     def address(self) -> int:
-        """Of the memory; a larger batch moves it."""
+        """Address of the memory; a larger batch moves it."""
         return self._data.data_ptr()
 
     def take(self, rows: int, width: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ class LlamaLayer(nn.Module):
     added in place: the input's memory holds the result.
 
     Args:
-        parts: of the transformers layer.
+        parts: parts of the transformers layer.
         kernels: shared by all layers of a model.
 
     Attributes:

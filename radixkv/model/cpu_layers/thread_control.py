@@ -22,7 +22,7 @@ import torch
 
 # Seconds between two looks at the counters: short bursts of others are not worth a change.
 _WINDOW = 0.3
-# Of the time, summed over threads: more than this spent waiting for a core means that cores are short.
+# Share of the time, summed over threads, that they wait for a core: above it, cores are short.
 _CONTENDED = 0.25
 # Seconds until more threads are tried again: the first time, and at most. It doubles with each failed trial,
 # and starts again once a trial has gone well for as long.
@@ -35,7 +35,7 @@ def seconds_waited() -> float:
     """Return how long this process's threads have been ready to run without a core (Linux schedstats).
 
     Raises:
-        OSError, ValueError: this system does not tell.
+        OSError, ValueError: this system has no such counters.
     """
     tasks, waited = Path("/proc/self/task"), 0
     for task in os.listdir(tasks):
@@ -77,7 +77,7 @@ class ThreadControl:
                 self._waited_then = waited()
 
     def before_step(self) -> None:
-        """Look, if it is time to, and change the number of threads if that seems right."""
+        """Read the counters once a window, and change the number of threads if cores are short or free."""
         if self._waited_then is None:
             return
         now = self._clock()
@@ -93,7 +93,7 @@ class ThreadControl:
         self._looked_at, self._waited_then = now, waited
 
     def _choose(self, waiting: float, now: float) -> None:
-        """`waiting`: threads that waited for a core, on average."""
+        """Choose the number of threads by the number that waited for a core, on average."""
         if waiting > _CONTENDED and self.threads > 1:
             # A thread that shares its core with one other program waits half the time.
             self._set(max(1, self.threads - max(1, round(2 * waiting))))

@@ -109,7 +109,7 @@ class Communicator:
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when, by `time.monotonic`, this rank has been waiting for others; None: it does not.
+        """Return the time, by `time.monotonic`, since when this rank waits for others; None: it does not.
 
         On a GPU: since when a step has been running that is not done. Any thread may ask.
         """
@@ -118,7 +118,7 @@ class Communicator:
         return self._pending[0][0] if self._pending else self._waiting_since
 
     def abort(self) -> None:
-        """Have whoever waits for other ranks go on, with anything as the result; any thread may call it."""
+        """Let all waiting calls return, with undefined results; any thread may call this."""
         if self.device.type == "cuda":
             self._group.abort()
 

@@ -24,7 +24,7 @@ from radixkv.text.thread_priority import yield_to_steps
 HEADER = np.dtype([("save", "<i8"), ("row", "<i8")])
 
 
-#: From where to where each rank's bytes of a block go.
+#: Begin and end of each rank's bytes in a block.
 Spans: TypeAlias = "Sequence[tuple[int, int]]"
 
 
@@ -50,12 +50,12 @@ class JoinedSaves:
         self._receiver = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,))
 
     def start(self, number: int, own: BlockCopy, num_blocks: int, spans: Spans) -> BlockCopy:
-        """The joint copy of all ranks, after each rank has begun its own.
+        """Return the joint copy of all ranks, after each rank has begun its own.
 
         Args:
-            number: of the save; the ranks know it by that.
+            number: number of the save on all ranks.
             own: rank 0's part.
-            spans: from where to where each rank's bytes of a block go.
+            spans: begin and end of each rank's bytes in a block.
         """
         first, last = spans[0], spans[-1]
         rows = np.empty((num_blocks, last[1]), np.uint8)
@@ -74,7 +74,7 @@ class JoinedSaves:
     def _take_in(self, number: int, arriving: _Arriving, copy: BlockCopy) -> None:
         copy.run()
         try:
-            self._receive(arriving, len(arriving.rows) - 1)  # of a stopped save: what still comes
+            self._receive(arriving, len(arriving.rows) - 1)  # of a stopped save: its later messages
         finally:
             with self._lock:  # the engine's thread may still be looking at its last block
                 del self._arriving[number]

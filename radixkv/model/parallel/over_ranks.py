@@ -13,7 +13,7 @@ from radixkv.model.parallel.communicator import Communicator
 
 
 class SummedOverRanks(nn.Module):
-    """A module each of whose ranks gives one term of a sum: it gives the sum.
+    """A module whose result is the sum of the ranks' terms.
 
     Attributes:
         term: the rank's own module.

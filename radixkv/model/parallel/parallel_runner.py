@@ -100,7 +100,7 @@ class TensorParallelRunner:
 
     @property
     def bytes_per_block(self) -> int:
-        """Of all ranks together."""
+        """Bytes of a block on all ranks together."""
         return self._blocks.num_bytes
 
     @property
@@ -164,11 +164,11 @@ class TensorParallelRunner:
 
 
 class _SplitBlocks:
-    """Blocks of which each rank keeps a part; all ranks save and load theirs.
+    """Blocks that are split over the ranks; each rank saves and loads its part.
 
     Args:
-        saves: all saves of the group, of whatever blocks.
-        numbers: of its saves, each given once.
+        saves: all saves of the group, of any blocks.
+        numbers: gives each save a number of its own.
         own: rank 0's part.
         sizes: bytes of a block on each rank.
         save, load: the commands for other ranks.
@@ -225,7 +225,7 @@ class _SplitWindows(_SplitBlocks):
 
 
 class _SharedStates:
-    """States of which all ranks keep the same; see `radixkv.engine.runner.StateSlots`."""
+    """States that every rank keeps whole; see `radixkv.engine.runner.StateSlots`."""
 
     def __init__(self, own: RunnerStates, group: WorkerGroup) -> None:
         self._own, self._group = own, group
@@ -234,7 +234,7 @@ class _SharedStates:
         self.num_bytes = group.size * own.num_bytes
 
     def save(self, slots: Sequence[int]) -> BlockCopy:
-        """Copy slots out; rank 0's are everybody's."""
+        """Copy slots out of rank 0: all ranks have the same."""
         with self._group.together():
             return self._own.save(slots)
 
@@ -258,5 +258,5 @@ def _tell(group: WorkerGroup, words: Words) -> None:
 
 
 def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each rank's bytes of a block lie, one rank's after the other's."""
+    """Return the span of each rank's bytes in a block, in the order of ranks."""
     return list(pairwise([0, *np.cumsum(sizes).tolist()]))

@@ -10,8 +10,8 @@
       with states             are whole on every rank
     latents                 whole; the rows of its query heads  the same
 
-A CPU's ranks compute each sum as one rank does: logits are the same, bit for bit. Sums of sums come out
-otherwise: in float32 they are as near to the truth, but not to each other, by 0.002 at worst where logits
+A CPU's ranks compute each sum as one rank does: logits are the same, bit for bit. Sums that are added up over
+ranks are not: in float32 they are as near to the exact result, but differ by 0.002 at worst, where logits
 reach 40. Experts are added up everywhere: each by its columns, or with weights in blocks of a file, which a
 column does not end, whole experts each on one rank.
 
@@ -62,7 +62,7 @@ _BUNDLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of rank `rank` of `size`. An uneven split makes the first ranks' parts larger.
+    """Part of rank `rank` of `size` ranks. An uneven split makes the first ranks' parts larger.
 
     >>> [Share(rank, 2).heads(3) for rank in range(2)]
     [range(0, 2), range(2, 3)]
@@ -267,7 +267,7 @@ def _split_output(
     """A product whose inputs the ranks have computed apart.
 
     Args:
-        inputs: which of its inputs each rank has.
+        inputs: the inputs that each rank has.
     """
     whole = getattr(parent, name)
     if communicator.device.type == "cpu":

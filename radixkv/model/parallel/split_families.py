@@ -10,12 +10,12 @@ from radixkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ProductNames:
-    """A family's names of the products of its layers.
+    """Names of the products in a family's layers.
 
     Attributes:
         merged: queries, keys and values: one product each, or one for all.
-        order: of that one's outputs: all queries, then keys, then values ("blocks"), or by heads ("heads").
-        mlps: what a layer has besides attention, each if it has it.
+        order: outputs of one product for all: all queries, keys, values ("blocks"), or head by head ("heads").
+        mlps: modules of a layer besides attention, where it has them.
         halves: the MLP's first product is gate and up, one after the other.
     """
 
@@ -72,7 +72,7 @@ def check_family(name: str, kind: str) -> None:
     """Refuse a model whose `model_type` can't be split.
 
     Raises:
-        ConfigError: names those that can.
+        ConfigError: names the types that can be split.
     """
     if kind not in SPLIT_MODEL_TYPES:
         raise ConfigError(
@@ -85,7 +85,7 @@ def check_num_ranks(name: str, size: int, heads: int, kind: str = "KV heads") ->
     """Refuse more ranks than a layer has heads to split.
 
     Args:
-        heads, kind: the fewest of a layer, and what they are.
+        heads, kind: the fewest heads of a layer, and their kind.
 
     Raises:
         ConfigError: gives the largest number.

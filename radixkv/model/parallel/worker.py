@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank after the first: a process that loads its share of the model and does what rank 0 says.
+"""A rank after the first: a process that loads its share of the model and carries out rank 0's commands.
 
 `python -m radixkv.model.parallel.worker COMMANDS DATA`, two inherited sockets. It ends when rank 0 closes
 them, and so with rank 0, however that ends. An error ends it, too: ranks that have not computed the
@@ -32,10 +32,10 @@ from radixkv.model.runner import ModelRunner
 
 
 class Rank:
-    """Does one command after the other.
+    """Executor of rank 0's commands.
 
     Args:
-        data: where saved blocks go: for each a header (see `joined_saves`) and its bytes, as two messages.
+        data: connection for saved blocks: a header (see `joined_saves`) and the bytes of each, as two messages.
     """
 
     def __init__(self, runner: ModelRunner, communicator: Communicator, data: Connection) -> None:
@@ -45,7 +45,7 @@ class Rank:
         self._sender = ThreadPoolExecutor(1, "radixkv-sender")
 
     def serve(self, commands: Connection) -> None:
-        """Until the connection is closed."""
+        """Carry out commands until the connection is closed."""
         while True:
             try:
                 words = np.frombuffer(bytearray(commands.recv_bytes()), np.int64)
@@ -105,7 +105,7 @@ def _parts(payload: bytes, size: int) -> list[memoryview]:
 
 
 def main(commands: Connection, data: Connection) -> int:
-    """Returns the exit status."""
+    """Run a rank until rank 0 ends; return the exit status."""
     threading.Thread(target=_end_with_rank_0, args=(data.fileno(),), daemon=True).start()
     logging.getLogger("radixkv").setLevel(logging.ERROR)  # rank 0 says the same
     try:

@@ -2,8 +2,8 @@
 """WorkerGroup: the processes of the ranks after the first, watched from rank 0.
 
 A rank that ends, or that lets the others wait for too long, breaks the group: all of its processes are
-killed then, which ends whatever rank 0 waits for, and `failure` says what happened. A broken group is not
-mended: who uses it makes another.
+killed then, which ends rank 0's waits, and `failure` gives the reason. A broken group is not mended: its user
+makes another one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Worker:
     def __init__(self, rank: int, config: EngineConfig) -> None:
         self.rank = rank
         self.loaded: Future[str] = Future()
-        self.reason = ""  # why it ended, if it could say so
+        self.reason = ""  # of its end, if it could report one
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
         try:
             self.process = subprocess.Popen(
@@ -125,7 +125,7 @@ class WorkerGroup:
         config: `tensor_parallel` is N.
 
     Attributes:
-        failure: why it can't be used any more; None: it can.
+        failure: the reason why it can't be used any more; None: it can.
         workers: by rank, from 1.
 
     Raises:
@@ -185,7 +185,7 @@ class WorkerGroup:
         return communicator
 
     def serves(self) -> None:
-        """From now on ranks answer within the limit that the settings have."""
+        """Apply the settings' limit to the ranks' answers from now on."""
         self._limit_s = self._timeout_s
 
     def on_failure(self, call: Callable[[], None]) -> None:
@@ -198,7 +198,7 @@ class WorkerGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this thread waits for a rank, somebody looks at the clock.
+        """Watch the time while this thread waits for a rank.
 
         Raises:
             EngineStoppedError: the group is broken, or an error in the block breaks it now.
@@ -234,7 +234,7 @@ class WorkerGroup:
             raise self.broken()
 
     def _broken_by(self, error: BaseException) -> EngineStoppedError:
-        self._ended.wait(1.0)  # who listens to the ranks knows more
+        self._ended.wait(1.0)  # the listener knows the reason
         self.lost(f"a step failed on rank 0: {error}")
         return self.broken()
 
@@ -272,10 +272,10 @@ class WorkerGroup:
         self.lost(f"{worker} {how}" + (f" ({worker.reason})" if worker.reason else ""))
 
     def _watch(self) -> None:
-        """Look whether somebody waits for too long."""
+        """Break the group if this process waits for a rank for too long."""
         all_run = time.monotonic()  # when no rank was stopped, as of the last look
         while not self._ended.wait(min(0.5, self._timeout_s / 4)):
-            if self._limit_s > self._timeout_s:  # nobody may be waiting for a rank that still starts
+            if self._limit_s > self._timeout_s:  # a rank that still starts may not be waited for
                 if not any(worker.is_stopped for worker in self.workers):
                     all_run = time.monotonic()
                 elif time.monotonic() - all_run > self._timeout_s:

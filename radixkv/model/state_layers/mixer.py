@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixer: what stands in place of the forward of a transformers module that keeps a state."""
+"""Mixer: the replacement of the forward of a transformers module that keeps a state."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from radixkv.model.state_layers.mamba import Mamba, Mamba2, ZambaMamba
 from radixkv.model.state_layers.mixer import Mixer
 from radixkv.model.state_layers.short_conv import ShortConv
 
-#: transformers' name of a model's module -> class of its state layers, what replaces their forward.
+#: transformers' name of a model's module -> class of its state layers, and the mixer for their forward.
 _FAMILIES: dict[str, tuple[str, type[Mixer]]] = {
     "lfm2": ("Lfm2ShortConv", ShortConv),
     "lfm2_moe": ("Lfm2MoeShortConv", ShortConv),

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from radixkv_server.proxy.upstream import READ_BYTES
 
-#: What waits for a client: above, the upstream is not read.
+#: Bytes that may wait for a client; above, the upstream is not read.
 WAITING_BYTES = 64 * 1024
-_REFUSED_S = 2.0  # for a client to finish that was refused
+_REFUSED_S = 2.0  # in which a refused client may finish its request
 
 
 def _ignore(data: bytes) -> None:
@@ -27,9 +27,9 @@ class UpstreamSide(asyncio.Protocol):
         on_fault: called when the connection is lost, and was not closed.
 
     Attributes:
-        on_data: takes the bytes.
-        transport: None: it is not connected yet.
-        ended: nothing more comes.
+        on_data: called with received bytes.
+        transport: None until it is connected.
+        ended: done when nothing more comes.
         is_faulty: the connection was lost.
     """
 

@@ -67,7 +67,7 @@ class Feed:
 
     Args:
         settings: an ObserverSettings, for each observer that is started.
-        max_bytes: that wait for it.
+        max_bytes: limit of the bytes that wait for the observer.
     """
 
     def __init__(self, settings: Any, max_bytes: int) -> None:
@@ -211,7 +211,7 @@ class _Frame:
         """Send it piece by piece.
 
         Raises:
-            OSError: nobody reads it.
+            OSError: the observer has ended.
         """
         for part in self.parts:
             for start in range(0, len(part), _PIECE_BYTES):

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 HEALTH_S = 1.0
 _HEALTH_TIMEOUT_S = 2.0
 MIN_HEALTH_S = 0.1
-# Its pool looks at all of its connections for each request.
+# httpx walks all connections of its pool for each request.
 _LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=8)
 # Text pieces per block, where an upstream tells no events.
 _LEARNED_BLOCK = 16
@@ -122,7 +122,7 @@ class Sent:
         """Note the end of the answer. Called once.
 
         Args:
-            share: of its prompt that was cached, as the answer says; None: it does not.
+            share: cached share of its prompt, if the answer reports it.
         """
         Router.ended(self.route, time.monotonic())
         learned, blocks = self.member.learned, self.prompt.blocks
@@ -151,9 +151,8 @@ class Fleet:
             raise ConfigError("--upstream: one of them is given twice")
         for member in self._members.values():
             self._router.add(member.replica)
-        self._keepers: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # name of an answer -> who gave it, the latest last
+        # Name of an answer -> address of its upstream, the latest last.
+        self._keepers: OrderedDict[str, str] = OrderedDict()
         self._client = httpx.AsyncClient(trust_env=False, limits=_LIMITS)
         learns = any(member.learned is not None for member in self._members.values())
         self._reader = PromptReader(self._client, self._router.prompt, _LEARNED_BLOCK if learns else 0)

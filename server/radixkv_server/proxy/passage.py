@@ -70,7 +70,7 @@ class Passage:
         self.request = self._extended(self.request, data)
 
     def keep_request(self, body: bytearray) -> None:
-        """Keep the whole body of the request, without a copy; nobody may change it any more."""
+        """Keep the whole body of the request without a copy; it must not change afterwards."""
         if self._has_room(0, len(body)):
             Passage.open_bytes += len(body)
             self.request = body

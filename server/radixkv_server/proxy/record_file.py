@@ -20,8 +20,8 @@ class RecordFile:
     """Append-only file readable by its owner alone; a full one is renamed.
 
     Args:
-        max_bytes: of a file; then it is renamed, `FILE` to `FILE.1`, that to `FILE.2` and so on.
-        max_files: the oldest of more is removed.
+        max_bytes: size at which the file is renamed, `FILE` to `FILE.1`, that to `FILE.2` and so on.
+        max_files: number of files to keep; the oldest is removed.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_files: int, redaction: Redaction | None) -> None:

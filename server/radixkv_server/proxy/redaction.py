@@ -23,7 +23,7 @@ _PLAIN = frozenset(
     | {"service_tier", "truncation", "prompt_cache_retention", "verbosity", "reasoning_effort"}
 )
 _MAX_PLAIN = 64
-#: Of these the fields' values are schemas, whose own fields are an API's.
+#: Fields with schemas by name: fields of the schemas are an API's.
 _SCHEMAS = frozenset({"properties", "$defs", "patternProperties", "definitions"})
 #: Fields of objects whose own fields are the client's words: properties of a schema, and arguments.
 _NAMES_ARE_TEXT = _SCHEMAS | {"input", "arguments", "metadata", "logit_bias"}
@@ -36,7 +36,7 @@ class Redaction:
     """Replacement of texts by hashes under a key of its own.
 
     Args:
-        key: for hashes that agree with another one's.
+        key: gives the same hashes as another object with this key; None: a random one.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -55,7 +55,7 @@ class Redaction:
         """Replace the texts of JSON data; names of fields stay if they belong to an API. O(n).
 
         Args:
-            is_text: all of it is the client's: names of fields, numbers and words of an API, too.
+            is_text: all of it is the client's, even names of fields, numbers and an API's words.
         """
         if isinstance(value, str):
             is_plain = name in _PLAIN and len(value) <= _MAX_PLAIN and " " not in value and not is_text

@@ -141,7 +141,7 @@ class Relay:
         self._client.hand_on(data, self._to_upstream)
         self._answers.feed(data)
         if self._client.is_gone:
-            self._upstream_failed()  # nobody takes it
+            self._upstream_failed()  # the answer has no reader
 
     def _upstream_failed(self) -> None:
         """Close the client's side after the upstream has failed."""

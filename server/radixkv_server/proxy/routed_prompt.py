@@ -41,13 +41,13 @@ _TOKENIZE_S = 2.0
 READ_LIMITS = BodyLimits(max_bytes=8 << 20, max_pieces=1 << 17)
 _READ_S = 0.5  # for reading a body, waiting for a thread included
 _READERS = 2
-_SHORT_BYTES = 16 * 1024  # what is packed, or longer, is not worked on on the event loop
-#: Routes whose prompts a server of ours tells.
+_SHORT_BYTES = 16 * 1024  # longer bodies, and packed ones, are read on a thread
+#: Routes whose prompts a radixkv server renders.
 _RENDERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 # Fields that name stored objects: a 404 about one means that another server may have it.
 _STORED = frozenset({"previous_response_id", "thread", "input"})
 _PASSED_ON = ("authorization", "x-api-key", "content-type", "content-encoding")
-# Of a chat, what changes the prompt.
+# Fields of a chat that change the prompt.
 _TEMPLATE_FIELDS = (
     "model",
     "messages",
@@ -102,9 +102,9 @@ class PromptReader:
     """Reader of requests' prompts, with the help of servers that tokenise them.
 
     Args:
-        client: asks these.
-        make_blocks: of token ids in a namespace.
-        learned_block: units of a block, where a text's pieces are learned; 0: none are.
+        client: sends requests to these servers.
+        make_blocks: makes blocks of token ids in a namespace.
+        learned_block: units of a block, where pieces of texts are learned; 0: no pieces are.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PromptReader:
             record.body.get("stream") is True,
             session or record.conversation or None,
             named,
-            frozenset(impossible if tokens is not None else ()),  # where nobody keeps it, anybody can say so
+            frozenset(impossible if tokens is not None else ()),  # stored nowhere: any server may say so
         )
 
     def _blocks(self, record: Record, tokens: _ServerTokens | None) -> PromptBlocks:
@@ -185,7 +185,7 @@ class PromptReader:
         namespace: NamespaceName = ("", record.salt) if record.salt else ""
         blocks = self._make_blocks(_pieces(record), namespace)
         if self._learned_block:
-            blocks.own_keys(self._learned_block)  # computed here, where nobody waits for the event loop
+            blocks.own_keys(self._learned_block)  # on this thread, not on the event loop
         return blocks
 
     async def _ask(

@@ -22,12 +22,12 @@ from radixkv_server.proxy.passage import Passage, RelaySettings
 from radixkv_server.proxy.routed_answer import RoutedAnswer
 from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
-#: Of a request that is read whole before it is sent on, where no limit is given.
+#: Longest body of a request, which is read whole before it is sent on, without a given limit.
 MAX_BODY_BYTES = 256 * 1024 * 1024
-#: Of all requests that are being read or answered; above, new ones are refused.
+#: Bytes of all requests that are being read or answered; above, new ones are refused.
 MAX_OPEN_BYTES = 1024 * 1024 * 1024
 _EXPECT = re.compile(rb"^expect:[^\r\n]*\r?\n", re.IGNORECASE | re.MULTILINE)
-#: Upstreams that a request may be sent to and that end without an answer: it may be what ends them.
+#: Upstreams that may end without an answer to one request, which may be the cause.
 MAX_FAILED_SENDS = 2
 _TEXTS = {
     400: (b"Bad Request", b"this is no HTTP request"),
@@ -78,7 +78,7 @@ class RoutedRelay:
         client: the connection; `run` closes it.
 
     Attributes:
-        open_bytes: of all requests that are being read or answered.
+        open_bytes: bytes of all requests that are being read or answered.
     """
 
     open_bytes: ClassVar[int] = 0
@@ -256,7 +256,7 @@ class RoutedRelay:
         finally:
             # Before anything is awaited, where the relay may be cancelled: the connection is kept or closed.
             side.ended.remove_done_callback(conclude)
-            side.on_data = lambda data: side.close(is_faulty=True)  # nobody asked for it
+            side.on_data = lambda data: side.close(is_faulty=True)  # data that belongs to no request
             if keeps and side.is_idle:
                 self._kept[answer.sent.member.upstream] = side
             else:

@@ -21,7 +21,7 @@ from radixkv_server.proxy.relay import Relay
 from radixkv_server.proxy.routed_relay import RoutedRelay
 from radixkv_server.proxy.upstream import READ_BYTES, Upstream
 
-STATES_S = 0.5  # between two looks at how the upstreams are
+STATES_S = 0.5  # between two reports of the upstreams' states
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # for the observer
 MAX_CONNECTIONS = 4096
 _TOO_MANY = refusal(

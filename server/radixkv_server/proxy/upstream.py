@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from radixkv.errors import ConfigError
 
-READ_BYTES = 256 * 1024  # at most so much waits in each direction of a connection
+READ_BYTES = 256 * 1024  # that may wait in each direction of a connection
 
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+)( HTTP/[\d.]+\r?\n)")
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _HOST = re.compile(rb"^host:[^\r\n]*", re.IGNORECASE | re.MULTILINE)
 _CHUNKED = re.compile(rb"^transfer-encoding:", re.IGNORECASE | re.MULTILINE)
-# With the lines that it goes on in.
+# With its continuation lines.
 _LENGTH = re.compile(rb"^content-length:[^\n]*\n(?:[ \t][^\n]*\n)*", re.IGNORECASE | re.MULTILINE)
 
 
@@ -76,7 +76,7 @@ class Upstream:
         """Open a new connection with this protocol.
 
         Raises:
-            OSError: there is none to be had.
+            OSError: the upstream can't be reached.
         """
         name = self.host if self.tls else None
         loop = asyncio.get_running_loop()

@@ -37,8 +37,8 @@ class WatchedRequest:
     """Request whose answer has ended.
 
     Attributes:
-        place: in the order of asking.
-        version: of everything that was watched, when it came.
+        place: its place in the order of requests.
+        version: version of the `Watched` when it was added.
     """
 
     name: str

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: What replicas report: seconds until they have computed the prompts that were sent to them.
+#: Metric of replicas: seconds until they have computed the prompts that were sent to them.
 QUEUE_S = "queue_s"
 #: Seconds that prompts must wait for too long before a replica is added: a short burst is over before one
 #: would be ready.
 UP_AFTER_S = 3.0
-# Of the target; below it a replica fewer would do.
+# Share of the target below which one replica less suffices.
 _IDLE_SHARE = 0.25
 
 
@@ -22,7 +22,7 @@ class Decision:
     """Decision about the number of replicas.
 
     Attributes:
-        high_since, low_since: since when prompts wait for too long, or hardly at all; None: they don't.
+        high_since, low_since: time since which prompts wait too long, or hardly at all; None: they don't.
     """
 
     replicas: int
@@ -50,7 +50,7 @@ def decide(
         since = now if before.high_since is None else before.high_since
         wanted = math.ceil(len(queues_s) * mean / target_s)
         if now - since >= up_after_s and wanted > before.replicas:
-            return Decision(wanted)  # and none more until these had time to show what they bring
+            return Decision(wanted)  # these get time to take effect before more are added
         return Decision(before.replicas, high_since=since)
     if mean < _IDLE_SHARE * target_s:
         since = now if before.low_since is None else before.low_since
@@ -63,8 +63,8 @@ def decide(
 def queue_policy(context: Any) -> tuple[int, dict[str, Any]]:
     """Policy called by Ray Serve's autoscaler: from its context to a number of replicas, and the kept state.
 
-    Of its configuration, `target_ongoing_requests` is the target in seconds, `downscale_delay_s` how long
-    nothing may wait before a replica goes.
+    In its configuration, `target_ongoing_requests` is the target in seconds, and `downscale_delay_s` the time
+    without waiting prompts after which a replica is removed.
     """
     means = {  # over the look-back period: one moment says little
         str(replica): sum(point.value for point in series) / len(series)

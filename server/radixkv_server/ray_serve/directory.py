@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ReplicaDirectory: a request router of Ray Serve that lists the replicas, and calls a given one.
 
-Which replica gets a prompt is decided by `radixkv.cluster.routing`, on token ids and exact block events,
-before anything is sent; Ray Serve is asked to call that replica and no other.
+`radixkv.cluster.routing` chooses the replica of a prompt by token ids and exact block events, before anything
+is sent; Ray Serve calls that replica and no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-#: Told of the names of all replicas of a deployment, whenever these change; on any thread.
+#: Called with the names of all replicas of a deployment whenever these change; on any thread.
 Listener = Callable[[frozenset[str]], None]
 
 

@@ -2,7 +2,7 @@
 """EngineReplica: an engine that Ray Serve makes, watches, drains and replaces.
 
 Requests come over connections of their own (`radixkv.cluster.remote.tcp`), which cost microseconds where a
-call through Ray costs milliseconds, and which say at once that a reader, or the whole replica, has gone.
+call through Ray costs milliseconds, and which show at once that a reader, or the whole replica, has gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixkv_server.log_format import configure_logging
 from radixkv_server.ray_serve.autoscaling import QUEUE_S
 from radixkv_server.ray_serve.replica_engines import ForkedEngine, OwnEngine, ReplicaEngine, may_fork
 
-# Seconds that a front has to connect, and between two looks whether any is left.
+# Seconds in which a front must connect, and between two checks for connected fronts.
 _CONNECT_S = 30.0
 _LOOK_S = 0.2
 # A front's report of the queue that is older than this no longer counts.
@@ -40,7 +40,7 @@ class EngineReplica:
         configure_logging("text", None)
         self._engine = _make_engine(config)
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._queues: dict[str, tuple[float, float]] = {}  # by front: when it said so, seconds
+        self._queues: dict[str, tuple[float, float]] = {}  # by front: time of its report, seconds
 
     async def name(self) -> str:
         """Name by which it is called."""
@@ -93,7 +93,7 @@ def _make_engine(config: EngineConfig) -> ReplicaEngine:
     host = ray.util.get_node_ip_address()
     if not may_fork(config, len(ray.get_gpu_ids())):
         return OwnEngine(config, host)
-    # Ray Serve finds this process dead at its next look, which is sooner than it takes one for ill.
+    # At its next check Ray Serve finds this process dead, sooner than it would find it unhealthy.
     return ForkedEngine(config, host, ray.get_runtime_context().get_node_id(), lambda: os._exit(1))
 
 

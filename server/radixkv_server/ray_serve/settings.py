@@ -18,13 +18,13 @@ class ReplicaSettings:
             the extra `ray`.
         max_replicas: replicas are added up to this number while prompts wait; None: their number is fixed.
         target_queue_s: seconds that prompts may wait on average before a replica is added.
-        scale_down_after_s: seconds without any queue to speak of after which one is taken away.
-        replica_cpus: CPUs of each replica; None: of this machine's its share, on a cluster one.
+        scale_down_after_s: seconds with hardly any queue after which a replica is removed.
+        replica_cpus: CPUs of each replica; None: an equal share of this machine's, or one on a cluster.
         replica_gpus: GPUs of each replica; None: one where there are any, unless the device is cpu.
         ray_address: the Ray cluster to join, as `auto` or HOST:PORT; None: one is started on this machine.
 
     Raises:
-        ConfigError: a value is out of range, or says something of replicas where there are none.
+        ConfigError: a value is out of range, or is given without `replicas`.
     """
 
     replicas: int | None = None

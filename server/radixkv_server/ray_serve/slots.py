@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: numbers of a machine's replicas, which give each its own folders and ports, reused later.
+"""Slots: numbers of a machine's replicas, which give each its own folders and ports.
 
-A replica takes the first number that no living process holds. One that comes in the place of another finds
-the disk tier of its predecessor, and begins with that cache.
+A replica takes the first number that no living process holds. So the successor of a replica finds its disk
+tier, and begins with that cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def private_folder() -> Path:
         raise ConfigError(f"{folder} can't hold what replicas share: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ConfigError(
-            f"{folder} must be a folder of this user that nobody else may write to: remove it, or set TMPDIR"
+            f"{folder} must be a folder of this user that others can't write to: remove it, or set TMPDIR"
         )
     return folder
 

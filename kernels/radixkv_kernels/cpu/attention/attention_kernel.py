@@ -253,7 +253,7 @@ def _multiply_keys(arg: Any, head: int, tables: Any, begin: int, high: int, rows
             (
                 places_at + (first - base) // GROUP * 8,
                 (min(chunk + CHUNK, high) - first + square - 1) // square,
-                # Squares of the segment from here on: what comes next is prefetched.
+                # Squares of the rest of the segment: the next ones are prefetched.
                 (high - first + square - 1) // square,
                 arg[KEY],
                 arg[KEY_SCALE],

@@ -18,7 +18,7 @@ from radixkv_kernels.kv_cache import PagedKV
 
 
 class CpuBackend(TorchBackend):
-    """See the module and `AttentionBackend`. Operations without a compiled kernel run in torch."""
+    """Backend of a CPU with numba; see `AttentionBackend`. Other operations run in torch."""
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)

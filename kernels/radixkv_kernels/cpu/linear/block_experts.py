@@ -115,7 +115,7 @@ class ExpertProduct:
         """Multiply rows into `out` and return it.
 
         Args:
-            rows: [T, 2 in + 64] of `BlockRows`, those of an expert next to each other.
+            rows: [T, 2 in + 64] of `BlockRows`; rows of one expert are neighbours.
             experts, counts: int64 [n]: experts in the order of their rows, and how many each has.
             out: float32 [T, out], last dimension contiguous.
         """

@@ -13,7 +13,7 @@ applied while the sums are in the L1 cache.
 A function may change an item's sums in between: an adapter's part of the product.
 
 Weights of 16 bits stay so in memory and are widened in the tile, once for all of its rows: half of the memory
-to read, which is what few rows wait for, and the same float32 sums for many.
+to read, for which few rows wait, and the same float32 sums for many.
 
 Each sum adds its products in the order of the inputs, one fused multiply-add each, whatever the number of
 rows: a row's bits depend on that row only. Libraries that choose another kernel for another number of rows
@@ -83,7 +83,7 @@ _ITEM_ROWS = 8 * _TILE_ROWS
 #: Multiplications below which waking the other threads costs more than they save.
 _SMALL = 32_768
 _UNROLL = 4
-#: What weights are stored as, and bytes of an element.
+#: Storage kinds of weights, and bytes of an element.
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 SIZES = (4, 2, 2)
 #: Whether a word of a bfloat16 panel holds a column of one vector and one of the next: one load for both.

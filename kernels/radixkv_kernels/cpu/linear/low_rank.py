@@ -249,7 +249,7 @@ class LowRankSums:
         rows: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Add the changes of rows [first, first + count) to those of `out` float32 [T, outputs].
+        """Add the changes of rows [first, first + count) to the same rows of `out` float32 [T, outputs].
 
         The last dimension of `rows` and `out` is contiguous. See `inner`.
         """

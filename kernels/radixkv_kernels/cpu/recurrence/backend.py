@@ -103,7 +103,7 @@ class CpuStates(StateBackend):
         return out
 
     def _block_of(self, memory: LayerStates, units: int, sizes: tuple[int, ...]) -> ArgumentBlock:
-        """Arguments of a layer's calls; those of its memory are already set."""
+        """Return the argument block of a layer's calls, with the addresses of its memory."""
         known = self._blocks.get(id(memory))
         if known is None:
             block = ArgumentBlock(at.NUM_ARGUMENTS)

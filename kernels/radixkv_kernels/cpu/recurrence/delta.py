@@ -88,7 +88,7 @@ def stream(kq: Any, base: Any, both: Any) -> None:
 
 @njit(inline="always")
 def substitute(weights: Any, u: Any, both: Any, out: Any, first: int, count: int, at: int, size: int) -> None:
-    """Turn `both` into writes and outputs, in place: rows 0 .. count are what the base state says of u, rows
+    """Turn `both` into writes and outputs, in place: rows 0 .. count are the base state's part of u, rows
     count .. 2 count of o; weights [2 count, GRID] are -A and (q k) e^(G_i - G_j). Writes go to u, outputs to
     rows `first` .. of out.
 

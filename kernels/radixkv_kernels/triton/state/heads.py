@@ -94,7 +94,7 @@ def heads_kernel(
     tl.debug_barrier()  # all of u has been read before some of it is written
     for fold in range(tl.load(request + 5), tl.load(request + 6)):
         end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
-        # Triton 3.6 takes a bound that the loop around carries for what it was at first.
+        # Triton 3.6 takes a bound that an outer loop carries for the bound's first value.
         begin = tl.load(folds_ptr + fold * 4 + 3)
         for i in tl.range(begin, end, num_stages=_STAGES):
             row = first + i

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernel that puts a step's last inputs into the rings, after the layer's rows were computed.
 
-It runs after them as programs of several heads read what one of them would overwrite.
+It runs after them, since programs of several heads read inputs that one of them would overwrite.
 """
 
 # Triton types its own source.
