@@ -40,7 +40,7 @@ from radixkv.cli.bench.server_process import machine
 from radixkv.engine.config import EngineConfig
 from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.loading.loader import load_model
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
 
 ROWS = (1, 8, 64, 512)
@@ -169,7 +169,7 @@ def measure() -> dict[str, Any]:
     times = {shape: product_times(shape) for shape in shapes}
     bandwidth = memory_bandwidth()
     spec = loaded.attention.layout(1024, 16, loaded.dtype, loaded.device)
-    runner = ModelRunner(loaded, spec, backend="cpu", max_num_tokens=512, max_num_seqs=8, max_model_len=4096)
+    runner = ModelRunner(loaded, spec, StepLimits(512, 8, 4096), backend="cpu")
     kv_bytes = spec.bytes_per_block // spec.block_size
     steps = []
     for step in STEPS:

@@ -12,7 +12,7 @@ from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.loading.loader import LoadedModel
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.model.warm_up import idle_batch
 
 #: Runs a step and measures it: milliseconds.
@@ -47,10 +47,8 @@ def recording(loaded: LoadedModel, timed: Timer, sizes: Sizes, report: Report) -
     runner = ModelRunner(
         loaded,
         spec,
+        StepLimits(64 if sizes.small else 8192, 4 if sizes.small else 256, 4 * context),
         backend="triton" if sizes.device.type == "cuda" else "cpu",
-        max_num_tokens=64 if sizes.small else 8192,
-        max_num_seqs=4 if sizes.small else 256,
-        max_model_len=4 * context,
     )
     graphs = graphs_of(runner)
     runner.graphs = None

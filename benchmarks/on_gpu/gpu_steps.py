@@ -31,7 +31,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.model.attention_hook import register_attention_hook
 from radixkv.model.attention_shape import plain_shape
 from radixkv.model.loading.loader import LoadedModel
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
 from radixkv.text.tokenizer import Tokenizer
 
@@ -139,10 +139,8 @@ class EngineStep:
         self.runner = ModelRunner(
             loaded,
             spec,
+            StepLimits(max(batch * rows, 16), batch, blocks * BLOCK),
             backend="triton" if loaded.device.type == "cuda" else "cpu",
-            max_num_tokens=max(batch * rows, 16),
-            max_num_seqs=batch,
-            max_model_len=blocks * BLOCK,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()

@@ -203,8 +203,8 @@ class PagedKV:
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """Return a function that copies a block of a CPU's cache, as `save_blocks` does, into a row of bytes.
 
-        It may be called on any thread while the block is not written; it makes no use of
-        torch's threads.
+        The row is uint8 [spec.bytes_per_block]. The function may be called on any thread while the block is
+        not written; it makes no use of torch's threads.
         """
         memories = [(part.numpy(), columns) for part, columns in self._byte_parts()]
 

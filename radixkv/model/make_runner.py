@@ -19,7 +19,7 @@ from radixkv.model.kv_memory import ModelShape, free_memory, is_sized_by_gpu, si
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.own_attention import has_linear_biases
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.model.state_memory import check_states_supported
 from radixkv.model.step_memory import measure_step_memory
 from radixkv.model.window_memory import describe_windows
@@ -89,10 +89,8 @@ def make_runner(
     runner = ModelRunner(
         loaded,
         spec,
+        StepLimits(token_budget(config, device), config.max_num_seqs, max_model_len),
         backend=backend,
-        max_num_tokens=token_budget(config, device),
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,16 +44,29 @@ if TYPE_CHECKING:
 _TOUCHED_KV_BYTES = 256 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Limits of a runner's steps.
+
+    Attributes:
+        max_num_tokens: largest T of a batch.
+        max_num_seqs: most entries of a batch.
+        max_model_len: longest context.
+    """
+
+    max_num_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+
 class ModelRunner:
     """Weights and paged K/V tensors; not thread-safe.
 
     Args:
         loaded: a model whose attention goes through the hook.
         spec: size and layout of the K/V storage.
+        limits: limits of its steps.
         backend: `cpu` or `triton`.
-        max_num_tokens: largest T of a batch.
-        max_num_seqs: most entries of a batch.
-        max_model_len: longest context.
         deterministic: logits do not depend on what else is in the batch or the cache; see
             `radixkv.model.batch_invariance`.
         share_prefixes: attend prefixes that several entries share once per group.
@@ -71,11 +85,9 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         spec: KVSpec | KVLayout,
+        limits: StepLimits,
         *,
         backend: str,
-        max_num_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
         deterministic: bool = False,
         share_prefixes: bool = True,
         quantization: str | None = None,
@@ -97,8 +109,8 @@ class ModelRunner:
         if base is not None and backend == "triton":
             from radixkv.model.adapters.gpu_adapters import GpuAdapterMemory, GpuLimits  # needs triton
 
-            limits = GpuLimits(max_num_tokens, max_num_seqs, max_lora_rank)
-            self.adapters = GpuAdapterMemory.on_gpu(loaded.model, base, loaded.device, loaded.dtype, limits)
+            largest = GpuLimits(limits.max_num_tokens, limits.max_num_seqs, max_lora_rank)
+            self.adapters = GpuAdapterMemory.on_gpu(loaded.model, base, loaded.device, loaded.dtype, largest)
         elif base is not None:
             self.adapters = AdapterMemory.attached(loaded.model, base)
         self.row_multiple = 1
@@ -108,7 +120,7 @@ class ModelRunner:
             fix_rows(loaded.model)
             if self.device.type == "cpu":
                 self._activations = AlignedActivations(loaded.model)
-            self.row_multiple = choose_row_multiple(loaded.model, max_num_tokens)
+            self.row_multiple = choose_row_multiple(loaded.model, limits.max_num_tokens)
             if self.row_multiple == 0:
                 use_fixed_tiles(loaded.model)
                 self.row_multiple = 1
@@ -122,25 +134,25 @@ class ModelRunner:
             compute_dtype=loaded.dtype,
             deterministic=deterministic,
             share_prefixes=share_prefixes,
-            max_num_tokens=max_num_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
+            max_num_tokens=limits.max_num_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
         )
         # Which chunks are long depends on how a prompt is cut.
         self._expansion = None
         if self.device.type == "cpu" and not deterministic:
-            self._expansion = make_expansion(loaded.model, backend, max_num_tokens)
+            self._expansion = make_expansion(loaded.model, backend, limits.max_num_tokens)
         self.states = None if states is None else RunnerStates(states, backend, self.device)
         self.windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
             assert isinstance(self.kv, GroupedKV)
-            self.windows = RunnerWindows(spec, max_num_tokens, self.kv)
+            self.windows = RunnerWindows(spec, limits.max_num_tokens, self.kv)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
         # The launches of states depend on the requests, not on the number of rows alone.
         if self.device.type == "cuda" and records_graphs and not deterministic and states is None:
-            max_rows = max_padded_rows(max_num_tokens, max_num_seqs)
+            max_rows = max_padded_rows(limits.max_num_tokens, limits.max_num_seqs)
             self.graphs = StepGraphs(
                 self.model, self.kv, self.backend, max_rows=max_rows, adapters=self.adapters
             )

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model.loading.loader import LoadedModel, load_model
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
 
 BLOCK_SIZE = 8
@@ -38,9 +38,7 @@ class Family:
             folder, attn_implementation="eager", dtype=torch.float32
         ).eval()
         spec = self.loaded.attention.layout(64, BLOCK_SIZE, self.loaded.dtype, self.loaded.device)
-        self.runner = ModelRunner(
-            self.loaded, spec, backend="cpu", max_num_tokens=256, max_num_seqs=8, max_model_len=256
-        )
+        self.runner = ModelRunner(self.loaded, spec, StepLimits(256, 8, 256), backend="cpu")
 
     @torch.inference_mode()
     def expected(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -37,7 +37,7 @@ class ProductSlot:
         return adapters if adapters is not None and adapters.ranks[self._index] else None
 
     def changes(self, rows: torch.Tensor) -> int:
-        """Return `changes` for a product of `radixkv_kernels.cpu.linear.float_product` with rows [T, inputs]."""
+        """Return `changes` for a float product (`radixkv_kernels.cpu.linear`) with rows [T, inputs]."""
         adapters = self.active()
         return 0 if adapters is None else self._sums.inner(*self._segments(adapters, rows), rows)
 

@@ -14,7 +14,7 @@ class ProductNames:
 
     Attributes:
         merged: queries, keys and values: one product each, or one for all.
-        order: outputs of one product for all: all queries, keys, values ("blocks"), or head by head ("heads").
+        order: outputs of one product for all: queries, keys, values ("blocks"), or head by head ("heads").
         mlps: modules of a layer besides attention, where it has them.
         halves: the MLP's first product is gate and up, one after the other.
     """

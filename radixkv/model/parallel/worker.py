@@ -35,7 +35,7 @@ class Rank:
     """Executor of rank 0's commands.
 
     Args:
-        data: connection for saved blocks: a header (see `joined_saves`) and the bytes of each, as two messages.
+        data: connection for saved blocks, each as two messages: a header (see `joined_saves`) and its bytes.
     """
 
     def __init__(self, runner: ModelRunner, communicator: Communicator, data: Connection) -> None:

@@ -26,7 +26,7 @@ from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.gpu_layers import FusedGpuLayer, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
 
 BLOCK = 8
@@ -66,8 +66,7 @@ def load(folder: Path, dtype: str = "float32") -> LoadedModel:
 
 def make_runner(loaded: LoadedModel, quantization: str | None = None, **options: Any) -> ModelRunner:
     spec = loaded.attention.layout(32, BLOCK, loaded.dtype, loaded.device, quantization)
-    limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
-    runner = ModelRunner(loaded, spec, backend="triton", **limits, **options)
+    runner = ModelRunner(loaded, spec, StepLimits(64, 4, 64), backend="triton", **options)
     for tensor in runner.kv.tensors():
         tensor.view(torch.uint8).zero_()
     return runner

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.loading.loader import load_model
-from radixkv.model.runner import ModelRunner
+from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.step_costs import StepCosts
 from radixkv_kernels.states import GRID, StateSpec
@@ -33,9 +33,8 @@ FAMILIES = [
 def interpreted_runner(model: Path, length: int) -> ModelRunner:
     loaded = load_model(EngineConfig(model=str(model), device="cpu"), show_progress=False)
     spec = loaded.attention.layout(NUM_BLOCKS, BLOCK, loaded.dtype, loaded.device, None)
-    limits = {"max_num_tokens": length, "max_num_seqs": 2, "max_model_len": length}
     states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2)
-    return ModelRunner(loaded, spec, backend="triton", states=states, **limits)
+    return ModelRunner(loaded, spec, StepLimits(length, 2, length), backend="triton", states=states)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
