@@ -21,7 +21,7 @@ _END = -1  # stands between two outputs; it is no token, so no match or guess cr
 
 
 class NamespaceTexts:
-    """Recent outputs by namespace: at most `MAX_NAMESPACES` texts of at most 0.4 MB each."""
+    """Recent outputs by namespace: at most `MAX_NAMESPACES` texts of about 0.5 MB at most."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[NamespaceKey, TextIndex] = OrderedDict()
