@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the `--json FILE` of every benchmark writes: its figures, its name, the date and the machine."""
+"""Write the `--json FILE` of a benchmark: its figures, its name, the date and the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.cli.bench.server_process import machine
 
 
 def write_figures(path: Path | str | None, benchmark: str, figures: dict[str, Any]) -> None:
-    """Write a result; without a path nothing happens. What `figures` says of the machine itself, stands."""
+    """Write a result, if there is a path; a machine in `figures` takes the place of this one."""
     if path is None:
         return
     about = {"benchmark": benchmark, "date": time.strftime("%Y-%m-%d"), "machine": machine()}

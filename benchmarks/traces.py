@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where recorded traces are: in the folder that RADIXKV_TRACES names, or beside the checkout."""
+"""Folder of recorded traces: the one that RADIXKV_TRACES names, or one beside the checkout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def traces_folder() -> Path:
-    """The folder of the recorded traces, which need not be there."""
+    """Return the folder of the recorded traces, which may be missing."""
     named = os.environ.get("RADIXKV_TRACES")
     return Path(named) if named else REPOSITORY.parent / "shared" / "traces"

@@ -99,7 +99,7 @@ def find_peers(folder: str | None, install: bool) -> list[TreePeer]:
 
 
 class Rival:
-    """A peer, what it has found and how long it took."""
+    """Peer, with its hits and times."""
 
     def __init__(self, peer: TreePeer) -> None:
         self.peer = peer

@@ -24,7 +24,7 @@ _REFERENCE_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrace:
-    """What became of a trace at the real engine.
+    """Times and counts of a trace at the real engine.
 
     Attributes:
         ttft_s: seconds to first token of all requests.

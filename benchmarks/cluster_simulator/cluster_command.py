@@ -44,7 +44,7 @@ from radixkv.scheduling.policy import make_policy
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One row to be: a router before so many replicas."""
+    """Cell of the table: a router before a number of replicas."""
 
     router: str
     num_replicas: int

@@ -105,7 +105,7 @@ def num_parts(engine: Engine) -> int:
 
 
 def _parts(engine: Engine) -> Iterator[_Part]:
-    """What the engine is given; always the same."""
+    """Return the steps that the engine is given; always the same."""
     ids = vocabulary(engine)
     room = min(engine.limits.max_model_len, engine.cache.available_blocks() * engine.cache.block_size) - 64
     rng = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from radixkv.cluster.routing import router as routing
 
 @dataclass(frozen=True, slots=True)
 class ArrivingPrompt:
-    """What a router sees of a request.
+    """Facts of a request that a router sees.
 
     Attributes:
         number: its number in the trace.
@@ -43,7 +43,7 @@ class ClusterRouter(Protocol):
         """The replica that gets this request."""
 
     def on_changes(self, replica: int, changes: BlockChanges, now: float) -> None:
-        """What is in a replica's cache has changed."""
+        """Take in changes of a replica's cache."""
 
     def on_first_token(self, number: int, now: float) -> None:
         """A request's prompt is computed."""
@@ -92,7 +92,7 @@ class LeastRequests(RoundRobin):
         return chosen
 
     def on_end(self, number: int, now: float) -> None:
-        """One request less."""
+        """Take in the end of a request."""
         self._requests[self._where.pop(number)] -= 1
 
 
@@ -154,7 +154,7 @@ class ExpectedTtft:
         self._routes: dict[int, routing.Route] = {}
 
     def route(self, prompt: ArrivingPrompt, now: float) -> int:
-        """Where the first token is expected soonest."""
+        """Choose the replica where the first token is expected soonest."""
         route = self._routes[prompt.number] = self._router.route(prompt.tokens, now)
         return int(route.replica.name)
 

@@ -31,7 +31,7 @@ _MAX_STEPS_AHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """What every replica is.
+    """Settings that all replicas share.
 
     Attributes:
         num_blocks: blocks of the pool.
@@ -56,7 +56,7 @@ class ReplicaConfig:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """What became of a request; seconds of simulated time. NaN: it did not happen.
+    """Times and counts of a request; seconds of simulated time. NaN: it did not happen.
 
     Attributes:
         prompt_tokens: how many.
@@ -105,7 +105,7 @@ class _StepsAhead:
 
 
 class SimulatedReplica:
-    """One engine.
+    """Simulated engine.
 
     Args:
         clock: seconds of simulated time.
@@ -152,12 +152,12 @@ class SimulatedReplica:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for requests."""
+        """True if it waits for requests."""
         return self._batch is None
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running request lost its blocks."""
+        """Number of times that a running request lost its blocks."""
         return self._scheduler.stats.num_preemptions
 
     def add(self, number: int, tokens: npt.NDArray[np.int32], served: ServedRequest) -> None:

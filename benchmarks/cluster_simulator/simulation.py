@@ -52,7 +52,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """What happened.
+    """Result of a simulation.
 
     Attributes:
         requests: in the order of the trace.
@@ -76,7 +76,7 @@ class ClusterRun:
 
 
 class ClusterSimulation:
-    """One run; see the module's text.
+    """Simulation of one cluster and trace; see the module.
 
     Args:
         make_router: makes the router.

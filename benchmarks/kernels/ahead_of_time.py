@@ -192,7 +192,7 @@ TESTED = (
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler made of a kernel.
+    """Compiler's result for a kernel.
 
     Attributes:
         registers: per thread. spill_bytes: stored to local memory, per thread. shared_bytes: per program.

@@ -60,7 +60,7 @@ WINDOW = 256
 
 @dataclass
 class Outcome:
-    """What one setting did."""
+    """Figures of one setting."""
 
     answers: list[list[int]]
     likeliest: list[int]

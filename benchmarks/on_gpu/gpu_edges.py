@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is easy to get wrong besides the numbers: large caches, slots, copies, replays; and memory errors."""
+"""Checks besides the numbers: large caches, slots, copies, replays; and memory errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the host's work is hidden: an engine's decode steps, one by one and launched ahead.
+"""Measure the hidden part of the host's work: decode steps, one by one and launched ahead.
 
 The same requests to two engines, one after the other in this process. `gap_ms` is the time in a step for
 which the device has nothing to do, as far as the host can see: from a step's tokens to the next launch.

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass
 class Request:
-    """What the sampler needs of one."""
+    """Fields of a request that the sampler reads."""
 
     params: SamplingParams
     sampling_state: SamplingState
