@@ -9,10 +9,10 @@
 Triton and numba load only when a backend that needs them is made.
 """
 
-from radixkv_kernels.heads import Norm, Rotation
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan
 from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
 from radixkv_kernels.kv_groups import GroupedKV, KVGroup, KVLayout, make_kv
+from radixkv_kernels.norm_rotary import Norm, Rotation
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
 from radixkv_kernels.registry import BACKENDS, make_backend
 

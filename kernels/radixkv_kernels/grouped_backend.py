@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv_kernels.heads import Rotation
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_groups import KVLayout
+from radixkv_kernels.norm_rotary import Rotation
 
 
 class GroupedPlan(AttentionPlan):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv_kernels.heads import Rotation
 from radixkv_kernels.kv_cache import COMPUTE_DTYPES, KVSpec, PagedKV
+from radixkv_kernels.norm_rotary import Rotation
 
 #: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are
 #: ignored.

@@ -10,7 +10,7 @@ from pathlib import Path
 from radixkv.errors import ConfigError
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.disk.folder import FolderLock
-from radixkv.tiers.host import Allocate, HostTier
+from radixkv.tiers.host_tier import Allocate, HostTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier, make_client

@@ -35,7 +35,7 @@ from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PrefixPin
 from radixkv.tiers.checkpoint_memory import bytes_per_window
 from radixkv.tiers.disk.disk_tier import DiskTier
-from radixkv.tiers.host import HostTier
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.redis.owner_keys import OwnerKeys
 from radixkv.tiers.redis.redis_tier import RedisTier

@@ -21,7 +21,7 @@ from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PrefixPin
-from radixkv.tiers.host import HostTier
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.selection import Selection
 
 TEXT = [1 + i * i % 90 for i in range(400)]

@@ -30,7 +30,7 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import PrefixPin
 from radixkv.speculation.step_costs import StepCosts
 from radixkv.tiers.disk.disk_tier import DiskTier
-from radixkv.tiers.host import HostTier
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.tier import TierStack
 

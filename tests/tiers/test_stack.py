@@ -15,7 +15,7 @@ from tier_engines import GREEDY, PROMPT, assert_right, engine_with, filled, step
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
 from radixkv.engine.engine import Engine
-from radixkv.tiers.host import HostTier
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.selection import Selection
 from radixkv.tiers.tier import TierStack, TierState
 

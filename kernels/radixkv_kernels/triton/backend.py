@@ -12,9 +12,9 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 import torch
 
-from radixkv_kernels.heads import Rotation
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
+from radixkv_kernels.norm_rotary import Rotation
 from radixkv_kernels.triton.copy import copy_blocks
 from radixkv_kernels.triton.launch import KernelLauncher
 from radixkv_kernels.triton.plan import TritonPlan, work_settings

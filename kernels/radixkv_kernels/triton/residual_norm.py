@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.heads import Norm
+from radixkv_kernels.norm_rotary import Norm
 
 
 @triton.jit

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.heads import Rotation
 from radixkv_kernels.kv_cache import PagedKV
+from radixkv_kernels.norm_rotary import Rotation
 from radixkv_kernels.triton.residual_norm import rms_factor, weighted
 from radixkv_kernels.triton.write import cache_pointers, cache_shape, quantized, row_scale, store_rows
 
