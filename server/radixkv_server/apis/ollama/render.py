@@ -17,7 +17,7 @@ from radixkv.text.chat_formats.answer import (
     ToolCallBegin,
 )
 from radixkv.text.json_text import read_json_text
-from radixkv_server.apis.common.token_details import LogprobsFormat
+from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.ollama.schemas import call_key
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from radixkv.scheduling.request import Request
-from radixkv_server.apis.common.token_details import LogprobsFormat
+from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.ollama.render import OllamaRenderer
 from radixkv_server.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest, CommonFields

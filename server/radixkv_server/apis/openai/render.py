@@ -8,14 +8,14 @@ the real client.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import radixkv
 from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
-from radixkv.sampling.logprobs import TokenLogprobs
+from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.text.chat_formats.answer import (
     Answer,
     AnswerEvent,
@@ -27,7 +27,7 @@ from radixkv.text.chat_formats.answer import (
 )
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.custom_tools import CustomInput, input_of
-from radixkv_server.apis.common.token_details import ContentTokens, LogprobsFormat, TextOffsets, TokenDetails
+from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets, finite
 from radixkv_server.apis.common.usage import usage_details
 from radixkv_server.apis.openai.schemas import CommonFields, CompletionRequest
 from radixkv_server.chats.call_memory import Remember
@@ -46,7 +46,7 @@ class Envelope:
     """Fields around the choices of an answer, and the framing of a stream's chunks as events.
 
     Args:
-        body: says whether chunks and the end of a stream tell the usage.
+        body: says which further fields the client wants: usage, token ids, logprobs of the prompt.
     """
 
     body: CommonFields
@@ -80,11 +80,39 @@ class Envelope:
             return _DONE
         return self._event([], {"usage": usage_json(usage), **more}) + _DONE
 
+    def prompt_details(self, prompt: EncodedTokens, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
+        """`prompt_token_ids`, and `prompt_logprobs`: for each token `{id: {logprob, rank, decoded_token}}`.
+
+        Nothing precedes the first token: null. The others have the token itself, then the likeliest.
+        """
+        num_top = self.body.prompt_logprobs
+        details: Json = {"prompt_token_ids": prompt.token_ids.tolist()} if self.body.return_token_ids else {}
+        if num_top is not None and logprobs is not None:
+            details["prompt_logprobs"] = [
+                None if entry is None else _by_id((entry.chosen, *entry.top[:num_top])) for entry in logprobs
+            ]
+        return details
+
+    def answer_details(self, ids: Sequence[int]) -> Json:
+        """Return `token_ids`, including the tokens that end the answer."""
+        return {"token_ids": ids} if self.body.return_token_ids else {}
+
     def _event(self, choices: list[Json], more: Json) -> bytes:
         value = self.wrap(choices, **more)
         # Most tell of a token or two; one with a prompt's logprobs is written in a thread, beside others.
         is_long = "prompt_logprobs" in more or any("prompt_logprobs" in choice for choice in choices)
         return b"data: " + (dump_in_pieces(value) if is_long else dump(value)) + b"\n\n"
+
+
+def _by_id(items: Iterable[Logprob]) -> Json:
+    return {
+        str(item.token_id): {
+            "logprob": finite(item.logprob),
+            "rank": item.rank,
+            "decoded_token": item.text,
+        }
+        for item in items
+    }
 
 
 def usage_json(usage: Usage) -> Json:
@@ -111,8 +139,8 @@ class ChatRenderer(Renderer):
     """
 
     envelope: Envelope
+    prompt: EncodedTokens
     logprobs: LogprobsFormat
-    details: TokenDetails
     custom_tools: Collection[str]
     readers: AnswerReaders
     diagnosis: CacheDiagnosis
@@ -126,7 +154,7 @@ class ChatRenderer(Renderer):
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Usage) -> Json:
         choices = [self._choice(*numbered) for numbered in enumerate(outputs[0].outputs)]
-        details = self.details.of_prompt(0, outputs[0].prompt_logprobs)
+        details = self.envelope.prompt_details(self.prompt, outputs[0].prompt_logprobs)
         return self.envelope.wrap(choices, usage=usage_json(usage), **details, **self.diagnosis.fields(usage))
 
     def chunk(self, prompt_index: int, delta: OutputDelta, usage: Usage) -> bytes:
@@ -135,7 +163,7 @@ class ChatRenderer(Renderer):
         logprobs = None if delta.prompt is None else delta.prompt.logprobs
         details: Json = {}
         if is_first:
-            details = {**self.details.of_prompt(0, logprobs), **self.diagnosis.fields(usage)}
+            details = self.envelope.prompt_details(self.prompt, logprobs) | self.diagnosis.fields(usage)
         events = []
         for choice in self._choices(delta):
             events.append(self.envelope.chunk(choice, usage, **details))
@@ -159,7 +187,7 @@ class ChatRenderer(Renderer):
                 sample.finish_reason, bool(answer.tool_calls) and not answer.calls_are_cut
             ),
             "stop_reason": sample.stop_reason,
-            **self.details.of_answer(sample.token_ids),
+            **self.envelope.answer_details(sample.token_ids),
         }
 
     def _choices(self, delta: OutputDelta) -> list[Json]:
@@ -172,7 +200,7 @@ class ChatRenderer(Renderer):
             self._begun.add(delta.index)
             begin = None if self.readers.forced else ""
             choices.append(choice({"role": "assistant", "content": begin, "refusal": None}))
-        details = self.details.of_answer(delta.token_ids) if delta.token_ids else {}
+        details = self.envelope.answer_details(delta.token_ids) if delta.token_ids else {}
         tokens = self._tokens_of(delta.index)
         tokens.add(delta.logprobs)
         for event in self.readers.read(delta):
@@ -263,7 +291,6 @@ class TextRenderer(Renderer):
     prompts: Sequence[EncodedTokens]
 
     def __post_init__(self) -> None:
-        self._details = TokenDetails(self.body, self.prompts)
         # By prompt: what its choices share.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
         self._prompt_details: dict[int, Json] = {}
@@ -303,7 +330,9 @@ class TextRenderer(Renderer):
             skip = self.body.skip_special_tokens is not False
             self._offsets[index] = self.logprobs.offsets(len(echo), skip_special_tokens=skip)
             if prompt_index not in self._prompt_details:
-                self._prompt_details[prompt_index] = self._details.of_prompt(prompt_index, prompt_logprobs)
+                self._prompt_details[prompt_index] = self.envelope.prompt_details(
+                    self.prompts[prompt_index], prompt_logprobs
+                )
             details = self._prompt_details[prompt_index]
         echoed = (self.prompts[prompt_index], prompt_logprobs or ()) if is_first and self.body.echo else None
         return {
@@ -313,7 +342,7 @@ class TextRenderer(Renderer):
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
             **details,
-            **self._details.of_answer(part.token_ids),
+            **self.envelope.answer_details(part.token_ids),
         }
 
     def _choice_logprobs(

@@ -15,7 +15,6 @@ from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.thinking import Thinking
-from radixkv_server.apis.common.answer_fields import GrammarFields, tool_choice
 from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, for_prompt, unusual
 from radixkv_server.apis.common.chat_messages import (
     ChatMessage,
@@ -23,8 +22,9 @@ from radixkv_server.apis.common.chat_messages import (
     template_messages,
     with_cache_controls,
 )
+from radixkv_server.apis.common.constraints import tool_choice
 from radixkv_server.apis.common.fields import plain_choice
-from radixkv_server.apis.common.token_details import LogprobsFormat, TokenDetails
+from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer
 from radixkv_server.apis.openai.schemas import (
     ChatCompletionRequest,
@@ -32,6 +32,7 @@ from radixkv_server.apis.openai.schemas import (
     ChatFields,
     CommonFields,
     CompletionRequest,
+    GrammarFields,
 )
 from radixkv_server.chats.chat import Chat, ChatPrompt, InputGrammar
 from radixkv_server.chats.constraint import with_default
@@ -62,8 +63,8 @@ async def prepare_chat(
     envelope = Envelope(body, new_id("chatcmpl-"), kind, model)
     renderer = ChatRenderer(
         envelope,
+        encoded_prompt(request),
         _logprobs(context, body, request),
-        TokenDetails(body, [encoded_prompt(request)]),
         {tool.name for tool in body.tools or () if isinstance(tool, ChatCustomTool)},
         prompt.readers(),
         diagnosis,

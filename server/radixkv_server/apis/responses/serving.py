@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, text_block, unusual
 from radixkv_server.apis.common.chat_messages import with_cache_controls
-from radixkv_server.apis.common.token_details import LogprobsFormat
+from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.responses.configuration import configured
 from radixkv_server.apis.responses.conversation import chat_of, items_of, marked_items
 from radixkv_server.apis.responses.errors import ErrorForm, error_json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids of prompts and answers, and logprobs in the shapes of both OpenAI routes and of vLLM."""
+"""Logprobs of an answer's tokens, in the forms of chats and of completions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from pydantic import model_validator
-
-from radixkv.cache.keys import EncodedTokens
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.text.chat_formats.answer import ContentDelta
 from radixkv.text.text_tokenizer import TextTokenizer
-from radixkv_server.apis.common.fields import check_logprobs
 from radixkv_server.dialect import Json
-from radixkv_server.http.body import StrictModel
 
 
 class TextOffsets:
@@ -187,59 +182,3 @@ def _id_name(token_id: int) -> str:
 def finite(logprob: float) -> float:
     """Replace infinity, which JSON lacks: a masked token gets OpenAI's -9999."""
     return max(float(logprob), -9999.0)
-
-
-class TokenDetailFields(StrictModel):
-    """vLLM's fields of chat and text completions."""
-
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    prompt_logprobs: int | None = None
-
-    @model_validator(mode="after")
-    def _few_prompt_logprobs(self) -> TokenDetailFields:
-        check_logprobs(self.prompt_logprobs, "prompt_logprobs")
-        return self
-
-
-class TokenDetails:
-    """Fields with token details that a body requests for its answer.
-
-    Args:
-        prompts: kept only where their tokens are requested.
-    """
-
-    def __init__(self, body: TokenDetailFields, prompts: Sequence[EncodedTokens]) -> None:
-        self._with_ids = bool(body.return_token_ids)
-        self._prompts = prompts if self._with_ids else ()
-        self._num_top = body.prompt_logprobs
-
-    def of_prompt(self, index: int, logprobs: Sequence[TokenLogprobs | None] | None) -> Json:
-        """`prompt_token_ids`, and `prompt_logprobs`: for each token `{id: {logprob, rank, decoded_token}}`.
-
-        Nothing precedes the first token: null. The others have the token itself, then the likeliest.
-        """
-        details: Json = (
-            {"prompt_token_ids": self._prompts[index].token_ids.tolist()} if self._with_ids else {}
-        )
-        if self._num_top is not None and logprobs is not None:
-            num_top = self._num_top
-            details["prompt_logprobs"] = [
-                None if entry is None else _by_id((entry.chosen, *entry.top[:num_top])) for entry in logprobs
-            ]
-        return details
-
-    def of_answer(self, ids: Sequence[int]) -> Json:
-        """Return `token_ids`, including the tokens that end the answer."""
-        return {"token_ids": ids} if self._with_ids else {}
-
-
-def _by_id(items: Iterable[Logprob]) -> Json:
-    return {
-        str(item.token_id): {
-            "logprob": finite(item.logprob),
-            "rank": item.rank,
-            "decoded_token": item.text,
-        }
-        for item in items
-    }
