@@ -159,7 +159,7 @@ def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None
 
     Only the main thread is told of signals: on another, nothing happens.
     """
-    if not _hears_hangups(settings):
+    if not _reloads_on_hangup(settings):
         yield
         return
     before = signal.getsignal(signal.SIGHUP)
@@ -181,7 +181,7 @@ def reloading(settings: ServerSettings, context: ServerContext) -> Iterator[None
 @contextlib.contextmanager
 def _no_hangups(settings: ServerSettings) -> Iterator[None]:
     """Ignore SIGHUP before the server runs, if there is a keys file, instead of exiting."""
-    if not _hears_hangups(settings):
+    if not _reloads_on_hangup(settings):
         yield
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -191,7 +191,7 @@ def _no_hangups(settings: ServerSettings) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _hears_hangups(settings: ServerSettings) -> bool:
+def _reloads_on_hangup(settings: ServerSettings) -> bool:
     return settings.keys_file is not None and threading.current_thread() is threading.main_thread()
 
 

@@ -143,7 +143,7 @@ class SeenRequest:
         """Report on its miss; None: not known, or prefix caching is off."""
         return self.progress.report
 
-    def look_at(self, request: Request, chat: ChatPrompt | None) -> None:
+    def note_match(self, request: Request, chat: ChatPrompt | None) -> None:
         """Note the part of the prompt that explains the report of the cache."""
         self.adapter = adapter_part(request.namespace) if request.lora else ""
         report = self.report
@@ -237,7 +237,7 @@ class Activity:
         comparison: Comparison | None = None,
     ) -> None:
         """Count a request's cached tokens, and keep its prompt for a while."""
-        one.look_at(request, chat)
+        one.note_match(request, chat)
         if comparison is not None:
             one.compared_with = comparison.earlier_id
             one.finding = comparison.finding(one.progress.num_cached_tokens)

@@ -252,7 +252,7 @@ class AnswerReaders:
                 self._called.add(delta.index)
             elif isinstance(event, ToolCallEnd) and event.cut:
                 self._called.discard(delta.index)
-        return self._shown(events)
+        return self._visible(events)
 
     def has_called(self, sample: int) -> bool:
         """Tell whether the text read so far has tool calls, the last of them complete."""
@@ -261,9 +261,9 @@ class AnswerReaders:
     def read_whole(self, sample: CompletionOutput) -> list[AnswerEvent]:
         """Return all events of a finished sample."""
         parser = self._make_parser()
-        return self._shown(parser.push(sample.text) + parser.finish(cut=_is_cut(sample)))
+        return self._visible(parser.push(sample.text) + parser.finish(cut=_is_cut(sample)))
 
-    def _shown(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+    def _visible(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         if not self._hides_reasoning:
             return events
         return [event for event in events if not isinstance(event, ReasoningDelta)]

@@ -40,7 +40,7 @@ def answer_constraint(
     if wanted is not None:
         _check_free(chat)
         if chat.options.get("continue_final_message"):
-            wanted = _going_on(wanted, prompt)
+            wanted = _continue_content(wanted, prompt)
     if wanted is None and allowed is None and not chat.callable_tools and not chat.must_call:
         return None, GrammarPlaces(param)
     tools = () if chat.tool_choice == "none" else chat.callable_tools
@@ -108,7 +108,7 @@ def _check_free(chat: Chat) -> None:
         )
 
 
-def _going_on(wanted: StructuredOutputs, prompt: ChatPrompt) -> StructuredOutputs:
+def _continue_content(wanted: StructuredOutputs, prompt: ChatPrompt) -> StructuredOutputs:
     """Let a grammar go on after the content of a last message that the prompt leaves open.
 
     JSON may have as much white space between its tokens as that content has.

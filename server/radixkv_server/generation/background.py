@@ -30,7 +30,7 @@ MAX_KEPT_BYTES = 16 * 1024 * 1024
 END_OF_EVENT = b"\n\n"
 
 
-class Story(Protocol):
+class BackgroundRenderer(Protocol):
     """Protocol of an API's background answer; every method returns framed events."""
 
     def begun(self) -> bytes:
@@ -52,7 +52,7 @@ class BackgroundAnswer:
         on_end: called once when the answer has ended, with the error that ended it.
 
     Attributes:
-        story: the answer itself.
+        renderer: the answer itself.
         events: events so far; the index of each is its number.
         num_bytes: size of the events.
         ended_at: `time.monotonic` of its end; None while it runs.
@@ -62,14 +62,14 @@ class BackgroundAnswer:
         self,
         tenant: str,
         answer_id: str,
-        story: Story,
+        renderer: BackgroundRenderer,
         frames: AsyncGenerator[bytes],
         usage: Usage,
         on_end: Callable[[ApiError | None], None],
     ) -> None:
         self.tenant = tenant
         self.id = answer_id
-        self.story = story
+        self.renderer = renderer
         self.events: list[bytes] = []
         self.num_bytes = 0
         self.ended_at: float | None = None
@@ -80,7 +80,7 @@ class BackgroundAnswer:
         self._is_cancelled = False
         self._is_ending = False
         self._task: asyncio.Task[None] | None = None
-        self._add(story.begun())
+        self._add(renderer.begun())
 
     def start(self, timeout_s: float) -> asyncio.Task[None]:
         """Start generating; the task ends with the answer."""
@@ -126,9 +126,9 @@ class BackgroundAnswer:
         self._is_ending = True
         try:
             if error is not None:
-                self._add(await self.story.failed(error))
+                self._add(await self.renderer.failed(error))
             elif self._is_cancelled:
-                self._add(await self.story.cancelled(self._usage))
+                self._add(await self.renderer.cancelled(self._usage))
         finally:
             self._on_end(error)
             self.ended_at = time.monotonic()

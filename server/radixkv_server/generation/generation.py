@@ -408,7 +408,7 @@ async def answer(request: HttpRequest, dialect: Dialect, generation: Generation[
     return await long_json_response(lambda: body, size=size)
 
 
-async def tell_prompt(
+async def respond_with_tokens(
     request: HttpRequest,
     model: type[Body],
     prepare: Prepare[Body, WholeRenderer],

@@ -147,7 +147,7 @@ class BodyReader:
             raise bad_request("The request body must be a JSON object.", code="invalid_json")
         model, ignored = choose(value), Ignored(self._takes_unknown, self._images)
         try:
-            return model.model_validate(value, context=ignored), ignored.words(value)
+            return model.model_validate(value, context=ignored), ignored.describe(value)
         except ValidationError as error:
             raise validation_error(error, model) from None
 

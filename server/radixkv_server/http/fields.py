@@ -87,11 +87,11 @@ class Ignored:
         """Note an ignored field of the object `owner`, which is part of the body."""
         self._noted.append((owner, name, " (unknown)" if is_unknown else ""))
 
-    def say(self, what: str) -> None:
+    def note_part(self, what: str) -> None:
         """Note another part of the body without effect."""
         self._said.append(what)
 
-    def words(self, body: Json) -> list[str]:
+    def describe(self, body: Json) -> list[str]:
         """Return the paths of the ignored fields, each once, without list positions. O(parts of the body)."""
         if not self._noted:
             return list(dict.fromkeys(self._said))

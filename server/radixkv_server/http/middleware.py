@@ -69,14 +69,14 @@ class RequestObserver:
         """Count a request whose answer is complete."""
         route = getattr(scope.get("route"), "path", "unmatched")
         self.metrics.observe_request(route, record)
-        self._tell(scope, route, record)
+        self._report(scope, route, record)
 
     def work_ended(self, scope: Scope, record: RequestRecord) -> None:
         """Count background work after the request of `scope`, which has been counted itself."""
         self.metrics.observe_usage(record)
-        self._tell({**scope, "method": "BACKGROUND"}, scope["route"].path, record)
+        self._report({**scope, "method": "BACKGROUND"}, scope["route"].path, record)
 
-    def _tell(self, scope: Scope, route: str, record: RequestRecord) -> None:
+    def _report(self, scope: Scope, route: str, record: RequestRecord) -> None:
         record.end()
         if self.tracing is not None:
             self.tracing.request_ended(scope, route, record)

@@ -38,7 +38,7 @@ from radixkv_server.apis.anthropic.blocks import (
     ToolUseBlock,
 )
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest
-from radixkv_server.apis.anthropic.tools import AnthropicTool, KnownTool, client_tools, shown
+from radixkv_server.apis.anthropic.tools import AnthropicTool, KnownTool, client_tools, tool_text
 from radixkv_server.apis.common.returned_text import hide, unhide
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl
 from radixkv_server.chats.call_memory import Recall
@@ -50,7 +50,7 @@ _LOADED = "From now on this function can be called:"
 _REMOVED = "From now on this function can't be called:"
 
 
-def _shown(messages: Sequence[InputMessage]) -> list[InputMessage]:
+def _rendered(messages: Sequence[InputMessage]) -> list[InputMessage]:
     """Return the messages to render: from the latest summary on, without those for an earlier turn."""
     shown = list(messages)
     for index, message in enumerate(messages):
@@ -92,11 +92,11 @@ class Conversation:
         self._tools = {tool.name: tool for tool in (*client_tools(body.tools or ()), *body.added_tools)}
         if isinstance(body.system, str):
             if body.system:
-                self._say("system", body.system, None)
+                self._add_text("system", body.system, None)
         else:
             for block in body.system or ():
-                self._say("system", block.text, block.cache_control)
-        for message in _shown(body.messages):
+                self._add_text("system", block.text, block.cache_control)
+        for message in _rendered(body.messages):
             self._add(message, recall)
         if body.cache_control is not None and self._last is not None:
             automatic = replace(self._last, ttl=body.cache_control.seconds)
@@ -107,7 +107,7 @@ class Conversation:
     def _add(self, message: InputMessage, recall: Recall) -> None:
         for block in message.blocks:
             if isinstance(block, TextBlock | DocumentBlock | SearchResultBlock):
-                self._say(message.role, block.text, block.cache_control)
+                self._add_text(message.role, block.text, block.cache_control)
             elif isinstance(block, ThinkingBlock):
                 self._think(block.thinking or unhide(block.signature, _HIDDEN))
             elif isinstance(block, RedactedThinkingBlock):
@@ -120,9 +120,9 @@ class Conversation:
             elif isinstance(block, ToolResultBlock):
                 self._result(block)
             elif isinstance(block, CompactionBlock) and block.content is not None:
-                self._say("user", f"{_SUMMARY}\n{block.content}", block.cache_control)
+                self._add_text("user", f"{_SUMMARY}\n{block.content}", block.cache_control)
             elif isinstance(block, ToolAdditionBlock | ToolRemovalBlock) and (text := self._change(block)):
-                self._say(message.role, text, block.cache_control)
+                self._add_text(message.role, text, block.cache_control)
 
     def _last_of(self, role: str) -> Message | None:
         return self.messages[-1] if self.messages and self.messages[-1]["role"] == role else None
@@ -134,7 +134,7 @@ class Conversation:
             self.messages.append(message)
         return message
 
-    def _say(self, role: str, text: str, control: CacheControl | None) -> None:
+    def _add_text(self, role: str, text: str, control: CacheControl | None) -> None:
         if role == "assistant":
             self._assistant()["content"] += text
         else:
@@ -187,13 +187,13 @@ class Conversation:
 
     def _loaded(self, name: str) -> str:
         tool = self._tools.get(name)
-        return f"There is no tool {name}." if tool is None else f"{_LOADED}\n{shown(tool)}"
+        return f"There is no tool {name}." if tool is None else f"{_LOADED}\n{tool_text(tool)}"
 
     def _change(self, block: ToolAdditionBlock | ToolRemovalBlock) -> str:
         changed = block.tool
         if isinstance(changed, ToolDefinition):
             tools = client_tools([changed.definition])
-            return f"{_LOADED}\n{shown(tools[0])}" if tools else ""
+            return f"{_LOADED}\n{tool_text(tools[0])}" if tools else ""
         return (
             self._loaded(changed.name)
             if isinstance(block, ToolAdditionBlock)

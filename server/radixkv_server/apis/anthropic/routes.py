@@ -10,7 +10,7 @@ from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRe
 from radixkv_server.apis.anthropic.serving import count_tokens, prepare_messages
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.generation import json_response, respond, tell_prompt
+from radixkv_server.generation.generation import json_response, respond, respond_with_tokens
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
@@ -35,7 +35,7 @@ async def count_message_tokens(request: Request) -> Response:
 @router.post("/tokenize/v1/messages")
 async def tokenize_message(request: Request) -> Response:
     """Return the tokens that /v1/messages would send to the model, and their cache namespace."""
-    return await tell_prompt(request, MessagesRequest, prepare_messages)
+    return await respond_with_tokens(request, MessagesRequest, prepare_messages)
 
 
 API = Api(

@@ -233,10 +233,10 @@ def diagnosis_fields(diagnosis: CacheDiagnosis, usage: Usage) -> Json:
     any other              {"cache_miss_reason": {"type": ...}}
     """
     finding = diagnosis.finding(usage)
-    return {"diagnostics": _words(finding), **diagnosis.own(finding, usage)}
+    return {"diagnostics": _miss_reason(finding), **diagnosis.own(finding, usage)}
 
 
-def _words(finding: Finding) -> Json | None:
+def _miss_reason(finding: Finding) -> Json | None:
     if finding.state == "running":
         return {"cache_miss_reason": None}
     if finding.state == "not_found":

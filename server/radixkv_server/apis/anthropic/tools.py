@@ -114,9 +114,9 @@ class ServerTool(StrictModel):
     cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
-    def _say_so(self, info: ValidationInfo) -> ServerTool:
+    def _note_as_ignored(self, info: ValidationInfo) -> ServerTool:
         if isinstance(info.context, Ignored):
-            info.context.say(f"tools: {self.type[:40]}")
+            info.context.note_part(f"tools: {self.type[:40]}")
         return self
 
 
@@ -160,7 +160,7 @@ def is_deferred(tool: AnthropicTool | KnownTool, tools: Sequence[Any]) -> bool:
     return bool(tool.defer_loading) and not searched
 
 
-def shown(tool: AnthropicTool | KnownTool) -> str:
+def tool_text(tool: AnthropicTool | KnownTool) -> str:
     """Return a tool as text for a message."""
     return json.dumps(tool.for_template(), ensure_ascii=False)
 

@@ -73,14 +73,14 @@ class TextPart(StrictModel):
         return value
 
     @property
-    def words(self) -> str:
+    def plain_text(self) -> str:
         """Text of the part."""
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 def joined(content: str | Sequence[TextPart]) -> str:
     """Return a text, or parts joined by line breaks."""
-    return content if isinstance(content, str) else "\n".join(part.words for part in content)
+    return content if isinstance(content, str) else "\n".join(part.plain_text for part in content)
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -175,7 +175,7 @@ class ChatMessage(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _says_something(self) -> ChatMessage:
+    def _has_content(self) -> ChatMessage:
         extra = self.model_extra or {}
         may_be_null = self.role in ("tool", "function") or (
             self.role == "assistant"
@@ -240,7 +240,7 @@ def breakpoints_in(messages: Sequence[ChatMessage]) -> list[tuple[CacheControl, 
     for index, message in enumerate(messages):
         chars = -1
         for part in message.content if isinstance(message.content, list) else ():
-            chars += 1 + len(part.words)
+            chars += 1 + len(part.plain_text)
             if part.cache_control is not None:
                 breakpoint = Breakpoint(part.cache_control.seconds, message=index, chars=chars)
                 found.append((part.cache_control, breakpoint))
@@ -275,7 +275,7 @@ def marked_parts(content: str | Sequence[TextPart] | None) -> Iterator[MarkedPar
     """Return the parts of a message that end with a breakpoint, in the text of `content.joined`."""
     chars = -1
     for part in content if not isinstance(content, str) and content else ():
-        chars += 1 + len(part.words)
+        chars += 1 + len(part.plain_text)
         if part.prompt_cache_breakpoint is not None:
             yield MarkedPart(part.prompt_cache_breakpoint.ttl, chars)
 

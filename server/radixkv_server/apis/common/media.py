@@ -92,7 +92,7 @@ def _as_text_only(messages: Any, info: ValidationInfo) -> Any:
                 place,
                 "unsupported_content",
             )
-    ignored.say("images, files and sounds (the model is shown a short text for each)")
+    ignored.note_part("images, files and sounds (the model is shown a short text for each)")
     return replaced
 
 

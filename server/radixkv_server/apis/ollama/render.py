@@ -85,7 +85,7 @@ class OllamaRenderer(Renderer):
         whole: Json = {"content": ""}
         tokens: list[Json] = []
         for event in self.readers.read_whole(sample):
-            said, entries = self._said(event)
+            said, entries = self._fields(event)
             tokens += entries
             for name, value in said.items():
                 whole[name] = whole[name] + value if name in whole else value
@@ -95,7 +95,7 @@ class OllamaRenderer(Renderer):
         self._times = delta.times or self._times
         self._reason = delta.finish_reason or self._reason
         self._tokens.add(delta.logprobs)
-        pieces = map(self._said, self.readers.read(delta))
+        pieces = map(self._fields, self.readers.read(delta))
         return b"".join(
             line({**self._piece({"content": "", **said}, tokens), "done": False})
             for said, tokens in pieces
@@ -105,7 +105,7 @@ class OllamaRenderer(Renderer):
     def ending(self, usage: Usage) -> bytes:
         return line({**self._piece({"content": ""}, []), **self._figures(usage)})
 
-    def _said(self, event: AnswerEvent) -> tuple[Json, list[Json]]:
+    def _fields(self, event: AnswerEvent) -> tuple[Json, list[Json]]:
         """Return the fields of a message that an event adds to, and the logprobs of its tokens."""
         if isinstance(event, ContentDelta):
             wanted = self.logprobs.are_wanted

@@ -45,7 +45,7 @@ async def prepare_ollama(
         chat = _checked(ChatCompletionRequest, fields, ignored)
         request, prompt, places = await completion_request(context, chat, caller)
         readers = prompt.readers()
-        record.ignored += ignored.words(fields)
+        record.ignored += ignored.describe(fields)
     request.session_done = body.ends_session
     remember = partial(context.calls.remember, caller.name)
     logprobs = LogprobsFormat(context.engine.tokenizer, request.params)

@@ -27,7 +27,7 @@ from radixkv_server.apis.openai.serving import prepare_chat, prepare_completion
 from radixkv_server.context import ServerContext, context_of
 from radixkv_server.dialect import Api, Json
 from radixkv_server.errors import ApiError
-from radixkv_server.generation.generation import json_response, respond, tell_prompt
+from radixkv_server.generation.generation import json_response, respond, respond_with_tokens
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
@@ -48,13 +48,13 @@ async def create_completion(request: HttpRequest) -> Response:
 @router.post("/tokenize/v1/chat/completions")
 async def tokenize_chat_completion(request: HttpRequest) -> Response:
     """Return the tokens that /v1/chat/completions would send to the model, and their cache namespace."""
-    return await tell_prompt(request, ChatCompletionRequest, prepare_chat)
+    return await respond_with_tokens(request, ChatCompletionRequest, prepare_chat)
 
 
 @router.post("/tokenize/v1/completions")
 async def tokenize_completion(request: HttpRequest) -> Response:
     """Return the tokens of /v1/completions likewise; of several prompts, the longest."""
-    return await tell_prompt(request, CompletionRequest, prepare_completion, takes_many_prompts=True)
+    return await respond_with_tokens(request, CompletionRequest, prepare_completion, takes_many_prompts=True)
 
 
 @router.post("/v1/embeddings")

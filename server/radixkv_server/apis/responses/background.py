@@ -78,7 +78,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
             why = f"they are kept for {KEPT_S / 60:g} minutes after its end, by the server that ran it"
         message = f"The events of {response_id} are not there: {why}. Retrieve it without stream."
         raise bad_request(message, param="stream", code="events_not_kept")
-    return json_response(_shown(running)) if after is None else _stream(request, running, after)
+    return json_response(_state_of(running)) if after is None else _stream(request, running, after)
 
 
 async def cancel(request: Request, response_id: str) -> Response:
@@ -92,7 +92,7 @@ async def cancel(request: Request, response_id: str) -> Response:
     running = context_of(request).background.get(record_of(request.scope).tenant, response_id)
     if running is not None and running.ended_at is None:
         await running.end(by_client=True)
-        if (response := _shown(running))["status"] == "cancelled":
+        if (response := _state_of(running))["status"] == "cancelled":
             return json_response(response)
     response = (await stored_responses(request).get(response_id)).response
     status = response["status"]
@@ -113,9 +113,9 @@ def stored_responses(request: Request) -> StoredResponses:
     return StoredResponses(context_of(request).responses, record_of(request.scope).tenant)
 
 
-def _shown(running: BackgroundAnswer) -> Json:
-    assert isinstance(running.story, ResponseRenderer)
-    return running.story.so_far()
+def _state_of(running: BackgroundAnswer) -> Json:
+    assert isinstance(running.renderer, ResponseRenderer)
+    return running.renderer.so_far()
 
 
 def _stream(request: Request, running: BackgroundAnswer, after: int) -> Response:

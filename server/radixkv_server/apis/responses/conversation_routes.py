@@ -38,13 +38,13 @@ async def create_conversation(request: Request) -> Response:
     check_ids((), new, "items")
     conversation.add(new)
     await conversations.create(conversation)
-    return json_response(conversation.shown())
+    return json_response(conversation.plain())
 
 
 @router.get(f"{URL}/{{conversation_id}}")
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """Answer with a conversation, without its items."""
-    return json_response((await _stores(request)[1].get(conversation_id)).shown())
+    return json_response((await _stores(request)[1].get(conversation_id)).plain())
 
 
 @router.post(f"{URL}/{{conversation_id}}")
@@ -56,7 +56,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     def update(conversation: StoredConversation) -> None:
         conversation.metadata = body.metadata or {}
 
-    return json_response((await _stores(request)[1].change(conversation_id, update)).shown())
+    return json_response((await _stores(request)[1].change(conversation_id, update)).plain())
 
 
 @router.delete(f"{URL}/{{conversation_id}}")
@@ -106,7 +106,7 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
     def remove(conversation: StoredConversation) -> None:
         conversation.items.remove(conversation.find(item_id))
 
-    return json_response((await _stores(request)[1].change(conversation_id, remove)).shown())
+    return json_response((await _stores(request)[1].change(conversation_id, remove)).plain())
 
 
 def _stores(request: Request) -> tuple[StoredResponses, StoredConversations]:

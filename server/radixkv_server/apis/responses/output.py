@@ -159,16 +159,16 @@ class _CustomCall(_Call):
         return custom_call(self.id, self._id, self._called, text, status)
 
     def add(self, text: str) -> Events:
-        yield from self._tell(self._input.push(text))
+        yield from self._delta(self._input.push(text))
 
-    def _tell(self, text: str) -> Events:
+    def _delta(self, text: str) -> Events:
         self.text += text
         if text:
             yield self.event("custom_tool_call_input.delta", delta=text)
 
     def end(self, status: str) -> Events:
         self._remember(self._id, self._input.arguments)
-        yield from self._tell(self._input.finish())
+        yield from self._delta(self._input.finish())
         yield self.event("custom_tool_call_input.done", input=self.text)
         yield from _OpenItem.end(self, status)
 

@@ -21,7 +21,7 @@ from radixkv_server.apis.responses.serving import count_input_tokens, prepare_re
 from radixkv_server.apis.responses.socket import ResponsesSocket
 from radixkv_server.context import context_of
 from radixkv_server.dialect import Api
-from radixkv_server.generation.generation import answer, begin, json_response, respond, tell_prompt
+from radixkv_server.generation.generation import answer, begin, json_response, respond, respond_with_tokens
 from radixkv_server.http.request_record import record_of
 
 router = APIRouter()
@@ -64,7 +64,7 @@ async def compact(request: Request) -> Response:
 @router.post("/tokenize/v1/responses")
 async def tokenize_response(request: Request) -> Response:
     """Answer with the tokens that /v1/responses would send to the model, and their cache namespace."""
-    return await tell_prompt(request, ResponseRequest, prepare_response)
+    return await respond_with_tokens(request, ResponseRequest, prepare_response)
 
 
 @router.get("/v1/responses/{response_id}")

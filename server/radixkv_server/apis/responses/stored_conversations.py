@@ -33,7 +33,7 @@ class StoredConversation:
     items: list[Json] = field(default_factory=list)
     num_added: int = 0
 
-    def shown(self) -> Json:
+    def plain(self) -> Json:
         """Return the conversation object of the API."""
         return {
             "id": self.id,

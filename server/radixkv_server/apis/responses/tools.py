@@ -144,7 +144,7 @@ class HostedTool(BaseModel):
     @classmethod
     def _left_out(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, dict) and isinstance(info.context, Ignored):
-            info.context.say(f"tools of type {value['type']}")
+            info.context.note_part(f"tools of type {value['type']}")
         return value
 
 
