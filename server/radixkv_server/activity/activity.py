@@ -119,7 +119,7 @@ class SeenRequest:
 
     @property
     def owner(self) -> Owner:
-        """Whose the prompt is."""
+        """Owner of the prompt: tenant, salt and adapter."""
         return Owner(self.tenant, self.salt, self.adapter)
 
     @property
@@ -158,7 +158,7 @@ class SeenRequest:
 
 
 class _Tenant:
-    """The ring and the sums of one tenant."""
+    """Latest requests of one tenant, and sums over all of them."""
 
     def __init__(self) -> None:
         self.requests: deque[SeenRequest] = deque(maxlen=KEPT_REQUESTS)
@@ -206,7 +206,7 @@ class Activity:
         chat: ChatPrompt | None,
         prompts: Sequence[PromptProgress],
     ) -> list[SeenRequest]:
-        """Begin a request, with one prompt for each of the engine's; `chat` is the only one, if it is one."""
+        """Begin a request with these prompts; `chat` is the only one, if that is a chat."""
         many = len(prompts) > 1
         seen = []
         for index, (request, progress) in enumerate(zip(requests, prompts, strict=True)):

@@ -91,7 +91,7 @@ class Generation(Generic[AnyRenderer]):
         prompt_param: name of the prompt's field in the body, for errors about its length.
         stream: stream the answer instead of sending it at the end.
         operation: name of the operation in traces: `chat` or `text_completion`.
-        chat: the only prompt, if it is a chat; None: prompts are text.
+        chat_prompt: the only prompt, if it is a chat; None: prompts are text.
         grammar_places: fields of the body that the answers' grammar comes from, for errors.
         fingerprint: key by which later requests are compared with it; None: they can't be.
         comparison: comparison with an earlier request; None: there is none.
@@ -111,7 +111,7 @@ class Generation(Generic[AnyRenderer]):
     prompt_param: str
     stream: bool = False
     operation: str = "chat"
-    chat: ChatPrompt | None = None
+    chat_prompt: ChatPrompt | None = None
     grammar_places: GrammarPlaces = _AS_GIVEN
     fingerprint: Fingerprint | None = None
     comparison: Comparison | None = None
@@ -123,7 +123,8 @@ class Generation(Generic[AnyRenderer]):
         for index, request in enumerate(self.requests):
             request.request_id, request.tenant = f"{self.id}-{index}", self.record.tenant
         self.prompts = [PromptProgress(len(one.prompt), one.params.n) for one in self.requests]
-        self.usage = Usage(self.prompts, None if self.chat is None else self.chat.hint, self.written_end)
+        hint = None if self.chat_prompt is None else self.chat_prompt.hint
+        self.usage = Usage(self.prompts, hint, self.written_end)
 
     def use_adapter(self, model: str | None) -> None:
         """Have the requests computed by the adapter that a body's model names, if any.
@@ -137,10 +138,11 @@ class Generation(Generic[AnyRenderer]):
 
     def note_ignored_fields(self) -> None:
         """Note the fields that have no effect on the template of a chat, for the header `warning`."""
-        if self.chat is not None:
-            self.record.ignored += self.chat.ignored
-            if self.chat.chat.callable_tools:
-                self.record.notes += self.context.templates.notes(self.chat.format)
+        prompt = self.chat_prompt
+        if prompt is not None:
+            self.record.ignored += prompt.ignored
+            if prompt.chat.callable_tools:
+                self.record.notes += self.context.templates.notes(prompt.format)
 
     def longest_answer(self, assumed: int) -> int:
         """Return the most tokens that may be generated, over all samples; `assumed` is the default limit."""
@@ -238,7 +240,7 @@ class Meter:
 
     def __enter__(self) -> Meter:
         one = self._generation
-        self._seen = self._activity.begin(self._record, one.id, one.requests, one.chat, self._prompts)
+        self._seen = self._activity.begin(self._record, one.id, one.requests, one.chat_prompt, self._prompts)
         return self
 
     def take_outputs(self, outputs: Sequence[RequestOutput]) -> None:
@@ -277,7 +279,7 @@ class Meter:
     def _admitted(self, index: int) -> None:
         """Count a prompt's match when the engine has admitted it."""
         one, report = self._generation, self._prompts[index].report
-        self._activity.admitted(self._seen[index], one.requests[index], one.chat, one.comparison)
+        self._activity.admitted(self._seen[index], one.requests[index], one.chat_prompt, one.comparison)
         if report is not None:
             self._metrics.observe_cache_report(self._record.tenant, report)
         self._keep_fingerprint(self._prompts[index])
@@ -356,7 +358,7 @@ async def begin(
     Raises:
         ApiError, RadixKVError: the request is refused.
     """
-    visit = record.enter(context.tenants.limiter_of(record.caller))
+    reservation = record.enter(context.tenants.limiter_of(record.caller))
     body = await read()
     generation = await prepare(context, body, record)
     generation.use_adapter(getattr(body, "model", None))
@@ -364,7 +366,7 @@ async def begin(
     record.operation = generation.operation
     if len(generation.requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()
-    visit.expect(generation.usage.prompt_tokens, generation.longest_answer(ASSUMED_ANSWER_TOKENS))
+    reservation.expect(generation.usage.prompt_tokens, generation.longest_answer(ASSUMED_ANSWER_TOKENS))
     return generation
 
 

@@ -44,7 +44,7 @@ class GuardedSocket(SlowClientAbort, WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def shutdown(self) -> None:
-        """Tell the route of an open connection; uvicorn itself would cut off its answers."""
+        """Report the shutdown to an open route, as uvicorn itself would cut off its answers."""
         if self.handshake_complete and not self.close_sent:
             self.queue.put_nowait({"type": "websocket.disconnect", "code": SERVICE_RESTART})
         else:

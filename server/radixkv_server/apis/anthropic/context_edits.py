@@ -119,7 +119,7 @@ class ClearThinking(StrictModel):
     async def apply(
         self, messages: Sequence[InputMessage], count: Count
     ) -> tuple[Sequence[InputMessage], Json | None]:
-        """The messages after this edit, and what to tell of it, None: it changed nothing."""
+        """Return the messages after this edit, and a report on it; None: it changed nothing."""
         edited, turns = self.edit(messages)
         if not turns:
             return messages, None
@@ -189,7 +189,7 @@ class ClearToolUses(StrictModel):
     async def apply(
         self, messages: Sequence[InputMessage], count: Count
     ) -> tuple[Sequence[InputMessage], Json | None]:
-        """The messages after this edit, and what to tell of it, None: it changed nothing."""
+        """Return the messages after this edit, and a report on it; None: it changed nothing."""
         if isinstance(self.trigger, _ToolUses) and len(_calls(messages)) <= self.trigger.value:
             return messages, None
         edited, uses = self.edit(messages)

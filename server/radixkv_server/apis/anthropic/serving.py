@@ -113,7 +113,7 @@ async def prepare_messages(
         renderer,
         prompt_param="messages",
         stream=bool(body.stream),
-        chat=prompt,
+        chat_prompt=prompt,
         grammar_places=places,
         fingerprint=diagnosis.fingerprint,
         comparison=diagnosis.comparison,

@@ -182,7 +182,7 @@ class RequestFields(StrictModel):
         return ""
 
     def request_options(self) -> dict[str, Any]:
-        """Return the arguments of the engine's Request that are not of its prompt or its sampling.
+        """Return the arguments of the engine's Request for cache, priority and session.
 
         Raises:
             ApiError: 400; the salt is malformed.

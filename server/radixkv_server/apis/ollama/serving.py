@@ -57,7 +57,7 @@ async def prepare_ollama(
         OllamaRenderer(model, is_chat, readers, logprobs, remember),
         prompt_param="messages" if is_chat else "prompt",
         stream=bool(body.stream),
-        chat=prompt,
+        chat_prompt=prompt,
         grammar_places=places,
     )
 

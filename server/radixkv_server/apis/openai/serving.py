@@ -78,7 +78,7 @@ async def prepare_chat(
         renderer,
         prompt_param="messages",
         stream=bool(body.stream),
-        chat=prompt,
+        chat_prompt=prompt,
         grammar_places=places,
         fingerprint=diagnosis.fingerprint,
         comparison=diagnosis.comparison,

@@ -109,7 +109,7 @@ async def prepare_compaction(
         [request],
         CompactionRenderer(response_id, words, prompt.readers(), diagnosis),
         prompt_param="input",
-        chat=prompt,
+        chat_prompt=prompt,
         grammar_places=places,
         fingerprint=diagnosis.fingerprint,
         comparison=diagnosis.comparison,

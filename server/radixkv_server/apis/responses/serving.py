@@ -108,7 +108,7 @@ async def prepare_response(
         renderer,
         prompt_param="input",
         stream=bool(body.stream),
-        chat=prompt,
+        chat_prompt=prompt,
         grammar_places=places,
         fingerprint=diagnosis.fingerprint,
         comparison=diagnosis.comparison,
