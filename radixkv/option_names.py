@@ -2,7 +2,8 @@
 """Errors for options by names that nothing here has: the nearest one, or what another engine's name is here.
 
 vLLM's names (and some of transformers', SGLang's and llama.cpp's) are data below, each with what to write
-instead. One decorator checks the names of a call or of a class's constructor.
+instead. One decorator checks the names of a call or of a class's constructor. Flags of the command line are
+looked up in the same table as options of `LLM`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -35,6 +37,25 @@ TABLES = tuple(_TABLES)
 TABLE_OF = {name: table for table, names in _TABLES.items() for name in names.split()}
 
 
+#: Flags of settings of the engine that are not `--` and the setting's name, or have a negative form.
+ENGINE_FLAGS = {
+    "enable_prefix_caching": "--prefix-caching/--no-prefix-caching",
+    "deterministic": "--deterministic/--no-deterministic",
+    "allow_download": "--download/--no-download",
+    "trust_remote_code": "--trust-remote-code",
+}
+
+
+def flag_of(setting: str) -> str:
+    """Return the flag of a setting that has one.
+
+    >>> flag_of("block_size"), flag_of("shutdown_grace_s"), flag_of("enable_prefix_caching")
+    ('--block-size', '--shutdown-grace', '--prefix-caching')
+    """
+    flag = "--" + setting.removesuffix("_s").replace("_", "-")
+    return ENGINE_FLAGS.get(setting, flag).partition("/")[0]
+
+
 def place_of(setting: str) -> str:
     """Return where `radixkv serve` takes a setting: its flag, or its place in the configuration file.
 
@@ -43,58 +64,147 @@ def place_of(setting: str) -> str:
     """
     if setting in TABLE_OF:
         return f"table [{TABLE_OF[setting]}] of `radixkv serve --config FILE`"
-    return "flag --" + setting.removesuffix("_s").replace("_", "-")
+    return f"flag {flag_of(setting)}"
 
 
-#: Options of `LLM`: the name elsewhere -> what to write here.
+_TENSOR_PARALLEL = "here it is {tensor_parallel}"
+_NO_LAYERS = "models are not split by layers; see {tensor_parallel}"
+_REPLICAS = "an engine is one replica; `radixkv serve --replicas` serves several"
+_TIER = "here it is {kv_tier=host:8GiB}"
+_DRAFTS = "here it is {speculation=auto}, which needs no second model"
+_CHUNKS = "leave it out: prompts are always computed in chunks"
+_TOKENIZER = "leave it out: the tokenizer is the model's own"
+_TEMPLATE = "leave it out: the chat template says how calls and thoughts are written (see --chat-format)"
+_TEXT = "leave it out: models generate text"
+_TEXT_PROMPTS = "leave it out: prompts are text or token ids"
+_GRAMMARS = "leave it out: there is one implementation of grammars"
+_TLS = "put a proxy that speaks TLS in front of the server"
+
+#: Options of `LLM` and flags of `radixkv serve`: the name elsewhere -> what to write here. `{setting}` and
+#: `{setting=value}` stand for a setting, as it is written there: `in_python` and `as_flag`.
 ENGINE_NAMES = {
-    "model_path": "here it is model",
-    "context_length": "here it is max_model_len",
-    "n_ctx": "here it is max_model_len",
-    "max_total_tokens": "here it is num_blocks, in blocks of block_size tokens",
-    "num_gpu_blocks_override": "here it is num_blocks",
-    "kv_cache_memory_bytes": "here it is kv_cache_memory",
-    "mem_fraction_static": "here it is gpu_memory_utilization",
-    "chunked_prefill_size": "here it is max_num_batched_tokens",
-    "max_running_requests": "here it is max_num_seqs",
-    "n_threads": "here it is threads",
-    "tensor_parallel_size": "here it is tensor_parallel",
-    "tp_size": "here it is tensor_parallel",
-    "pipeline_parallel_size": "there is no pipeline parallelism; see tensor_parallel",
-    "data_parallel_size": "an LLM is one engine; `radixkv serve --replicas` serves several",
-    "distributed_executor_backend": "leave it out: each rank of tensor_parallel is a process",
-    "enforce_eager": 'here it is warm_up="off"',
-    "compilation_config": 'leave it out; warm_up="off" starts without CUDA graphs',
-    "enable_chunked_prefill": "leave it out: prompts are always computed in chunks",
-    "disable_radix_cache": "here it is enable_prefix_caching=False",
-    "swap_space": 'here it is kv_tier="host:8GiB"',
-    "kv_transfer_config": 'here it is kv_tier, as "host:8GiB" or "disk:PATH,max=20GiB"',
-    "kv_offloading_size": 'here it is kv_tier="host:8GiB"',
-    "kv_events_config": "here it is kv_events",
-    "cpu_offload_gb": "weights are not offloaded; quantization or a smaller checkpoint needs less memory",
-    "speculative_config": 'here it is speculation="auto", which needs no second model',
-    "enable_lora": "leave it out: lora or lora_dir enables adapters",
-    "lora_modules": 'here it is lora=("NAME=PATH",)',
-    "lora_paths": 'here it is lora=("NAME=PATH",)',
-    "max_cpu_loras": "here it is max_loras",
-    "tokenizer": "leave it out: the tokenizer is the model's own",
-    "tokenizer_mode": "leave it out: the tokenizer is the model's own",
-    "tokenizer_revision": "leave it out: the tokenizer is the model's own",
+    "model": "here it is {model}",
+    "model_path": "here it is {model}",
+    "context_length": "here it is {max_model_len}",
+    "n_ctx": "here it is {max_model_len}",
+    "max_total_tokens": "here it is {num_blocks}, in blocks of {block_size} tokens",
+    "num_gpu_blocks_override": "here it is {num_blocks}",
+    "kv_cache_memory_bytes": "here it is {kv_cache_memory}",
+    "mem_fraction_static": "here it is {gpu_memory_utilization}",
+    "chunked_prefill_size": "here it is {max_num_batched_tokens}",
+    "max_running_requests": "here it is {max_num_seqs}",
+    "n_threads": "here it is {threads}",
+    "tensor_parallel_size": _TENSOR_PARALLEL,
+    "tp_size": _TENSOR_PARALLEL,
+    "tp": _TENSOR_PARALLEL,
+    "pipeline_parallel_size": _NO_LAYERS,
+    "pp": _NO_LAYERS,
+    "data_parallel_size": _REPLICAS,
+    "dp": _REPLICAS,
+    "enable_expert_parallel": "leave it out: {tensor_parallel} splits experts with everything else",
+    "distributed_executor_backend": "leave it out: each rank of {tensor_parallel} is a process",
+    "enforce_eager": "here it is {warm_up=off}",
+    "compilation_config": "leave it out; {warm_up=off} starts without CUDA graphs",
+    "enable_chunked_prefill": _CHUNKS,
+    "no_enable_chunked_prefill": _CHUNKS,
+    "max_num_partial_prefills": "here it is {max_tokens_per_request}",
+    "long_prefill_token_threshold": "here it is {long_prompt_tokens}",
+    "enable_prefix_caching": "leave it out: without {enable_prefix_caching=False} prefixes are cached",
+    "no_enable_prefix_caching": "here it is {enable_prefix_caching=False}",
+    "disable_radix_cache": "here it is {enable_prefix_caching=False}",
+    "prefix_caching_hash_algo": "leave it out: hits are verified on tokens, whatever the hash",
+    "enable_prompt_tokens_details": "leave it out: cached tokens are always counted",
+    "swap_space": _TIER,
+    "kv_offloading_size": _TIER,
+    "kv_offloading_backend": _TIER,
+    "kv_transfer_config": "here it is {kv_tier=host:8GiB} or {kv_tier=disk:PATH,max=20GiB}",
+    "kv_events_config": "here it is {kv_events=tcp://127.0.0.1:5557}",
+    "cpu_offload_gb": "weights are not offloaded, but K/V with {kv_tier=host:8GiB}; {quantization} or a "
+    "smaller checkpoint needs less memory",
+    "speculative_config": _DRAFTS,
+    "speculative_model": _DRAFTS,
+    "num_speculative_tokens": "here it is {max_draft_tokens}",
+    "enable_lora": "leave it out: {lora} or {lora_dir} enables adapters",
+    "lora_modules": "here it is {lora=NAME=PATH}",
+    "lora_paths": "here it is {lora=NAME=PATH}",
+    "max_cpu_loras": "here it is {max_loras}",
+    "tokenizer": _TOKENIZER,
+    "tokenizer_mode": _TOKENIZER,
+    "tokenizer_revision": _TOKENIZER,
     "skip_tokenizer_init": "leave it out; prompts may be token ids all the same",
-    "revision": "give the folder of that revision as model",
-    "download_dir": "give the folder of the downloaded model as model; HF_HOME moves the hub's cache",
+    "revision": "give the folder of that revision as the model, as `hf download` fetches it",
+    "download_dir": "give the folder of the downloaded model as the model; HF_HOME moves the hub's cache",
     "hf_token": "set the environment variable HF_TOKEN",
+    "hf_overrides": "change config.json in a copy of the folder",
     "load_format": "leave it out: the format is read from the files",
-    "attention_config": "here it is attention_backend",
-    "override_generation_config": "give each call its SamplingParams",
-    "disable_log_stats": "leave it out: an LLM logs no statistics",
+    "attention_config": "here it is {attention_backend}",
+    "override_generation_config": "give each request its sampling; {generation_config=none} leaves out the "
+    "model's own",
+    "disable_log_stats": "leave it out: no statistics are logged; a server has them at /metrics",
     "served_model_name": "it is an option of `radixkv serve`",
-    "limit_mm_per_prompt": "leave it out: prompts are text or token ids",
-    "runner": "leave it out: models generate text",
-    "task": "leave it out: models generate text",
-    "structured_outputs_config": "leave it out: there is one implementation of grammars",
-    "guided_decoding_backend": "leave it out: there is one implementation of grammars",
+    "limit_mm_per_prompt": _TEXT_PROMPTS,
+    "mm_processor_kwargs": _TEXT_PROMPTS,
+    "runner": _TEXT,
+    "task": _TEXT,
+    "structured_outputs_config": _GRAMMARS,
+    "guided_decoding_backend": _GRAMMARS,
+    "tool_call_parser": _TEMPLATE,
+    "tool_parser_plugin": _TEMPLATE,
+    "reasoning_parser": _TEMPLATE,
+    "enable_reasoning": _TEMPLATE,
+    "enable_auto_tool_choice": "leave it out: tool calls are always read",
+    "chat_template_content_format": "leave it out: it is found from the template",
+    "disable_log_requests": "a server logs no requests with --no-access-log",
+    "no_enable_log_requests": "a server logs no requests with --no-access-log",
+    "enable_log_requests": "a server logs requests with --access-log",
+    "uvicorn_log_level": "for a server it is --log-level",
+    "root_path": "leave it out: the path is set where the proxy in front is set up",
+    "ssl_keyfile": _TLS,
+    "ssl_certfile": _TLS,
+    "preemption_mode": "leave it out: preempted requests come back by prefix hits",
+    "use_v2_block_manager": "leave it out: there is one",
 }
+
+_SETTING = re.compile(r"\{(\w+)(?:=([^}]*))?\}")
+
+
+def in_python(hint: str) -> str:
+    """Return a hint with its settings as keywords.
+
+    >>> in_python("here it is {warm_up=off}"), in_python("here it is {enable_prefix_caching=False}")
+    ('here it is warm_up="off"', 'here it is enable_prefix_caching=False')
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        setting, value = found.groups()
+        if value is None:
+            return str(setting)
+        return f"{setting}=False" if value == "False" else f'{setting}="{value}"'
+
+    return _SETTING.sub(keyword, hint)
+
+
+def as_flag(hint: str) -> str:
+    """Return a hint with its settings as the command line takes them.
+
+    >>> as_flag("here it is {warm_up=off}"), as_flag("here it is {enable_prefix_caching=False}")
+    ('here it is --warm-up off', 'here it is --no-prefix-caching')
+    >>> as_flag("here it is {max_loras}")
+    'here it is max_loras in the table [engine] of --config FILE'
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        setting, value = found.groups()
+        if setting == "model":
+            return "the argument MODEL"
+        if setting in TABLE_OF:
+            return f"{setting} in the table [{TABLE_OF[setting]}] of --config FILE"
+        if value == "False":
+            return "--no-" + flag_of(setting).removeprefix("--")
+        return flag_of(setting) + ("" if value is None else f" {value}")
+
+    return _SETTING.sub(flag, hint)
+
 
 #: Parameters of `SamplingParams`.
 SAMPLING_NAMES = {

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from radixkv.cli.config_file import refuse_settings_of_tables
-from radixkv.cli.vllm_flags import refuse_vllm_flags
+from radixkv.cli.unknown_flags import refuse_unknown_flags
 
 #: Panel -> its options by the names of their settings: the ones listed by `--help`, and the others.
 PANELS: dict[str, tuple[str, str]] = {
@@ -35,7 +34,7 @@ PANELS: dict[str, tuple[str, str]] = {
         "ray_address",
     ),
     "Server": (
-        "config_file host port served_model_names allowed_hosts allowed_origins",
+        "host port served_model_names allowed_hosts allowed_origins",
         "shutdown_delay_s shutdown_grace_s console",
     ),
     "Keys": (
@@ -67,10 +66,9 @@ class BriefHelp(TyperCommand):
         self.params.sort(key=lambda param: _place(order, getattr(param, "rich_help_panel", None)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; settings without a flag and flags of vLLM's are refused with a hint."""
+        """Parse arguments; settings without a flag and other engines' flags are refused with a hint."""
         known = [option for param in self.params for option in (*param.opts, *param.secondary_opts)]
-        refuse_settings_of_tables(args, known)
-        refuse_vllm_flags(args, known)
+        refuse_unknown_flags(args, known)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file of `radixkv serve`: TOML with the names of flags and of settings without one.
+"""The configuration file of `--config`: TOML with the names of flags and of settings without one.
 
-Flags win over the file. Settings without a flag, most of them limits, are set there alone.
+Flags win over the file. Settings without a flag, most of them limits, are set there alone. A command without
+a server reads the file of `radixkv serve` as well: of the tables for servers it takes the engine's settings.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperArgument, TyperOption
 
 from radixkv.errors import ConfigError
-from radixkv.option_names import TABLE_OF, TABLES, place_of
+from radixkv.option_names import TABLE_OF, TABLES
 
 Parameter = TyperArgument | TyperOption
 Settings = TypeVar("Settings")
+
+#: Tables of the settings that only `radixkv serve` has flags for.
+_SERVER_TABLES = ("server", "limits", "replicas")
 
 #: Key in a context's `meta` of the entries without a flag: setting -> its place in the file, and its value.
 _ENTRIES = "radixkv: entries of the configuration file"
@@ -77,25 +82,22 @@ def with_entries(context: typer.Context, settings: Settings) -> Settings:
     return replace(settings, **changes)  # type: ignore[type-var]
 
 
-def refuse_settings_of_tables(arguments: Sequence[str], known: Collection[str]) -> None:
-    """Refuse a setting that is given as a flag and has its place in a table of the file.
-
-    Args:
-        known: the command's own options.
-
-    Raises:
-        ConfigError: names the flag, and its place in the file.
-    """
-    for argument in arguments:
-        if argument == "--":
-            return
-        flag = argument.partition("=")[0]
-        if not flag.startswith("--") or flag in known:
-            continue
-        name = flag[2:].replace("-", "_").removeprefix("no_")
-        for setting in (name, name + "_s", name + "s"):  # times and weights lacked the last letters
-            if setting in TABLE_OF:
-                raise ConfigError(f"{flag} is no flag: set {setting} in the {place_of(setting)}")
+#: The parameter of the file, for commands with settings.
+CONFIG_FILE = inspect.Parameter(
+    "config_file",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            callback=take_config_file,
+            is_eager=True,
+            metavar="FILE",
+            help="TOML with the names of these flags, and with settings that have none; flags win.",
+        ),
+    ],
+)
 
 
 def _defaults(context: typer.Context, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -103,14 +105,19 @@ def _defaults(context: typer.Context, tables: Mapping[str, Any]) -> Iterator[tup
     params = [p for p in context.command.params if isinstance(p, TyperArgument | TyperOption)]
     flags = {name: param for param in params for name in _names(param)}
     known = {**dict.fromkeys(name.replace("_", "-") for name in TABLE_OF), **flags}
+    has_server = "port" in flags
     seen: dict[str, str] = {}
-    for where, written, value in _flat(tables):
-        name = written.replace("_", "-")
+    for table, written, value in _flat(tables):
+        name, where = written.replace("_", "-"), f"[{table}] " if table else ""
         if name not in known:
+            if table in _SERVER_TABLES and not has_server:
+                continue
             near = difflib.get_close_matches(name, known, n=3)
             hint = (
                 f"did you mean {' or '.join(near)}?" if near else "the names are those of flags and settings"
             )
+            if not has_server:
+                hint += f" (settings of a server are left to it in the tables {', '.join(_SERVER_TABLES)})"
             raise ConfigError(f"{where}{written} is not known; {hint}")
         param = flags.get(name)
         target = str(param.name) if param else name.replace("-", "_")
@@ -128,11 +135,11 @@ def _names(param: Parameter) -> list[str]:
 
 
 def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The table, as `[server] ` or empty, the name and the value of each entry."""
+    """Yield the table (empty: none), the name and the value of each entry."""
     for name, value in tables.items():
         if name in TABLES and isinstance(value, dict):
             for inner, inner_value in value.items():
-                yield f"[{name}] ", inner, inner_value
+                yield name, inner, inner_value
         else:
             yield "", name, value
 

@@ -12,24 +12,20 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from radixkv.cli.brief_help import HELP_ALL, PANEL_OF
+from radixkv.cli.config_file import CONFIG_FILE, with_entries
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig, parse_size
 from radixkv.engine.policy_names import check_policies
 from radixkv.errors import ConfigError
-from radixkv.option_names import TABLE_OF
+from radixkv.option_names import ENGINE_FLAGS, TABLE_OF
 
 # Settings that are not options under their own name.
 _NOT_OPTIONS = ("model",)
-_RENAMED = {
-    "enable_prefix_caching": "--prefix-caching/--no-prefix-caching",
-    "deterministic": "--deterministic/--no-deterministic",
-    "allow_download": "--download/--no-download",
-    "trust_remote_code": "--trust-remote-code",
-}
 
 
 def parse_names(flag: str, text: str, known: Collection[str]) -> list[str]:
@@ -149,7 +145,9 @@ def with_options(
     make: Callable[..., Any],
     parameters: Sequence[inspect.Parameter] = (),
 ) -> Callable[..., Any]:
-    """A command that takes `parameters` in the place of its own `replaced`, which `make` makes of them.
+    """Return a command that takes `parameters` in the place of its own `replaced`; `make` makes one of these.
+
+    A parameter that the command has as well, by its name, goes to both.
 
     Args:
         parameters: of `make`; none: as it declares them.
@@ -159,25 +157,47 @@ def with_options(
         for parameter in inspect.signature(make, eval_str=True).parameters.values()
     ]
 
+    signature = inspect.signature(command, eval_str=True)
+    own = {
+        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name != replaced
+    }
+    merged = own | {parameter.name: parameter for parameter in parameters}
+
     @functools.wraps(command)
     def wrapper(**values: Any) -> Any:
-        given = {parameter.name: values.pop(parameter.name) for parameter in parameters}
-        return command(**{replaced: make(**given)}, **values)
+        made = make(**{parameter.name: values[parameter.name] for parameter in parameters})
+        return command(**{replaced: made}, **{name: values[name] for name in own})
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in signature.parameters.values()
-        if parameter.name != replaced
-    ]
-    ordered = sorted([*own, *parameters], key=lambda parameter: parameter.kind)  # positional ones first
+    ordered = sorted(merged.values(), key=lambda parameter: parameter.kind)  # positional ones first
     wrapper.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return wrapper
 
 
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def settings_options(
+    command: Callable[..., Any],
+    replaced: str,
+    make: Callable[..., Any],
+    parameters: Sequence[inspect.Parameter],
+) -> Callable[..., Any]:
+    """Return a command with the options of a class of settings: `with_options`, and the file of `--config`.
+
+    The settings that have no flag come from the file.
+    """
+
+    def make_with_entries(context: typer.Context, **given: Any) -> Any:
+        return with_entries(context, make(**given))
+
+    return with_options(command, replaced, make_with_entries, [_CONTEXT, *parameters])
+
+
 def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> Callable[..., Any]:
-    """Give a typer command a `model` argument and the engine's settings as options.
+    """Give a typer command a `model` argument, the engine's settings as options, and `--config`.
 
     The command must take `config: EngineConfig`; its other parameters stay as they are. To be registered with
     the class `BriefHelp`.
@@ -186,7 +206,7 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
         model_flag: the model is an option, `--model`: the command has arguments of its own.
     """
     helps = setting_helps(EngineConfig)
-    options = settings_parameters(EngineConfig, ENGINE_PANEL, renamed=_RENAMED, left_out=_NOT_OPTIONS)
+    options = settings_parameters(EngineConfig, ENGINE_PANEL, renamed=ENGINE_FLAGS, left_out=_NOT_OPTIONS)
     model = inspect.Parameter(
         "model",
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -198,10 +218,10 @@ def engine_options(command: Callable[..., Any], *, model_flag: bool = False) -> 
             else typer.Argument(help=helps["model"], metavar="[MODEL]"),
         ],
     )
-    return with_options(command, "config", _make_config, [model, *options, HELP_ALL])
+    return settings_options(command, "config", _make_config, [model, *options, CONFIG_FILE, HELP_ALL])
 
 
-def _make_config(*, help_all: bool, **settings: Any) -> EngineConfig:
+def _make_config(*, config_file: Path | None, help_all: bool, **settings: Any) -> EngineConfig:
     for name in _SIZES:
         if settings[name] is not None:
             settings[name] = parse_size(settings[name])

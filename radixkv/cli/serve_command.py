@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +15,7 @@ from rich.console import Console
 
 import radixkv
 from radixkv.cli.brief_help import PANEL_OF, BriefHelp
-from radixkv.cli.config_file import take_config_file, with_entries
-from radixkv.cli.options import engine_options, settings_parameters, with_options
+from radixkv.cli.options import engine_options, settings_options, settings_parameters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.interpreter import no_collections
 from radixkv.entrypoints.extras import require_engine
@@ -67,7 +65,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default=None,
         annotation=Annotated[str | None, option],
     )
-    return with_options(command, "settings", make_settings, [*options, key_file])
+    return settings_options(command, "settings", make_settings, [*options, key_file])
 
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
@@ -119,31 +117,14 @@ def _states_line(summary: Any) -> list[str]:
 def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a typer command, which takes `replica_settings`, the settings of replicas as options."""
     options = settings_parameters(ReplicaSettings, REPLICA_PANEL, renamed={})
-    return with_options(command, "replica_settings", ReplicaSettings, options)
+    return settings_options(command, "replica_settings", ReplicaSettings, options)
 
 
 @engine_options
 @server_options
 @replica_options
-def serve(
-    context: typer.Context,
-    config: EngineConfig,
-    settings: ServerSettings,
-    replica_settings: ReplicaSettings,
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            callback=take_config_file,
-            is_eager=True,
-            help="TOML with the names of these flags, and with settings that have none; flags win.",
-            rich_help_panel=SERVER_PANEL,
-        ),
-    ] = None,
-) -> None:
+def serve(config: EngineConfig, settings: ServerSettings, replica_settings: ReplicaSettings) -> None:
     """Serve a model over the OpenAI-compatible HTTP API."""
-    config, settings = with_entries(context, config), with_entries(context, settings)
-    replica_settings = with_entries(context, replica_settings)
     require_engine("radixkv serve")
     from radixkv.entrypoints.check_start import check_start  # it needs what the extras bring
 

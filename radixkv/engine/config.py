@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.option_names import ENGINE_NAMES, check_names, place_of
+from radixkv.option_names import ENGINE_NAMES, check_names, in_python, place_of
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 
@@ -330,7 +330,11 @@ class SpeculativeConfig(_SettingsGroup):
         self.at_least("max_draft_tokens", 1)
 
 
-@check_names(ENGINE_NAMES, owner="LLM (EngineConfig)", error=ConfigError)
+@check_names(
+    {name: in_python(hint) for name, hint in ENGINE_NAMES.items()},
+    owner="LLM (EngineConfig)",
+    error=ConfigError,
+)
 @dataclass(frozen=True)
 class EngineConfig(SpeculativeConfig, LoRAConfig, ParallelConfig, SchedulerConfig, CacheConfig, ModelConfig):
     """Settings of one engine: those of all groups, as keywords beside the model.

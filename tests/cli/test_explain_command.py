@@ -63,6 +63,15 @@ def test_it_shows_text_not_token_ids(tmp_path: Path) -> None:
     assert 'cached   "1. Count the ships' in shown
 
 
+def test_settings_of_the_engine_come_from_a_file(tmp_path: Path) -> None:
+    prompt = write(tmp_path / "a.txt", RULES)
+    settings = write(tmp_path / "explain.toml", "block-size = 32\n[engine]\npin_budget = 2")
+    assert "pin_budget must be from 0 to below 1" in refusal(prompt, "--config", settings)
+    write(settings, "num-blocks = 1")
+    assert "5 blocks are needed" in str(run(prompt, "--config", settings).exception)
+    assert run(prompt, "--config", settings, "--num-blocks", 99).exit_code == 0, "flags win over the file"
+
+
 def test_a_json_chat_is_a_chat(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     first = write(tmp_path / "a.json", chat("How many?"))

@@ -163,6 +163,32 @@ def test_a_file_that_is_not_there() -> None:
         parsed("--config", "/no/such/file.toml")
 
 
+@pytest.mark.parametrize("command", ["chat", "explain"])
+def test_commands_without_a_server_read_the_engines_part_of_its_file(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        """
+        model = "some/model"
+        block-size = 32
+        [engine]
+        pin-budget = 0
+        [server]
+        port = 9000
+        [limits]
+        header-timeout-s = 3
+        max_queue = 9
+        """
+    )
+    found = get_command(command_tree()).commands[command]  # type: ignore[attr-defined]
+    context = found.make_context(command, ["--config", str(path)])
+    assert (context.params["model"], context.params["block_size"]) == ("some/model", 32)
+    config = with_entries(context, EngineConfig(block_size=32))
+    assert config == EngineConfig(block_size=32, pin_budget=0, max_queue=9)
+    path.write_text("port = 9000")
+    with pytest.raises(ConfigError, match=r"port is not known.*the tables server, limits, replicas"):
+        found.make_context(command, ["--config", str(path)])
+
+
 def test_keys_come_from_flags_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

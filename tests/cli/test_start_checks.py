@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from radixkv import LLM
 from radixkv.cli.main import command_tree
-from radixkv.cli.vllm_flags import VLLM_FLAGS
+from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading import load_progress
+from radixkv.option_names import ENGINE_NAMES, as_flag
 
 COMMANDS = """
 import contextlib, io, json, sys
@@ -90,9 +91,14 @@ def test_mistakes_are_answered_before_torch_is_imported(folder: Path, tmp_path: 
         ("serve", model, "--num-blocks", "10", "--max-model-len", "256"): "needs 16 blocks",
         ("serve", gguf, "--device", "cpu", "--kv-cache-memory", "1k"): "too few for any chat",
         ("serve", model, "--eviction-policy", "mru"): "mru",
-        ("serve", model, "--tool-call-parser", "hermes"): "--tool-call-parser is a flag of vLLM's",
-        ("serve", model, "--tensor-parallel-size=2"): "use --tensor-parallel",
-        ("chat", model, "-tp", "2"): "use --tensor-parallel",
+        (
+            "serve",
+            model,
+            "--tool-call-parser",
+            "hermes",
+        ): "is a flag of other engines; leave it out",
+        ("serve", model, "--tensor-parallel-size=2"): "here it is --tensor-parallel",
+        ("chat", model, "-tp", "2"): "here it is --tensor-parallel",
     }
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS],
@@ -127,15 +133,18 @@ def test_memory_for_no_chat_where_only_the_model_tells(tmp_path: Path) -> None:
     LLM(model, device="cpu", kv_cache_memory=100_000, max_model_len=32)
 
 
-def test_hints_for_vllms_flags() -> None:
+def test_hints_for_names_of_other_engines() -> None:
     page = (ROOT / "docs" / "coming_from_vllm.md").read_text(encoding="utf-8")
     own = CliRunner().invoke(command_tree(), ["serve", "--help-all"], env={"COLUMNS": "250"}).output
     rows = re.findall(r"^\| (`-.*?) \|", page, re.MULTILINE)
     for flag in re.findall(r"`(--[\w-]+)", " ".join(rows)):
-        assert flag in VLLM_FLAGS or f"{flag} " in own, f"{flag} has neither a hint nor an option"
-    for flag, hint in VLLM_FLAGS.items():
-        for named in re.findall(r"(?<![\w-])--[\w-]+", hint):
-            assert f"{named} " in own or f"/{named}" in own, f"the hint for {flag} names {named}"
+        name = flag.lstrip("-").replace("-", "_")
+        assert name in ENGINE_NAMES or f"{flag} " in own, f"{flag} has neither a hint nor an option"
+    for name, hint in ENGINE_NAMES.items():
+        for named in re.findall(r"(?<![\w-])--[\w-]+", as_flag(hint)):
+            assert f"{named} " in own or f"/{named}" in own, f"the hint for {name} names {named}"
+        for setting in re.findall(r"\{(\w+)", hint):
+            assert setting in EngineConfig.__dataclass_fields__, f"the hint for {name} names {setting}"
 
 
 def test_progress_that_was_shown_ends_at_100(
