@@ -39,6 +39,7 @@ from benchmarks.traces import traces_folder
 from radixkv import PrefixCache
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.served_model import ServedModel
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.block_copy import BlockCopy
 from radixkv.sampling.sampling_params import SamplingParams
@@ -178,7 +179,13 @@ def serve(requests: list[TraceRequest], num_slots: int, parts: int = 1, folder: 
     blocks = len(set().union(*(set(request.blocks.tolist()) for request in requests)))
     longest = max(request.length for request in requests)
     num_blocks = blocks + 2 * len(requests) + longest // GRID
-    config = EngineConfig(block_size=GRID, num_blocks=num_blocks, max_num_seqs=1, speculation="off")
+    config = EngineConfig(
+        block_size=GRID,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=longest,
+        max_num_seqs=1,
+        speculation="off",
+    )
     num_computed = 0
     for part in range(parts):
         runner = NullRunner(num_blocks, num_slots)
@@ -188,9 +195,7 @@ def serve(requests: list[TraceRequest], num_slots: int, parts: int = 1, folder: 
         engine = engine_on_runner(
             config,
             runner,  # type: ignore[arg-type]  # what it never does is left out
-            tokenizer=None,
-            max_model_len=longest + 1,
-            max_num_batched_tokens=longest,
+            ServedModel(tokenizer=None, max_model_len=longest + 1),
             **options,
         )
         for request in requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]:

@@ -30,8 +30,8 @@ CONTEXT, STEPS = 512, 4
 def prompt(engine: Engine, number: int) -> list[int]:
     """A text of `CONTEXT` tokens, another for each number."""
     text = (Path(__file__).resolve().parents[1] / "data" / "text.txt").read_text(encoding="utf-8")
-    assert engine.tokenizer is not None
-    return engine.tokenizer.encode(f"Part {number}. {text}")[:CONTEXT]
+    assert engine.model.tokenizer is not None
+    return engine.model.tokenizer.encode(f"Part {number}. {text}")[:CONTEXT]
 
 
 def steps(engine: Engine, rows: int, requests: int, answers: dict[int, list[int]]) -> list[float]:

@@ -45,6 +45,7 @@ from benchmarks.figures import write_figures
 from radixkv import PrefixCache
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.served_model import ServedModel
 from radixkv.observe.advisor import Advisor
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
@@ -141,6 +142,7 @@ def make_engine(
     room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
     config = EngineConfig(
         block_size=BLOCK,
+        max_num_batched_tokens=num_running + 8192,
         max_num_seqs=num_running,
         max_queue=1_000_000,
         scheduling_policy=policy,
@@ -150,12 +152,13 @@ def make_engine(
     cache = PrefixCache(num_cached + room, BLOCK, observer=Advisor(BLOCK))
     engine = Engine(
         config,
-        runner=RandomRunner(2 * num_running),  # type: ignore[arg-type]
-        cache=cache,
-        tokenizer=None,
-        max_model_len=ENDLESS + FAMILY_TOKENS + OWN_TOKENS,
-        max_num_batched_tokens=num_running + 8192,
-        vocab_size=VOCABULARY,
+        RandomRunner(2 * num_running),  # type: ignore[arg-type]
+        cache,
+        ServedModel(
+            tokenizer=None,
+            max_model_len=ENDLESS + FAMILY_TOKENS + OWN_TOKENS,
+            vocab_size=VOCABULARY,
+        ),
     )
     return engine, fill(cache, num_cached, rng)
 

@@ -34,6 +34,7 @@ from radixkv import PrefixCache
 from radixkv.cluster.events.open_events import open_events
 from radixkv.engine.config import EMBEDDED_MODEL, EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.served_model import ServedModel
 from radixkv.entrypoints.builder import build_engine
 from radixkv.sampling.sampling_params import SamplingParams
 
@@ -47,13 +48,12 @@ def bare_engine(address: str | None) -> Engine:
     """An engine whose model takes no time."""
     events = open_events(address)
     return Engine(
-        EngineConfig(block_size=BLOCK, max_num_seqs=RUNNING, speculation="off", seed=0),
-        runner=RandomRunner(RUNNING * 4),
-        cache=PrefixCache(NUM_BLOCKS, BLOCK),
-        tokenizer=None,
-        max_model_len=1024,
-        max_num_batched_tokens=512,
-        vocab_size=VOCABULARY,
+        EngineConfig(
+            block_size=BLOCK, max_num_batched_tokens=512, max_num_seqs=RUNNING, speculation="off", seed=0
+        ),
+        RandomRunner(RUNNING * 4),
+        PrefixCache(NUM_BLOCKS, BLOCK),
+        ServedModel(tokenizer=None, max_model_len=1024, vocab_size=VOCABULARY),
         hooks=[] if events is None else [events],
     )
 

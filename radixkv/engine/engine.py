@@ -24,11 +24,10 @@ import os
 import time
 import weakref
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixkv.cache.keys import NamespaceName, TokenIds
 from radixkv.cache.prefix_cache import PrefixCache
@@ -41,6 +40,7 @@ from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import Runner
+from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, decodes_that_go_on
 from radixkv.errors import (
@@ -53,15 +53,11 @@ from radixkv.sampling.sampler import SampledToken
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.batch_check import check_batch
-from radixkv.scheduling.length_classes import LengthClasses
 from radixkv.scheduling.policy import make_policy
 from radixkv.scheduling.request import Failure, Prompt, Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats
-
-if TYPE_CHECKING:  # engines without text do without its libraries
-    from radixkv.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixkv")
 
@@ -73,59 +69,37 @@ class Engine:
     """Model, cache and step loop. Not thread-safe: `AsyncEngine` gives it a thread of its own.
 
     Args:
-        config: the settings.
-        runner: the model side.
+        config: the settings, with `max_num_batched_tokens` given.
+        runner: computes the model.
         cache: the prefix cache over the runner's blocks.
-        tokenizer: None for token-id prompts without text (tests, benchmarks).
-        max_model_len: longest prompt plus output, in tokens.
-        context_length: the most that the model is made for, or the settings allow, where the cache's pool
-            does not hold as much; None: `max_model_len`.
-        max_num_batched_tokens: token budget of a step.
-        vocab_size: token ids must be below it; None: unchecked.
-        end_token_ids: the model's end-of-sequence tokens.
-        model_fingerprint: identifies configuration, weights and dtype; empty: unknown.
-        default_sampling: arguments of SamplingParams for requests that don't give them.
+        model: the model's tokenizer, names and limits.
         clock: seconds, monotonic.
         hooks: extensions, which end with the engine; see `radixkv.engine.hooks`.
         adapters: LoRA adapters by name; None: the engine takes none.
-        lengths: see `PromptLimits`.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        *,
         runner: Runner,
         cache: PrefixCache,
-        tokenizer: Tokenizer | None,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        context_length: int | None = None,
-        vocab_size: int | None = None,
-        end_token_ids: abc.Sequence[int] = (),
-        model_name: str = "",
-        model_fingerprint: str = "",
-        default_sampling: Mapping[str, Any] | None = None,
+        model: ServedModel,
+        *,
         clock: Callable[[], float] = time.monotonic,
         hooks: abc.Sequence[StepHook] = (),
         adapters: AdapterRegistry | None = None,
-        lengths: LengthClasses | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
         self.cache = cache
-        self.tokenizer = tokenizer
+        self.model = model
         self.limits = PromptLimits(
-            max_model_len=min(max_model_len, cache.num_blocks * cache.block_size),
-            context_length=context_length or max_model_len,
+            max_model_len=min(model.max_model_len, cache.num_blocks * cache.block_size),
+            context_length=model.context_length or model.max_model_len,
             block_size=cache.block_size,
-            vocab_size=vocab_size,
-            lengths=lengths,
+            vocab_size=model.vocab_size,
+            lengths=model.lengths,
         )
-        self.default_sampling = dict(default_sampling or {})
-        self.end_token_ids = frozenset(end_token_ids)
-        self.model_name = model_name
-        self.model_fingerprint = model_fingerprint
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder
         self.hooks = tuple(hooks)
@@ -136,7 +110,7 @@ class Engine:
         self._is_blocked = False  # nothing can be scheduled before a transfer ends, or time passes
         self._scheduler_over = partial(
             Scheduler,
-            config=replace(config, max_num_batched_tokens=max_num_batched_tokens),
+            config=config,
             policy=make_policy(config.scheduling_policy, weights=config.namespace_weights),
             drafter=self._drafter,
             clock=clock,
@@ -144,7 +118,7 @@ class Engine:
         self._faults = FaultRecovery()
         self._counters = Counters()
         self._requests = LiveRequests(
-            tokenizer, clock, self.hooks, self._faults, self._drafter, self._counters, lengths
+            model.tokenizer, clock, self.hooks, self._faults, self._drafter, self._counters, model.lengths
         )
         self.scheduler = self._make_scheduler()
         looks_ahead = config.async_scheduling
@@ -162,9 +136,9 @@ class Engine:
 
         return InputProcessor(
             self.limits,
-            self.tokenizer,
+            self.model.tokenizer,
             seed=self.config.seed,
-            end_token_ids=self.end_token_ids,
+            end_token_ids=self.model.end_token_ids,
             max_blocks=max_blocks,
             clock=self.clock,
             grammars=next((hook.grammars for hook in self.hooks if hook.grammars is not None), None),

@@ -6,10 +6,9 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.hooks import StepHook
 from radixkv.engine.interpreter import no_collections
 from radixkv.engine.runner import Runner
+from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.entrypoints.check_start import check_start
 from radixkv.errors import ConfigError
@@ -47,10 +47,6 @@ from radixkv.tiers.record import STATE_FORMAT, BlockKind
 from radixkv.tiers.spec import parse_tiers
 from radixkv.tiers.tier import Tier, TierStack
 from radixkv.tiers.tier_use import TierUse
-
-if TYPE_CHECKING:
-    from radixkv.text.tokenizer import Tokenizer
-
 
 logger = logging.getLogger("radixkv")
 
@@ -130,6 +126,7 @@ def engine_for_model(
             split over the ranks.
         EngineStoppedError: a rank has failed.
     """
+    config = replace(config, max_num_batched_tokens=token_budget(config, loaded.device))
     runner: ModelRunner | TensorParallelRunner
     adapters: AdapterRegistry | None = None
     if ranks is None:
@@ -142,23 +139,19 @@ def engine_for_model(
         allocate = _pinned if loaded.device.type == "cuda" else None
         kind = _block_kind(config, loaded, runner)
         tier = open_tiers(specs, kind, allocate, _state_kind(kind, runner))
-    return engine_on_runner(
-        config,
-        runner,
+    model = ServedModel(
         tokenizer=loaded.tokenizer,
         max_model_len=max_model_len,
         context_length=config.max_model_len or loaded.max_model_len,
-        max_num_batched_tokens=token_budget(config, loaded.device),
         vocab_size=loaded.vocab_size,
-        end_token_ids=loaded.eos_token_ids,
-        model_name=loaded.name,
-        model_fingerprint=loaded.fingerprint,
-        step_costs=step_costs,
-        tier=tier,
-        events=events,
+        end_token_ids=frozenset(loaded.eos_token_ids),
+        name=loaded.name,
+        fingerprint=loaded.fingerprint,
         default_sampling=loaded.default_sampling,
-        adapters=adapters,
         lengths=loaded.lengths,
+    )
+    return engine_on_runner(
+        config, runner, model, step_costs=step_costs, tier=tier, events=events, adapters=adapters
     )
 
 
@@ -195,25 +188,23 @@ def _pinned(size: int) -> npt.NDArray[np.uint8]:
 def engine_on_runner(
     config: EngineConfig,
     runner: Runner,
+    model: ServedModel,
     *,
-    tokenizer: Tokenizer | None,
-    end_token_ids: Sequence[int] = (),
-    model_fingerprint: str = "",
     clock: Callable[[], float] = time.monotonic,
     step_costs: StepCosts | None = None,
     tier: Tier | TierStack | None = None,
     load_deadline_s: float = 0.2,
     events: StepHook | None = None,
-    **options: Any,
+    adapters: AdapterRegistry | None = None,
 ) -> Engine:
     """Build an engine on any runner, with a prefix cache over its blocks and all extensions.
 
     Args:
+        config: the settings, with `max_num_batched_tokens` given.
         step_costs: costs of rows, which decide how many guesses pay; None: the costs of the runner's backend.
         tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
         load_deadline_s: longest wait of a request for blocks of the tier, since some came last.
         events: publishes block events; None: as `config.kv_events` says.
-        options: further arguments of `Engine`.
 
     Raises:
         ConfigError: a tier keeps no states and the model has some, or the block size does not suit these.
@@ -225,12 +216,12 @@ def engine_on_runner(
         enabled=config.enable_prefix_caching,
         ghost_blocks=config.ghost_blocks,
         pin_budget=config.pin_budget,
-        model=model_fingerprint,
+        model=model.fingerprint,
         observer=Advisor(runner.block_size),
         num_state_slots=0 if runner.states is None else runner.states.num_slots,
         windows=None if runner.windows is None else runner.windows.spec,
     )
-    hooks: list[StepHook] = [GrammarCompiler(lambda: _vocabulary(tokenizer, end_token_ids))]
+    hooks: list[StepHook] = [GrammarCompiler(lambda: _vocabulary(model))]
     if config.speculation != "off":
         costs = step_costs or StepCosts.of_backend(runner.backend_name)
         hooks.append(Speculation(config.max_draft_tokens, costs))
@@ -239,24 +230,16 @@ def engine_on_runner(
     events = events or open_events(config.kv_events)
     if events is not None:
         hooks.append(events)
-    return Engine(
-        config,
-        runner=runner,
-        cache=cache,
-        tokenizer=tokenizer,
-        end_token_ids=end_token_ids,
-        model_fingerprint=model_fingerprint,
-        clock=clock,
-        hooks=hooks,
-        **options,
-    )
+    return Engine(config, runner, cache, model, clock=clock, hooks=hooks, adapters=adapters)
 
 
-def _vocabulary(tokenizer: Tokenizer | None, end_token_ids: Sequence[int]) -> Vocabulary:
+def _vocabulary(model: ServedModel) -> Vocabulary:
+    tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError("this engine has no tokenizer")
     # A model may name ends that its tokenizer has no tokens for; no grammar allows these.
-    return Vocabulary(tokenizer, frozenset(end for end in end_token_ids if end < tokenizer.vocab_size))
+    ends = frozenset(end for end in model.end_token_ids if end < tokenizer.vocab_size)
+    return Vocabulary(tokenizer, ends)
 
 
 def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
@@ -264,7 +247,7 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
     runner, states = engine.runner, engine.runner.states
     windows = None if runner.windows is None else runner.windows.spec
     return EngineSummary(
-        model=engine.model_name,
+        model=engine.model.name,
         backend=runner.backend_name,
         dtype=runner.dtype_name,
         device=runner.device_name,
@@ -274,8 +257,8 @@ def summarize(engine: Engine, phases: StartupPhases) -> EngineSummary:
         kv_bytes=runner.num_blocks * runner.bytes_per_block,
         max_model_len=engine.limits.max_model_len,
         phases=phases,
-        sampling={"temperature": SamplingParams().temperature, **engine.default_sampling},
-        sampling_source=sampling_source(engine.default_sampling, engine.config.generation_config),
+        sampling={"temperature": SamplingParams().temperature, **engine.model.default_sampling},
+        sampling_source=sampling_source(engine.model.default_sampling, engine.config.generation_config),
         num_states=0 if states is None else states.num_slots,
         state_bytes=0 if states is None else states.num_bytes,
         num_window_blocks=0 if windows is None else windows.num_blocks,

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +59,15 @@ class EngineInfo:
     @classmethod
     def of(cls, engine: Engine) -> EngineInfo:
         """Collect it of an engine, on the thread that owns that."""
-        facts = EngineFacts(**{item.name: getattr(engine, item.name) for item in fields(EngineFacts)})
+        model = engine.model
+        facts = EngineFacts(
+            config=engine.config,
+            model_name=model.name,
+            model_fingerprint=model.fingerprint,
+            limits=engine.limits,
+            default_sampling=model.default_sampling,
+            tokenizer=model.tokenizer,
+        )
         return cls(facts, engine.summary, engine.input_processor)
 
 

@@ -126,18 +126,18 @@ class LLM:
         """Return the model, the sizes, and the use of the cache."""
         engine, stats = self.engine, self.engine.cache.stats
         if self._is_closed:
-            return f"<LLM {engine.model_name}, closed>"
+            return f"<LLM {engine.model.name}, closed>"
         used = stats.total_blocks - stats.free_blocks
         rate = f"{stats.hit_tokens / stats.queried_tokens:.0%}" if stats.queried_tokens else "none yet"
         return (
-            f"<LLM {engine.model_name}: context of {engine.limits.max_model_len:,} tokens; cache of "
+            f"<LLM {engine.model.name}: context of {engine.limits.max_model_len:,} tokens; cache of "
             f"{stats.total_blocks:,} blocks of {engine.cache.block_size} tokens, {used:,} in use; "
             f"hits: {rate} of {stats.queried_tokens:,} prompt tokens>"
         )
 
     @property
     def tokenizer(self) -> Any:
-        return self.engine.tokenizer
+        return self.engine.model.tokenizer
 
     @property
     def adapters(self) -> AdapterRegistry:
@@ -146,7 +146,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Parameters of `generate` and `chat` if none are given: the model's own recommendations."""
-        return SamplingParams(**self.engine.default_sampling)
+        return SamplingParams(**self.engine.model.default_sampling)
 
     def close(self) -> None:
         """End the engine: its tiers write what they have. May be called again; other calls fail then."""
@@ -261,7 +261,7 @@ class LLM:
         """
         self._check_open()
         require(isinstance(params, BeamSearchParams), "params", "must be BeamSearchParams", params)
-        tokenizer, checks = self.engine.tokenizer, self.engine.input_processor
+        tokenizer, checks = self.engine.model.tokenizer, self.engine.input_processor
         several = [checks.encode(prompt).token_ids for prompt in self._as_list(prompts)]
         with progress_bar(progress) as bar:
             task = bar.add_task("Searching", total=len(several), rate="")
@@ -269,7 +269,7 @@ class LLM:
                 several,
                 params,
                 generate=partial(self.generate, namespace=namespace, lora=lora, progress=False),
-                end_token_ids=self.engine.end_token_ids,
+                end_token_ids=self.engine.model.end_token_ids,
                 room_after=partial(checks.room_after, namespace=namespace),
                 decode=tokenizer.decode if tokenizer is not None else None,
                 on_progress=lambda num_done: bar.update(task, completed=num_done),
@@ -334,9 +334,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int]:
-        if self.engine.tokenizer is None:
+        if self.engine.model.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer, so no chat template: use generate")
-        ids: list[int] = self.engine.tokenizer.apply_chat_template(
+        ids: list[int] = self.engine.model.tokenizer.apply_chat_template(
             list(messages), tools=list(tools) if tools else None, **options
         )
         return ids

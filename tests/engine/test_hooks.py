@@ -11,6 +11,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.hooks import StepHook
+from radixkv.engine.served_model import ServedModel
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import SamplingParams
 
@@ -54,12 +55,10 @@ class Recorder(StepHook):
 
 def engine_with(*hooks: StepHook, **model) -> Engine:
     return Engine(
-        EngineConfig(seed=0),
-        runner=PagedHashModel(40, 8, **model),
-        cache=PrefixCache(40, 8),
-        tokenizer=None,
-        max_model_len=200,
-        max_num_batched_tokens=64,
+        EngineConfig(max_num_batched_tokens=64, seed=0),
+        PagedHashModel(40, 8, **model),
+        PrefixCache(40, 8),
+        ServedModel(tokenizer=None, max_model_len=200),
         hooks=hooks,
     )
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def assert_idle(llm: LLM) -> None:
 def test_the_models_own_sampling_is_used_where_none_is_given():
     llm = llm_of()
     assert llm.get_default_sampling_params() == SamplingParams()
-    llm.engine.default_sampling = {"temperature": 0.0}
+    llm.engine.model = replace(llm.engine.model, default_sampling={"temperature": 0.0})
     default = llm.get_default_sampling_params()
     assert default.is_greedy
     [output] = llm.generate([[5, 6, 7]])

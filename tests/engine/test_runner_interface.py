@@ -18,6 +18,7 @@ from tiny_models import save_tiny_model
 from radixkv import PrefixCache
 from radixkv.engine.config import EngineConfig, SchedulerConfig
 from radixkv.engine.runner import Runner
+from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import StartupPhases
 from radixkv.entrypoints.builder import engine_for_model, engine_on_runner, summarize
 from radixkv.model.loading.loader import load_model
@@ -189,11 +190,9 @@ def table_of(steps: Steps, tokens: list[int]) -> list[int]:
 def test_an_engine_stands_on_any_runner(make_runner):
     runner: Any = make_runner()
     engine = engine_on_runner(
-        EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK),
+        EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK, max_num_batched_tokens=BUDGET),
         runner,
-        tokenizer=None,
-        max_model_len=64,
-        max_num_batched_tokens=BUDGET,
+        ServedModel(tokenizer=None, max_model_len=64),
     )
     engine.runner.warm_up()
     answers = []

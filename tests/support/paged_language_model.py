@@ -20,6 +20,7 @@ import xxhash
 
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.served_model import ServedModel
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.block_copy import BlockCopy
 from radixkv.scheduling.batch import Batch, Copy
@@ -298,22 +299,25 @@ def make_engine(
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
-    config = EngineConfig(block_size=block_size, num_blocks=num_blocks, seed=0, **options)
+    config = EngineConfig(
+        block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=budget, seed=0, **options
+    )
     runner = model or PagedHashModel(num_blocks, block_size)
     extra = {"clock": clock} if clock is not None else {}
     engine = engine_on_runner(
         config,
         runner,
-        tokenizer=tokenizer,
-        max_model_len=max_model_len or num_blocks * block_size,
-        max_num_batched_tokens=budget,
-        vocab_size=VOCAB,
-        end_token_ids=(END,),
-        model_name="paged-hash",
+        ServedModel(
+            tokenizer=tokenizer,
+            max_model_len=max_model_len or num_blocks * block_size,
+            vocab_size=VOCAB,
+            end_token_ids=frozenset({END}),
+            name="paged-hash",
+            fingerprint=model_fingerprint,
+        ),
         step_costs=step_costs,
         tier=tier,
         load_deadline_s=load_deadline_s,
-        model_fingerprint=model_fingerprint,
         **extra,
     )
     MADE.append(engine)

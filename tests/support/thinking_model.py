@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
+from radixkv.engine.served_model import ServedModel
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.scheduling.batch import Batch
@@ -101,14 +102,17 @@ def thinking_engine(
 
     def make() -> Engine:
         return engine_on_runner(
-            EngineConfig(block_size=16, num_blocks=num_blocks, seed=0, **options),
+            EngineConfig(
+                block_size=16, num_blocks=num_blocks, max_num_batched_tokens=8192, seed=0, **options
+            ),
             model,
-            tokenizer=tokenizer,
-            max_model_len=16_000,
-            max_num_batched_tokens=8192,
-            vocab_size=tokenizer.vocab_size,
-            end_token_ids=tuple(tokenizer.eos_token_ids),
-            model_name="thinking",
+            ServedModel(
+                tokenizer=tokenizer,
+                max_model_len=16_000,
+                vocab_size=tokenizer.vocab_size,
+                end_token_ids=frozenset(tokenizer.eos_token_ids),
+                name="thinking",
+            ),
         )
 
     return AsyncEngine(make), model

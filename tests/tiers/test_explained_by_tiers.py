@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,8 @@ def test_an_llm_asks_the_tiers_too_and_so_does_a_chat_in_this_process():
     report = llm.explain(PROMPT)
     assert (report.tier, report.num_tier_tokens, states) == ("tier", 40, [])
     assert not tier.loads
-    llm.engine.tokenizer = SimpleNamespace(apply_chat_template=lambda messages: PROMPT)
+    tokenizer = SimpleNamespace(apply_chat_template=lambda messages, tools: PROMPT)
+    llm.engine.model = replace(llm.engine.model, tokenizer=tokenizer)
     partner = LocalPartner(llm, max_tokens=4, temperature=0.0)
     assert "The tier tier has 40 of them." in partner.explain([{"role": "user", "content": "x"}])
     tier.answer = lambda run, count: TierState.RETRY

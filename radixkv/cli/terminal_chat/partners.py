@@ -73,9 +73,7 @@ class LocalPartner:
                 yield delta.text
 
     def explain(self, messages: Sequence[Message]) -> str:
-        engine = self._llm.engine
-        assert engine.tokenizer is not None  # there was a chat
-        return self._llm.explain(engine.tokenizer.apply_chat_template(list(messages))).detail
+        return self._llm.explain_chat(messages).detail
 
     def close(self) -> None:
         """Nothing: the model ends with the process."""

@@ -15,6 +15,7 @@ from paged_language_model import run_all
 from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
+from radixkv.engine.served_model import ServedModel
 from radixkv.entrypoints.builder import engine_on_runner
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner, StepLimits
@@ -63,10 +64,9 @@ def test_an_engine_gives_the_same_answers_from_its_states(model_type: str, tmp_p
     """Models of five kinds of state: two requests at once, cold and hot, with guesses."""
     save_hybrid_model(tmp_path, model_type)
     runner = interpreted_runner(tmp_path, 2 * GRID)
-    config = EngineConfig(model=str(tmp_path), max_num_seqs=2, speculation="auto")
-    limits = {"max_model_len": 2 * GRID, "max_num_batched_tokens": GRID + 12}
-    costs = StepCosts.of_backend("triton")
-    engine = engine_on_runner(config, runner, tokenizer=None, step_costs=costs, **limits)
+    config = EngineConfig(max_num_batched_tokens=GRID + 12, max_num_seqs=2, speculation="auto")
+    model = ServedModel(tokenizer=None, max_model_len=2 * GRID)
+    engine = engine_on_runner(config, runner, model, step_costs=StepCosts.of_backend("triton"))
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     tokens = np.random.default_rng(1).integers(3, 320, 8).tolist() * 9
     prompts = [tokens[: GRID + 4], [*tokens[: GRID + 1], 5, 6]]
