@@ -11,6 +11,7 @@ a failed step, and try again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -290,7 +291,7 @@ def make_engine(
     budget: int = 64,
     max_model_len: int | None = None,
     model: PagedHashModel | None = None,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     tokenizer: Any = None,
     step_costs: StepCosts | None = None,
     tier: Any = None,
@@ -303,7 +304,6 @@ def make_engine(
         block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=budget, seed=0, **options
     )
     runner = model or PagedHashModel(num_blocks, block_size)
-    extra = {"clock": clock} if clock is not None else {}
     engine = engine_on_runner(
         config,
         runner,
@@ -318,7 +318,7 @@ def make_engine(
         step_costs=step_costs,
         tier=tier,
         load_deadline_s=load_deadline_s,
-        **extra,
+        clock=clock,
     )
     MADE.append(engine)
     return engine, runner
