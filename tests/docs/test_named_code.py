@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from source_graph import ROOT, modules
 
-PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "tour.md"]
+PROMISES = ROOT / "docs" / "promises.md"
+PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "tour.md", PROMISES]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"[A-Za-z_]\w*(\.[a-z_]\w*)?")
 #: Roots of our files that a page may name.
@@ -54,9 +55,16 @@ def attributes() -> frozenset[str]:
     return frozenset().union(*members().values())
 
 
+def is_test(text: str) -> bool:
+    """Whether `file::function` names a test."""
+    path, _, name = text.partition("::")
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return re.search(rf"^ *(async )?def {name}\(", source, re.MULTILINE) is not None
+
+
 def is_known(text: str) -> bool:
     if text.startswith(FOLDERS):
-        return (ROOT / text).exists()
+        return is_test(text) if "::" in text else (ROOT / text).exists()
     if re.fullmatch(r"RADIXKV_\w+(=\S+)?", text):
         return is_text(text.partition("=")[0])
     if " " in text or not NAME.fullmatch(text):
@@ -81,6 +89,19 @@ def test_names_that_are_gone_are_noticed() -> None:
     assert not is_known("PrefixCache.acquire_all")
     assert not is_known("radixkv/tools")
     assert not is_known("Sequences")
+    assert not is_known("tests/cache/test_matching.py::test_tokens_only_propose")
+
+
+def test_each_promise_has_its_tests() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Promises")[2].partition("\n## ")[0]
+    promised = [text.rstrip(".") for text in re.findall(r"^- \*\*(.+?)\*\*", section, re.MULTILINE)]
+    kept = re.split(r"^## ", PROMISES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert promised == [text.partition("\n")[0] for text in kept][: len(promised)]
+    for text in kept:
+        rows = re.findall(r"^\| ([^-].*) \| (.*) \|$", text, re.MULTILINE)[1:]
+        assert rows
+        assert not [promise for promise, tests in rows if not re.search(r"`tests/\S+::test_\w+`", tests)]
 
 
 def test_newcomers_need_no_release() -> None:
