@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs of Triton's interpreter (seen in 3.6 and 3.9), without which it would test the wrong arithmetic.
+"""Repairs of Triton's interpreter, without which it would test the wrong arithmetic.
 
 - bfloat16 values are kept as their raw 16 bits, and `tl.dot` multiplies those as integers.
 - float32 to bfloat16 and to 8-bit floats truncates, where hardware rounds to nearest.
 - `tl.dot` calls BLAS, whose rows depend on their place in the matrix: bitwise comparisons fail although the
   kernel is right. einsum adds in one order.
-- triton 3.6 turns one-element arrays into loop bounds by `int()`, which numpy 2.4 refuses.
+- One-element arrays become loop bounds by `int()`, which newer numpy refuses.
 - Every nested jit call (tl.sum, tl.max) patches the language module again, which takes most of the time.
-- The types and shapes of all values are checked and spelled out anew, which takes half of the rest (3.9).
+- The types and shapes of all values are checked and spelled out anew, which takes half of the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -126,6 +125,7 @@ def _original_block_type(*sizes: int) -> Any:
 
 
 _original_block_init = tl.block_type.__init__
+_original_tensor_init = tl.tensor.__init__
 
 
 def _block_init(self: Any, element_ty: Any, shape: Any) -> None:
@@ -151,6 +151,16 @@ def _np_dtype(dtype: Any) -> Any:
     return _np_dtypes[name]
 
 
+def _fill_alike(kind: Any, init: Any, ours: Any, *arguments: Any) -> bool:
+    """Whether two constructors give an object of this kind the same attributes."""
+    one, other = object.__new__(kind), object.__new__(kind)
+    init(one, *arguments)
+    ours(other, *arguments)
+    return {name: str(value) for name, value in vars(one).items()} == {
+        name: str(value) for name, value in vars(other).items()
+    }
+
+
 def install() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
@@ -159,6 +169,9 @@ def install() -> None:
     interpreter._patch_lang = _patch_once
     interpreter._patch_lang_tensor = _patch_tensor
     interpreter._get_np_dtype = _np_dtype
-    if triton.__version__.startswith("3.9."):
+    # These two only save time; of another triton they may leave out an attribute.
+    block = tl.block_type(tl.float32, [2, 4])
+    if _fill_alike(tl.block_type, _original_block_init, _block_init, tl.float32, [2, 4]):
         tl.block_type.__init__ = _block_init
+    if all(_fill_alike(tl.tensor, _original_tensor_init, _tensor_init, None, t) for t in (tl.int32, block)):
         tl.tensor.__init__ = _tensor_init
