@@ -12,6 +12,7 @@ import argparse
 import ast
 import inspect
 import json
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
@@ -327,22 +328,10 @@ def architectures() -> str:
 
 
 def tested_architectures() -> set[str]:
-    """The model types that the suite computes with, read from the tables of its tiny models."""
-    kinds: set[str] = set()
-    tables = (
-        ("tiny_models", "FAMILIES"),
-        ("attention_shapes", "SHAPES"),
-        ("hybrid_models", "HYBRID_FAMILIES"),
-    )
-    for name, table_name in tables:
-        tree = ast.parse((ROOT / "tests" / "support" / f"{name}.py").read_text(encoding="utf-8"))
-        for node in tree.body:
-            is_table = isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table_name
-            if is_table and isinstance(node.value, ast.Dict):
-                first = [value.elts[0] for value in node.value.values if isinstance(value, ast.Tuple)]
-                named = first or node.value.keys  # where the name of an entry is not that of its type
-                kinds |= {kind.value for kind in named if isinstance(kind, ast.Constant)}
-    return kinds
+    """The model types that the suite computes with, read from the tables of its tiny configurations."""
+    tables = runpy.run_path(str(ROOT / "tests" / "support" / "tiny_configs.py"))
+    rows = (tables[name].values() for name in ("FAMILIES", "SHAPES", "HYBRID_FAMILIES"))
+    return {kind for table in rows for kind, _ in table}
 
 
 def first_sentence(path: Path) -> str:

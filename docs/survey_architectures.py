@@ -28,9 +28,8 @@ from radixkv.model.own_attention import call_hook_from_own_attention, has_own_at
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from attention_shapes import SHAPES
-from attention_shapes import tiny_config as tiny_shape
-from hybrid_models import HYBRID_FAMILIES, tiny_hybrid
+import tiny_configs
+from tiny_configs import HYBRID_FAMILIES, SHAPES
 
 RESULT = Path(__file__).with_name("architectures.json")
 _LARGEST = 20_000_000
@@ -95,9 +94,9 @@ def tiny_config(model_type: str) -> Any:
     """
     for name, (kind, _) in SHAPES.items():
         if kind == model_type:
-            return tiny_shape(name)
+            return tiny_configs.tiny_config(name)
     if model_type in HYBRID_FAMILIES:
-        return tiny_hybrid(model_type)
+        return tiny_configs.tiny_config(model_type)
     kind = CONFIG_MAPPING[model_type]
     whole = kind()
     sizes = {name: size for name, size in _SIZES.items() if _has(whole, name)}

@@ -55,17 +55,11 @@ def models(sizes: Sizes, report: Report, group: str, part: str = "1/1") -> None:
 def families(group: str) -> dict[str, Callable[[Path], Path]]:
     """Return the writer of a tiny model to a folder, by name."""
     # The imports are of the tests, found by the path that `models` adds.
-    if group == "plain":
-        from tiny_models import FAMILIES, save_tiny_model
+    from tiny_configs import FAMILIES, HYBRID_FAMILIES, SHAPES
+    from tiny_models import save_tiny_model
 
-        return {name: partial(save_tiny_model, family=name) for name in FAMILIES}
-    if group == "shapes":
-        from attention_shapes import SHAPES, save_shape
-
-        return {name: partial(save_shape, name=name) for name in SHAPES}
-    from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
-
-    return {name: partial(save_hybrid_model, model_type=name) for name in HYBRID_FAMILIES}
+    names = {"plain": FAMILIES, "shapes": SHAPES, "states": HYBRID_FAMILIES}[group]
+    return {name: partial(save_tiny_model, name=name) for name in names}
 
 
 def check_family(sizes: Sizes, report: Report, name: str, folder: Path, *, states: bool) -> None:

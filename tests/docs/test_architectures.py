@@ -8,9 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from attention_shapes import SHAPES
-from hybrid_models import HYBRID_FAMILIES
-from tiny_models import FAMILIES
+from tiny_configs import FAMILIES, HYBRID_FAMILIES, SHAPES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,7 +27,8 @@ from paged_language_model import (
 from pool_traffic import Parrot
 from pool_traffic import run as run_traffic
 from scripted_tier import ScriptedTier
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 
 from radixkv import LLM
 from radixkv.engine.engine import Engine

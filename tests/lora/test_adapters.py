@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_models import save_hybrid_model
 from nightly import by_day
 from tiny_adapters import greedy, last_logits, peft_model, plain_model, save_adapter
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import AdapterLoadError, ConfigError, InvalidRequestError
@@ -113,7 +113,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_hybrid_models(family: str, tmp_path: Path) -> None:
     """States of each adapter apart, cold and from kept ones; rows of all in one batch."""
     base = tmp_path / "tiny-hybrid"
-    save_hybrid_model(base, family)
+    save_tiny_model(base, family)
     targets = ["q_proj", "k_proj", *(["w1", "w2"] if family == "lfm2" else ["up_proj", "down_proj"])]
     models = {"": plain_model(base)}
     models |= {name: peft_model(base, seed, target_modules=targets) for seed, name in enumerate("ab")}

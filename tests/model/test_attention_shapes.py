@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_shapes import SHAPES, save_shape, tiny_config
 from nightly import by_day
-from tiny_models import VOCAB_SIZE, save_random_model
+from tiny_configs import SHAPES, VOCAB_SIZE, tiny_config
+from tiny_models import save_random_model, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv import LLM, SamplingParams
@@ -87,7 +87,7 @@ def reference(folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", by_day(NAMES, "gemma4", "deepseek-v3", "bloom"))
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    folder = save_shape(tmp_path / name, name)
+    folder = save_tiny_model(tmp_path / name, name)
     first, other = some_tokens(37, 1), some_tokens(21, 2)
     branch = first[:26] + other[:6]
     prompts = [first, other, branch]
@@ -132,7 +132,7 @@ def test_text_half_of_a_model_that_sees_images(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_narrow_caches_hold_latents(tmp_path: Path) -> None:
-    llm = make_llm(save_shape(tmp_path / "model", "deepseek-v3"), kv_cache_dtype="int8")
+    llm = make_llm(save_tiny_model(tmp_path / "model", "deepseek-v3"), kv_cache_dtype="int8")
     prompt = some_tokens(30, 1)
     cold = generate(llm, prompt)
     assert generate(llm, prompt) == cold
@@ -143,12 +143,12 @@ def test_narrow_caches_hold_latents(tmp_path: Path) -> None:
 
 def test_narrow_caches_of_linear_biases_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"int8 would round away the positions .*ALiBi.*auto"):
-        make_llm(save_shape(tmp_path / "model", "bloom"), kv_cache_dtype="int8")
+        make_llm(save_tiny_model(tmp_path / "model", "bloom"), kv_cache_dtype="int8")
 
 
 @pytest.mark.nightly
 def test_deterministic_latents_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    llm = make_llm(save_shape(tmp_path / "model", "minicpm3"), deterministic=True)
+    llm = make_llm(save_tiny_model(tmp_path / "model", "minicpm3"), deterministic=True)
     params = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True, logprobs=2)
 
     def logprobs(*prompts: Sequence[int]) -> list[Any]:
@@ -161,7 +161,7 @@ def test_deterministic_latents_do_not_depend_on_the_batch(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_sparse_attention_is_served_where_it_is_dense(tmp_path: Path) -> None:
-    folder = save_shape(tmp_path / "model", "deepseek-v32", index_topk=48)
+    folder = save_tiny_model(tmp_path / "model", "deepseek-v32", index_topk=48)
     with pytest.raises(ModelLoadError, match=r"attends to 48 chosen tokens .* --max-model-len 48"):
         make_llm(folder)
     prompt = some_tokens(30, 1)
@@ -169,7 +169,7 @@ def test_sparse_attention_is_served_where_it_is_dense(tmp_path: Path) -> None:
 
 
 def test_chunks_need_whole_blocks(tmp_path: Path) -> None:
-    folder = save_shape(tmp_path / "model", "llama4", attention_chunk_size=20)
+    folder = save_tiny_model(tmp_path / "model", "llama4", attention_chunk_size=20)
     with pytest.raises(ConfigError, match="chunks of 20 tokens needs a block size that divides them, not 8"):
         make_llm(folder)
 
@@ -177,7 +177,7 @@ def test_chunks_need_whole_blocks(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("trapped_folder")
 def test_processes_of_layers_of_several_shapes_that_free_windows(tmp_path: Path) -> None:
-    folder = save_shape(tmp_path / "model", "gemma4", num_global_key_value_heads=2)
+    folder = save_tiny_model(tmp_path / "model", "gemma4", num_global_key_value_heads=2)
     prompts = [some_tokens(37, 1), some_tokens(21, 2)]
     model = reference(folder)
     wanted = [expected(model, prompt) for prompt in prompts]
@@ -194,4 +194,4 @@ def test_ranks_need_a_head_in_every_layer(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"2 is more than the 1 KV heads of .* in every layer; use at most 1"
     ):
-        make_llm(save_shape(tmp_path / "gemma", "gemma4"), tensor_parallel=2)
+        make_llm(save_tiny_model(tmp_path / "gemma", "gemma4"), tensor_parallel=2)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 from nightly import by_day
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
 from radixkv.model.cuda_graphs import CudaRecorder, StepGraphs, max_padded_rows, qualifies, row_sizes

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_shapes import save_shape
 from test_attention_shapes import expected, generate, make_llm, reference, some_tokens
+from tiny_models import save_tiny_model
 
 from radixkv.model import expanded_latents
 from radixkv.model.expanded_latents import Expansion
@@ -24,7 +24,7 @@ LIMITS = {"num_blocks": 60, "max_num_batched_tokens": 170, "max_model_len": 256}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_shape(tmp_path_factory.mktemp("latents") / "model", "deepseek-v3")
+    return save_tiny_model(tmp_path_factory.mktemp("latents") / "model", "deepseek-v3")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_greedy_tokens_of_long_prompts(folder: Path, chunks: list[tuple[int, int
 
 
 def test_deterministic_mode_expands_nothing(tmp_path: Path, chunks: list[tuple[int, int]]) -> None:
-    folder = save_shape(tmp_path / "model", "minicpm3")
+    folder = save_tiny_model(tmp_path / "model", "minicpm3")
     generate(make_llm(folder, **LIMITS, deterministic=True), some_tokens(150, 1))
     assert not chunks
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from nightly import by_day
-from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
+from tiny_configs import FAMILIES, VOCAB_SIZE
+from tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_shapes import save_shape
 from nightly import by_day
 from tiny_adapters import greedy, peft_model, save_adapter
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
@@ -81,8 +81,8 @@ class Reference:
 
 @pytest.fixture(scope="module", params=by_day(["gemma3", "gpt-oss", "gemma4-shared"], "gemma3"))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    save: Any = save_shape if "gemma4" in request.param else save_tiny_model
-    folder = save(tmp_path_factory.mktemp("model") / request.param, request.param, sliding_window=WINDOW)
+    folder = tmp_path_factory.mktemp("model") / request.param
+    save_tiny_model(folder, request.param, sliding_window=WINDOW)
     return folder, Reference(folder)
 
 

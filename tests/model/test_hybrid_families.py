@@ -13,7 +13,7 @@ from nightly import by_day
 pytest.importorskip("numba")
 
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
@@ -21,7 +21,8 @@ from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv_kernels.states import GRID
 from tests.support.hand_made_steps import HandMade
-from tests.support.hybrid_models import HYBRID_FAMILIES, save_hybrid_model, save_seeing_model
+from tests.support.tiny_configs import HYBRID_FAMILIES, tiny_config
+from tests.support.tiny_models import save_random_model, save_tiny_model
 
 LENGTH = 2 * GRID + 12
 #: Families whose logits have the same bits in any pieces in deterministic mode.
@@ -41,7 +42,7 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
 def test_logits_are_those_of_transformers_in_pieces_and_from_a_kept_state(
     model_type: str, tmp_path: Path
 ) -> None:
-    save_hybrid_model(tmp_path, model_type)
+    save_tiny_model(tmp_path, model_type)
     tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():
@@ -69,7 +70,20 @@ def test_logits_are_those_of_transformers_in_pieces_and_from_a_kept_state(
 
 
 def test_a_checkpoint_that_sees_images_loads_as_its_text_half(tmp_path: Path) -> None:
-    save_seeing_model(tmp_path)
+    config = AutoConfig.for_model(
+        "qwen3_5",
+        text_config=tiny_config("qwen3_5_text").to_dict(),
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+        **{f"{name}_token_id": at for at, name in enumerate(("image", "video", "vision_start"), 10)},
+    )
+    save_random_model(tmp_path, config)
     loaded = load_model(config_of(tmp_path), show_progress=False)
     assert type(loaded.model).__name__ == "Qwen3_5ForCausalLM"
     assert {shape.kind for shape in loaded.attention.states} == {"conv", "delta"}
@@ -79,7 +93,7 @@ def test_a_checkpoint_that_sees_images_loads_as_its_text_half(tmp_path: Path) ->
 
 
 def test_memory_of_states_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    save_hybrid_model(tmp_path, "lfm2")
+    save_tiny_model(tmp_path, "lfm2")
     config = config_of(tmp_path, state_memory=1000)
     with pytest.raises(ConfigError, match=r"one request needs 2 of 0\.0 MiB.*--state-memory"):
         make_runner(config, load_model(config, show_progress=False))
@@ -89,14 +103,14 @@ def test_memory_of_states_that_is_too_small_is_refused_with_the_numbers(tmp_path
 
 
 def test_deterministic_mode_is_refused_where_it_does_not_hold(tmp_path: Path) -> None:
-    save_hybrid_model(tmp_path, "zamba2")
+    save_tiny_model(tmp_path, "zamba2")
     config = config_of(tmp_path, deterministic=True)
     with pytest.raises(ConfigError, match="--deterministic does not hold for the family zamba2"):
         make_runner(config, load_model(config, show_progress=False))
 
 
 def test_quantised_weights_serve_state_layers(tmp_path: Path) -> None:
-    save_hybrid_model(tmp_path, "mamba2")
+    save_tiny_model(tmp_path, "mamba2")
     tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
     config = config_of(tmp_path, quantization="int8")
     runner, _ = make_runner(config, load_model(config, show_progress=False))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, AsyncEngine, SamplingParams

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCAB_SIZE, save_random_model, save_tiny_model, write_tiny_gguf
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_random_model, save_tiny_model, write_tiny_gguf
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_shapes import save_shape
-from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_language_model import run_all
 from rank_threads import engine_on_ranks
-from tiny_models import FAMILIES, save_tiny_model
+from tiny_configs import FAMILIES, HYBRID_FAMILIES
+from tiny_models import save_tiny_model
 
 from radixkv.errors import ConfigError
 from radixkv.model.parallel.commands import decode_batch, encode_batch
@@ -135,7 +134,7 @@ def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
 def test_states_are_the_same_on_every_rank(model_type: str, tmp_path: Path) -> None:
     """Answers are one rank's, cold, hot, and from states that were saved, lost and loaded."""
     pytest.importorskip("numba")
-    model = save_hybrid_model(tmp_path, model_type)
+    model = save_tiny_model(tmp_path, model_type)
     alone, together = (
         engine_on_ranks(model, num_ranks, num_blocks=32, max_num_seqs=2, max_num_batched_tokens=96)
         for num_ranks in (1, 2)
@@ -236,7 +235,7 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
 )
 def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> None:
     changes = {"num_global_key_value_heads": 2} if name == "gemma4" else {}
-    model = save_shape(tmp_path / "model", name, **changes)
+    model = save_tiny_model(tmp_path / "model", name, **changes)
     alone, together = (engine_on_ranks(model, num_ranks) for num_ranks in (1, 2))
     try:
         assert np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max() < 1e-4

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from test_fused_layers import DenseStep, tiny
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 from torch import nn
 
 from radixkv import LLM, SamplingParams

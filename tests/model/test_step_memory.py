@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import step_memory

@@ -38,7 +38,6 @@ from safetensors.torch import load_file, save_file
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from hybrid_models import save_hybrid_model
 from tiny_adapters import peft_model, save_adapter
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -132,7 +131,7 @@ class Fuzz:
         self.chance = random.Random(self.seed)
         targets: dict[str, Any] = {}
         if self.states:
-            self.base = save_hybrid_model(self.folder / "tiny", "qwen3_5_text")
+            self.base = save_tiny_model(self.folder / "tiny", "qwen3_5_text")
             targets["target_modules"] = HYBRID_TARGETS
         else:
             self.base = save_tiny_model(self.folder / "tiny", "llama", num_hidden_layers=2)

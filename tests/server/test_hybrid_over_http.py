@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from hybrid_models import save_hybrid_model
 from live_server import LiveServer, live_server
+from tiny_models import save_tiny_model
 from transformers import AutoTokenizer
 
 from radixkv import EngineConfig
@@ -38,7 +38,7 @@ SYSTEM = "You are the assistant of the harbour office. Count the ships, and be b
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("hybrid")
-    save_hybrid_model(folder, "lfm2", max_position_embeddings=4096, vocab_size=336)
+    save_tiny_model(folder, "lfm2", max_position_embeddings=4096, vocab_size=336)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

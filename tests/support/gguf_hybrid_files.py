@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from radixkv.model.loading.gguf_tensors import tensor_names
-from tests.support.hybrid_models import tiny_hybrid
+from tests.support.tiny_configs import tiny_config
 
 _DELTA = {"hidden_size": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
 _MULTIPLIED = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
@@ -58,7 +58,7 @@ _LEAVES = {
 def make_hybrid(case: str, **changes: Any) -> Any:
     """The random model of a case of `HYBRIDS`, with transformers' attention."""
     kind, own = HYBRIDS[case]
-    config = tiny_hybrid(kind, **own, **changes)
+    config = tiny_config(kind, **own, **changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     randomize(model, 0)
     return model.eval()

@@ -24,118 +24,27 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
-VOCAB_SIZE = 320
+from tests.support.tiny_configs import VOCAB_SIZE, tiny_config
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
-_TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-
-#: Family -> (model type, what its configuration adds).
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"tie_word_embeddings": True}),
-    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
-    "llama-rope-scaled": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "qwen2": ("qwen2", {}),
-    "qwen2-window": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    ),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "mistral-window": ("mistral", {"sliding_window": 11}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "gemma2": (
-        "gemma2",
-        {
-            "head_dim": 32,
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 10,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-            "layer_types": _TWO_KINDS,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 10, "layer_types": _TWO_KINDS},
-    ),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            "head_dim": 16,
-            "sliding_window": 8,
-            "layer_types": _TWO_KINDS,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        },
-    ),
-    "phi": ("phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
-    "phi3": ("phi3", {"sliding_window": None}),
-    "phi3-window": ("phi3", {"sliding_window": 12}),
-    "mixtral": ("mixtral", {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3-moe": (
-        "qwen3_moe",
-        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-    ),
-    "qwen2-moe-window": (
-        "qwen2_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "shared_expert_intermediate_size": 48,
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 3,
-        },
-    ),
-    "gemma": ("gemma", {"head_dim": 32}),
-    "olmo2": ("olmo2", {}),
-    "granite": ("granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
-    "smollm3": ("smollm3", {"no_rope_layer_interval": 3}),
-    "starcoder2": ("starcoder2", {"sliding_window": 14}),
-    "cohere2": ("cohere2", {"sliding_window": 9, "layer_types": _TWO_KINDS}),
-    "gpt-neox": ("gpt_neox", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
-}
 
 
-def save_tiny_model(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
-    """Write a random model of a family, with a byte-level tokenizer, to `folder`."""
-    model_type, extra = FAMILIES[family]
-    config = AutoConfig.for_model(model_type, **{**_COMMON, **extra, **changes})
-    return save_random_model(folder, config, seed)
+def save_tiny_model(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
+    """Write a random model of a name in `tiny_configs`, with a byte-level tokenizer, to `folder`."""
+    return save_random_model(folder, tiny_config(name, **changes), seed)
 
 
 def save_random_model(folder: Path, config: Any, seed: int = 0) -> Path:
     """Write a random model of any configuration, with a byte-level tokenizer, to `folder`."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # The list of models that these two are in.
+    sees = config.model_type in ("mistral4", "qwen3_5")
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     randomize(model, seed)
     model.save_pretrained(folder)
     byte_level_tokenizer().save_pretrained(folder)

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hybrid_models import save_hybrid_model
 from tiny_models import save_tiny_model
 
 from radixkv.cli.bench.server_process import started_process
@@ -46,7 +45,7 @@ def test_the_next_engine_finds_what_was_cached(model, tmp_path):
 
 def test_a_model_with_states_resumes_from_the_disk(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    folder = save_hybrid_model(tmp_path / "model", "lfm2")
+    folder = save_tiny_model(tmp_path / "model", "lfm2")
     prompt = [5 + 7 * i % 90 for i in range(200)]
     options = {"num_blocks": 64, "block_size": 16, "threads": 1, "max_num_seqs": 1, "warm_up": "off"}
     outputs = []

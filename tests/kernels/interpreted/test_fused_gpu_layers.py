@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_shapes import save_shape
 from kernel_count import counted_kernels
 from nightly import by_day
 from tiny_adapters import peft_model, plain_model, save_adapter
-from tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_configs import VOCAB_SIZE, tiny_config
+from tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
@@ -280,7 +280,7 @@ if "RADIXKV_ALL_TILES" in os.environ:
 @pytest.mark.parametrize("name", by_day(SHAPES, "deepseek-v3"))
 def test_layers_of_several_shapes_and_latents(name: str, tmp_path: Path) -> None:
     """A step of several groups of layers runs eagerly and recorded."""
-    folder = save_shape(tmp_path, name, **SHAPES[name])
+    folder = save_tiny_model(tmp_path, name, **SHAPES[name])
     runner = make_runner(load(folder))
     wanted = expected(folder)
     for got, one in zip(cold_and_hot(runner), wanted, strict=True):
@@ -298,10 +298,7 @@ def test_layers_of_several_shapes_and_latents(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["olmo2", "phi", "gpt-oss", "cohere2", "gpt-neox", "starcoder2"])
 def test_other_families_stay_as_they_are(family: str) -> None:
-    kind, settings = FAMILIES[family]
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": VOCAB_SIZE, "num_attention_heads": 4}
-    config = AutoConfig.for_model(kind, num_hidden_layers=3, **{**sizes, **settings})
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(tiny_config(family))
     before = [type(module) for module in model.modules()]
     assert fuse_layers(model) == 0
     assert [type(module) for module in model.modules()] == before

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from hand_made_steps import BLOCK, NUM_BLOCKS, HandMade
-from hybrid_models import HYBRID_FAMILIES, save_hybrid_model
 from paged_language_model import run_all
+from tiny_configs import HYBRID_FAMILIES
+from tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
@@ -40,7 +41,7 @@ def interpreted_runner(model: Path, length: int) -> ModelRunner:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
-    save_hybrid_model(tmp_path, model_type)
+    save_tiny_model(tmp_path, model_type)
     tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():
@@ -62,7 +63,7 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("model_type", ["lfm2", "qwen3_5_text", "mamba2", "mamba", "kimi_linear"])
 def test_an_engine_gives_the_same_answers_from_its_states(model_type: str, tmp_path: Path) -> None:
     """Models of five kinds of state: two requests at once, cold and hot, with guesses."""
-    save_hybrid_model(tmp_path, model_type)
+    save_tiny_model(tmp_path, model_type)
     runner = interpreted_runner(tmp_path, 2 * GRID)
     config = EngineConfig(max_num_batched_tokens=GRID + 12, max_num_seqs=2, speculation="auto")
     model = ServedModel(tokenizer=None, max_model_len=2 * GRID)
