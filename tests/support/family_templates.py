@@ -178,34 +178,22 @@ def objects(
 THOUGHTS = f"<think>\n{THOUGHT}\n</think>\n\n"
 OPENED = f"{THOUGHT}\n</think>\n\n"
 
+# fmt: off
 QWEN = template(*CHATML, **TOOL_CALL, thought=THINK)
 QWQ = template(*CHATML, **TOOL_CALL, opened="<think>\n")
-FUNCTION = pairs(
-    r"<tool_call>\n<function=NAME>\n", r"<parameter=KEY>\nVALUE\n</parameter>\n", r"</function>\n</tool_call>"
-)
+FUNCTION = pairs(r"<tool_call>\n<function=NAME>\n", r"<parameter=KEY>\nVALUE\n</parameter>\n",
+    r"</function>\n</tool_call>")
 CODER = template(*CHATML, call=FUNCTION, between="\n", thought=THINK)
-CODER_TEXT = tagged(
-    "<tool_call>\n<function=NAME>\n", "<parameter=KEY>\nVALUE\n</parameter>\n", "</function>\n</tool_call>"
-)
-SEED = template(
-    "<seed:bos>ROLE\n",
-    "<seed:eos>",
-    "<seed:bos>assistant\n",
-    call=pairs(
-        r"<seed:tool_call>\n<function=NAME>\n",
-        r"<parameter=KEY>VALUE</parameter>\n",
-        r"</function>\n</seed:tool_call>",
-    ),
-    thought="{{- '<seed:think>' ~ m.reasoning_content ~ '</seed:think>' }}",
-)
-SEED_TEXT = tagged(
-    "<seed:tool_call>\n<function=NAME>\n",
-    "<parameter=KEY>VALUE</parameter>\n",
-    "</function>\n</seed:tool_call>",
-)
-GLM_CALL = pairs(
-    r"\n<tool_call>NAME", r"\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>", r"\n</tool_call>"
-)
+CODER_TEXT = tagged("<tool_call>\n<function=NAME>\n", "<parameter=KEY>\nVALUE\n</parameter>\n",
+    "</function>\n</tool_call>")
+SEED = template("<seed:bos>ROLE\n", "<seed:eos>", "<seed:bos>assistant\n",
+    call=pairs(r"<seed:tool_call>\n<function=NAME>\n", r"<parameter=KEY>VALUE</parameter>\n",
+        r"</function>\n</seed:tool_call>"),
+    thought="{{- '<seed:think>' ~ m.reasoning_content ~ '</seed:think>' }}")
+SEED_TEXT = tagged("<seed:tool_call>\n<function=NAME>\n", "<parameter=KEY>VALUE</parameter>\n",
+    "</function>\n</seed:tool_call>")
+GLM_CALL = pairs(r"\n<tool_call>NAME", r"\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>",
+    r"\n</tool_call>")
 GLM = template(*GLM_TURNS, call=GLM_CALL, thought="{{- '\n<think>' ~ m.reasoning_content ~ '</think>\n' }}")
 GLM_ITEM = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
 HY = "".join(
@@ -215,25 +203,14 @@ HY = "".join(
         "{%- endfor %}{{- '</tool_call>\n' }}",
     )
 )
-M2 = template(
-    "]~b]ROLE\n",
-    "[e~[\n",
-    "]~b]ai\n",
-    before="<minimax:tool_call>\n",
+M2 = template("]~b]ROLE\n", "[e~[\n", "]~b]ai\n", before="<minimax:tool_call>\n",
     after="</minimax:tool_call>",
     call=pairs(r'<invoke name="NAME">\n', r'<parameter name="KEY">VALUE</parameter>\n', r"</invoke>\n"),
-    opened="<think>\n",
-)
+    opened="<think>\n")
 N3 = "]<]minimax[>["
-M3 = template(
-    "]~b]ROLE\n",
-    "[e~[\n",
-    "]~b]ai\n",
-    before=f"{N3}<tool_call>\n",
-    after=f"{N3}</tool_call>",
+M3 = template("]~b]ROLE\n", "[e~[\n", "]~b]ai\n", before=f"{N3}<tool_call>\n", after=f"{N3}</tool_call>",
     call=pairs(rf'{N3}<invoke name="NAME">', rf"{N3}<KEY>VALUE{N3}</KEY>", rf"{N3}</invoke>\n"),
-    thought="{{- '<mm:think>' ~ m.reasoning_content ~ '</mm:think>' }}",
-)
+    thought="{{- '<mm:think>' ~ m.reasoning_content ~ '</mm:think>' }}")
 M3_TEXT = (
     f'{N3}<tool_call>\n{N3}<invoke name="get_weather">{N3}<city>Paris{N3}</city>{N3}<days>2{N3}</days>'
     f'{N3}</invoke>\n{N3}<invoke name="search">{N3}<query>007{N3}</query>{N3}<tags>{N3}<item>a{N3}</item>'
@@ -273,25 +250,16 @@ def dsml_template(word: str) -> str:
 
 
 DS = {word: f"<｜tool▁{word}｜>" for word in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")}
-DS3 = template(
-    *DEEPSEEK,
-    before=DS["calls▁begin"],
-    after=DS["calls▁end"],
-    between="\n",
+DS3 = template(*DEEPSEEK, before=DS["calls▁begin"], after=DS["calls▁end"], between="\n",
     call=f"{{{{- '{DS['call▁begin']}function{DS['sep']}' ~ c.name ~ '\n```json\n' ~ (c.arguments | tojson) ~ "
-    f"'\n```{DS['call▁end']}' }}}}",
-)
+    f"'\n```{DS['call▁end']}' }}}}")
 DS3_TEXT = DS["calls▁begin"] + "\n".join(
     f"{DS['call▁begin']}function{DS['sep']}{name}\n```json\n{given}\n```{DS['call▁end']}"
     for name, given in (("get_weather", W), ("search", S))
 )
-DS31 = template(
-    *DEEPSEEK,
-    before=DS["calls▁begin"],
-    after=DS["calls▁end"],
+DS31 = template(*DEEPSEEK, before=DS["calls▁begin"], after=DS["calls▁end"],
     call=f"{{{{- '{DS['call▁begin']}' ~ c.name ~ '{DS['sep']}' ~ (c.arguments | tojson) ~ '{DS['call▁end']}' }}}}",
-    opened="</think>",
-)
+    opened="</think>")
 DS31_TEXT = (
     DS["calls▁begin"]
     + "".join(
@@ -300,88 +268,47 @@ DS31_TEXT = (
     )
     + DS["calls▁end"]
 )
-HARMONY = template(
-    "<|start|>ROLE<|message|>",
-    "<|end|>",
-    "<|start|>assistant",
+HARMONY = template("<|start|>ROLE<|message|>", "<|end|>", "<|start|>assistant",
     tools="# Tools\n\nnamespace functions {{ offered }}",
-    call="{{- '<|channel|>commentary to=functions.' ~ c.name ~ ' <|constrain|>json<|message|>' ~ (c.arguments | tojson) }}",
-)
-MUSE = template(
-    "<|start|>ROLE<|message|>",
-    "<|eot|>",
-    "<|start|>assistant",
+    call="{{- '<|channel|>commentary to=functions.' ~ c.name ~ ' <|constrain|>json<|message|>' ~ (c.arguments | tojson) }}")
+MUSE = template("<|start|>ROLE<|message|>", "<|eot|>", "<|start|>assistant",
     call="{{- ' to=' ~ c.name ~ '<|message|><atem:function_calls>\n' }}"
-    + pairs(
-        r'<atem:invoke name="NAME">\n',
-        r'<atem:parameter name="KEY">VALUE</atem:parameter>\n',
-        r"</atem:invoke>\n",
-    )
-    + "{{- '</atem:function_calls>' }}",
-)
-MINICPM5 = template(
-    *CHATML,
-    call=pairs(r'<function name="NAME">', r'<param name="KEY">VALUE</param>', r"</function>"),
-    between="\n",
-)
-LLAMA = template(
-    *LLAMA_TURNS,
-    tools='Answer with {"name": function, "parameters": values}. {{ offered }}',
-    call=PARAMETERS_OBJECT,
-)
-LLAMA_PYTHON = template(
-    *LLAMA_TURNS,
+    + pairs(r'<atem:invoke name="NAME">\n', r'<atem:parameter name="KEY">VALUE</atem:parameter>\n', r"</atem:invoke>\n")
+    + "{{- '</atem:function_calls>' }}")
+MINICPM5 = template(*CHATML,
+    call=pairs(r'<function name="NAME">', r'<param name="KEY">VALUE</param>', r"</function>"), between="\n")
+LLAMA = template(*LLAMA_TURNS, tools='Answer with {"name": function, "parameters": values}. {{ offered }}',
+    call=PARAMETERS_OBJECT)
+LLAMA_PYTHON = template(*LLAMA_TURNS,
     tools="Use the format [func_name1(params_name1=params_value1, params_name2=params_value2...)]. {{ offered }}",
-    before="[",
-    after="]",
-    between=", ",
-    call=PYTHON,
-)
+    before="[", after="]", between=", ", call=PYTHON)
 LLAMA4 = template(*LLAMA4_TURNS, before="[", after="]", between=", ", call=PYTHON)
 LLAMA4_JSON = template(*LLAMA4_TURNS, call=PARAMETERS_OBJECT)
 GEMMA3 = template(*GEMMA, role="model", before="```tool_code\n", after="\n```", between="\n", call=PYTHON)
-LFM2 = template(
-    *CHATML,
-    tools="List of tools: {{ offered }}",
-    before="<|tool_call_start|>[",
-    after="]<|tool_call_end|>",
-    between=", ",
-    call=PYTHON,
-)
+LFM2 = template(*CHATML, tools="List of tools: {{ offered }}", before="<|tool_call_start|>[",
+    after="]<|tool_call_end|>", between=", ", call=PYTHON)
 OLMO = template(*CHATML, before="<function_calls>", after="</function_calls>", between="\n", call=PYTHON)
 G4 = '<|"|>'
-GEMMA4 = template(
-    "<|turn>ROLE\n",
-    "<turn|>\n",
-    "<|turn>model\n",
+GEMMA4 = template("<|turn>ROLE\n", "<turn|>\n", "<|turn>model\n",
     call="{{- '<|tool_call>call:' ~ c.name ~ '{' }}{%- for k, v in c.arguments.items() %}"
     f"{{{{- k ~ ':' ~ ('{G4}' ~ v ~ '{G4}' if v is string else v | tojson) }}}}"
-    "{%- if not loop.last %}{{- ',' }}{%- endif %}{%- endfor %}{{- '}<tool_call|>' }}",
-)
+    "{%- if not loop.last %}{{- ',' }}{%- endif %}{%- endfor %}{{- '}<tool_call|>' }}")
 GEMMA4_TEXT = (
     f"<|tool_call>call:get_weather{{city:{G4}Paris{G4},days:2}}<tool_call|><|tool_call>call:search{{query:"
     f"{G4}007{G4},tags:[{G4}a{G4},{G4}b{G4}],exact:true,filters:{{lang:{G4}fr{G4}}}}}<tool_call|>"
 )
-FGEMMA = template(
-    *GEMMA,
-    role="model",
+FGEMMA = template(*GEMMA, role="model",
     call="{{- '<start_function_call>call:' ~ c.name ~ '{' }}{%- for k, v in c.arguments.items() %}"
     "{{- k ~ ':' ~ ('<escape>' ~ v ~ '<escape>' if v is string else v | tojson) }}"
-    "{%- if not loop.last %}{{- ',' }}{%- endif %}{%- endfor %}{{- '}<end_function_call>' }}",
-)
+    "{%- if not loop.last %}{{- ',' }}{%- endif %}{%- endfor %}{{- '}<end_function_call>' }}")
 FGEMMA_TEXT = (
     GEMMA4_TEXT.replace(G4, "<escape>")
     .replace("<|tool_call>", "<start_function_call>")
     .replace("<tool_call|>", "<end_function_call>")
 )
-KIMI = template(
-    "<|im_ROLE|>ROLE<|im_middle|>",
-    "<|im_end|>",
-    "<|im_assistant|>assistant<|im_middle|>",
-    before="<|tool_calls_section_begin|>",
-    after="<|tool_calls_section_end|>",
-    call="{{- '<|tool_call_begin|>' ~ t.id ~ '<|tool_call_argument_begin|>' ~ (c.arguments | tojson) ~ '<|tool_call_end|>' }}",
-)
+KIMI = template("<|im_ROLE|>ROLE<|im_middle|>", "<|im_end|>", "<|im_assistant|>assistant<|im_middle|>",
+    before="<|tool_calls_section_begin|>", after="<|tool_calls_section_end|>",
+    call="{{- '<|tool_call_begin|>' ~ t.id ~ '<|tool_call_argument_begin|>' ~ (c.arguments | tojson) ~ '<|tool_call_end|>' }}")
 
 
 def kimi(*ids: str) -> str:
@@ -400,15 +327,12 @@ _KIMI3_ITEM = (
     "{{- '<|open|>argument key=\"' ~ k ~ '\" type=\"' ~ ('string' if v is string else 'object') ~ '\"<|sep|>' ~ "
     "(v if v is string else v | tojson) ~ '<|close|>argument<|sep|>' }}"
 )
-KIMI3 = template(
-    '<|open|>message role="ROLE"<|sep|>',
-    "<|close|>message<|sep|><|end_of_msg|>",
+KIMI3 = template('<|open|>message role="ROLE"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>",
     '<|open|>message role="assistant"<|sep|>',
     before="<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>",
     after="<|close|>tools<|sep|>",
     call="{{- '<|open|>call tool=\"' ~ c.name ~ '\" index=\"' ~ loop.index ~ '\"<|sep|>' }}{%- for k, v in "
-    f"c.arguments.items() %}}{_KIMI3_ITEM}{{%- endfor %}}{{{{- '<|close|>call<|sep|>' }}}}",
-)
+    f"c.arguments.items() %}}{_KIMI3_ITEM}{{%- endfor %}}{{{{- '<|close|>call<|sep|>' }}}}")
 
 
 def _k3_call(index: int, name: str, given: dict[str, Any]) -> str:
@@ -423,88 +347,34 @@ def _k3_call(index: int, name: str, given: dict[str, Any]) -> str:
 KIMI3_TEXT = k3("tools", "".join(_k3_call(i + 1, *call) for i, call in enumerate(CALLS)))
 GRANITE = template(*GRANITE_TURNS, before="<|tool_call|>[", after="]", between=", ", call=OBJECT)
 LIST = f'[{{"name": "get_weather", "arguments": {W}}}, {{"name": "search", "arguments": {S}}}]'
-PHI4 = template(
-    *BARS,
-    tools="<|tool|>{{ offered }}<|/tool|>",
-    before="<|tool_call|>[",
-    after="]<|/tool_call|>",
-    between=", ",
-    call=OBJECT,
-)
-TOOLCALL = template(
-    *NEMOTRON,
-    tools="<AVAILABLE_TOOLS>{{ offered }}</AVAILABLE_TOOLS>",
-    before="<TOOLCALL>[",
-    after="]</TOOLCALL>",
-    between=", ",
-    call=OBJECT,
-    opened="<think>\n",
-)
-HUNYUAN = template(
-    "<|startoftext|>ROLE:",
-    "<|eos|>",
-    "<|startoftext|>",
-    before="<tool_calls>[",
-    after="]</tool_calls>",
-    between=", ",
-    call=OBJECT,
-)
-COMMAND = template(
-    *COMMAND_TURNS,
-    before="<|START_ACTION|>[",
-    after="]<|END_ACTION|>",
-    between=",",
+PHI4 = template(*BARS, tools="<|tool|>{{ offered }}<|/tool|>", before="<|tool_call|>[",
+    after="]<|/tool_call|>", between=", ", call=OBJECT)
+TOOLCALL = template(*NEMOTRON, tools="<AVAILABLE_TOOLS>{{ offered }}</AVAILABLE_TOOLS>", before="<TOOLCALL>[",
+    after="]</TOOLCALL>", between=", ", call=OBJECT, opened="<think>\n")
+HUNYUAN = template("<|startoftext|>ROLE:", "<|eos|>", "<|startoftext|>", before="<tool_calls>[",
+    after="]</tool_calls>", between=", ", call=OBJECT)
+COMMAND = template(*COMMAND_TURNS, before="<|START_ACTION|>[", after="]<|END_ACTION|>", between=",",
     call='{{- \'\n    {"tool_call_id": "\' ~ loop.index0 ~ \'", "tool_name": "\' ~ c.name ~ \'", "parameters": \' ~ '
-    "(c.arguments | tojson) ~ '}' }}",
-)
+    "(c.arguments | tojson) ~ '}' }}")
 COMMAND_LIST = (
     f'[\n    {{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {W}}},\n'
     f'    {{"tool_call_id": "1", "tool_name": "search", "parameters": {S}}}\n]'
 )
-APERTUS = template(
-    "<|ROLE_start|>",
-    "<|assistant_end|>",
-    "<|assistant_start|>",
-    before="<|tools_prefix|>[",
-    after="]<|tools_suffix|>",
-    between=", ",
-    call="{{- '{\"' ~ c.name ~ '\": ' ~ (c.arguments | tojson) ~ '}' }}",
-)
-XLAM = template(
-    *CHATML,
+APERTUS = template("<|ROLE_start|>", "<|assistant_end|>", "<|assistant_start|>", before="<|tools_prefix|>[",
+    after="]<|tools_suffix|>", between=", ",
+    call="{{- '{\"' ~ c.name ~ '\": ' ~ (c.arguments | tojson) ~ '}' }}")
+XLAM = template(*CHATML,
     tools='Make calls in a single JSON array: [{"name": "tool_call_name", "arguments": {}}]. {{ offered }}',
-    before="[",
-    after="]",
-    between=", ",
-    call=OBJECT,
-)
-INTERN = template(
-    *CHATML,
-    before="<|action_start|><|plugin|>\n",
-    after="<|action_end|>",
-    between="<|action_end|><|action_start|><|plugin|>\n",
-    call=PARAMETERS_OBJECT,
-)
-APRIEL = template(
-    "<|ROLE|>\n",
-    "<|end|>\n",
-    "<|assistant|>\n",
-    tools="Think first, then write [BEGIN FINAL RESPONSE]. {{ offered }}",
-    before="<tool_calls>[",
-    after="]</tool_calls>",
-    between=", ",
-    call=OBJECT,
-    opened="Here are my reasoning steps:\n",
-)
-SOLAR = template(
-    "<|begin|>ROLE<|content|>",
-    "<|end|>",
-    "<|begin|>assistant",
-    before="<|tool_calls|>",
+    before="[", after="]", between=", ", call=OBJECT)
+INTERN = template(*CHATML, before="<|action_start|><|plugin|>\n", after="<|action_end|>",
+    between="<|action_end|><|action_start|><|plugin|>\n", call=PARAMETERS_OBJECT)
+APRIEL = template("<|ROLE|>\n", "<|end|>\n", "<|assistant|>\n",
+    tools="Think first, then write [BEGIN FINAL RESPONSE]. {{ offered }}", before="<tool_calls>[",
+    after="]</tool_calls>", between=", ", call=OBJECT, opened="Here are my reasoning steps:\n")
+SOLAR = template("<|begin|>ROLE<|content|>", "<|end|>", "<|begin|>assistant", before="<|tool_calls|>",
     after="<|calls|>",
     call="{{- '<|tool_call:begin|>' ~ t.id ~ '<|tool_call:name|>' ~ c.name ~ '<|tool_call:args|>' ~ (c.arguments | tojson) ~ "
-    "'<|tool_call:end|>' }}",
-)
+    "'<|tool_call:end|>' }}")
 SOLAR_TEXT = (
     "<|begin|>assistant<|tool_calls|>"
     + "".join(
@@ -513,71 +383,28 @@ SOLAR_TEXT = (
     )
     + "<|calls|>"
 )
-GIGA31 = template(
-    "ROLE<|role_sep|>\n",
-    "<|message_sep|>\n\n",
-    "assistant<|role_sep|>\n",
-    call="{{- '<|function_call|>' }}" + OBJECT,
-)
-GIGA3 = template(
-    "ROLE<|role_sep|>\n",
-    "<|message_sep|>\n\n",
-    "assistant<|role_sep|>\n",
-    call="{{- '<|message_sep|>\n\nfunction call<|role_sep|>\n' }}" + OBJECT,
-)
-M1 = template(
-    "<beginning_of_sentence>ROLE\n",
-    "<end_of_sentence>\n",
-    "<beginning_of_sentence>ai name=assistant\n",
-    before="<tool_calls>\n",
-    after="\n</tool_calls>",
-    between="\n",
-    call=OBJECT,
-)
-FUNCTIONARY31 = template(
-    *LLAMA_TURNS,
-    tools="To call, write start_tag => `<function`, and {{ offered }}",
-    call="{{- '<function=' ~ c.name ~ '>' ~ (c.arguments | tojson) ~ '</function>' }}",
-)
-FUNCTIONARY32 = template(
-    "<|start_header_id|>ROLE<|end_header_id|>\n\n",
-    "<|eot_id|>",
+GIGA31 = template("ROLE<|role_sep|>\n", "<|message_sep|>\n\n", "assistant<|role_sep|>\n",
+    call="{{- '<|function_call|>' }}" + OBJECT)
+GIGA3 = template("ROLE<|role_sep|>\n", "<|message_sep|>\n\n", "assistant<|role_sep|>\n",
+    call="{{- '<|message_sep|>\n\nfunction call<|role_sep|>\n' }}" + OBJECT)
+M1 = template("<beginning_of_sentence>ROLE\n", "<end_of_sentence>\n",
+    "<beginning_of_sentence>ai name=assistant\n", before="<tool_calls>\n", after="\n</tool_calls>",
+    between="\n", call=OBJECT)
+FUNCTIONARY31 = template(*LLAMA_TURNS, tools="To call, write start_tag => `<function`, and {{ offered }}",
+    call="{{- '<function=' ~ c.name ~ '>' ~ (c.arguments | tojson) ~ '</function>' }}")
+FUNCTIONARY32 = template("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>",
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    call="{{- '>>>' ~ c.name ~ '\n' ~ (c.arguments | tojson) }}",
-    opened=">>>",
-)
-MISTRAL = template(
-    "[INST]",
-    "[/INST]",
-    "",
-    tools="[AVAILABLE_TOOLS]{{ offered }}[/AVAILABLE_TOOLS]",
-    before="[TOOL_CALLS] [",
-    after="]</s>",
-    between=", ",
-    call='{{- \'{"name": "\' ~ c.name ~ \'", "arguments": \' ~ (c.arguments | tojson) ~ \', "id": "\' ~ t.id ~ \'"}\' }}',
-)
-MISTRAL_ARGS = template(
-    "[INST]",
-    "[/INST]",
-    "",
-    tools="[AVAILABLE_TOOLS]{{ offered }}[/AVAILABLE_TOOLS]",
-    call="{{- '[TOOL_CALLS]' ~ c.name ~ '[ARGS]' ~ (c.arguments | tojson) }}",
-)
-ERNIE = template(
-    "<|ROLE_begin|>",
-    "<|im_end|>\n",
-    "<|im_start|>assistant\n",
-    **TOOL_CALL,
+    call="{{- '>>>' ~ c.name ~ '\n' ~ (c.arguments | tojson) }}", opened=">>>")
+MISTRAL = template("[INST]", "[/INST]", "", tools="[AVAILABLE_TOOLS]{{ offered }}[/AVAILABLE_TOOLS]",
+    before="[TOOL_CALLS] [", after="]</s>", between=", ",
+    call='{{- \'{"name": "\' ~ c.name ~ \'", "arguments": \' ~ (c.arguments | tojson) ~ \', "id": "\' ~ t.id ~ \'"}\' }}')
+MISTRAL_ARGS = template("[INST]", "[/INST]", "", tools="[AVAILABLE_TOOLS]{{ offered }}[/AVAILABLE_TOOLS]",
+    call="{{- '[TOOL_CALLS]' ~ c.name ~ '[ARGS]' ~ (c.arguments | tojson) }}")
+ERNIE = template("<|ROLE_begin|>", "<|im_end|>\n", "<|im_start|>assistant\n", **TOOL_CALL,
     thought="{{- '<think>\n' ~ m.reasoning_content ~ '\n</think>\n' }}",
-    tools="Answer within <response>\n and \n</response>. {{ offered }}",
-)
-LONGCAT = template(
-    "[Round 0] ROLE:",
-    "",
-    " ASSISTANT:",
-    call="{{- '<longcat_tool_call>\n' }}" + OBJECT + "{{- '\n</longcat_tool_call>' }}",
-    between="\n",
-)
+    tools="Answer within <response>\n and \n</response>. {{ offered }}")
+LONGCAT = template("[Round 0] ROLE:", "", " ASSISTANT:",
+    call="{{- '<longcat_tool_call>\n' }}" + OBJECT + "{{- '\n</longcat_tool_call>' }}", between="\n")
 ST = (
     "<｜tool_calls_begin｜>",
     "<｜tool_calls_end｜>",
@@ -585,18 +412,9 @@ ST = (
     "<｜tool_call_end｜>",
     "<｜tool_sep｜>",
 )
-STEP3 = template(
-    "<|BOT|>ROLE\n",
-    "<|EOT|>",
-    "<|BOT|>assistant\n",
-    before=ST[0],
-    after=ST[1],
-    call=pairs(
-        rf'{ST[2]}function{ST[4]}<steptml:invoke name="NAME">',
-        r'<steptml:parameter name="KEY">VALUE</steptml:parameter>',
-        rf"</steptml:invoke>{ST[3]}",
-    ),
-)
+STEP3 = template("<|BOT|>ROLE\n", "<|EOT|>", "<|BOT|>assistant\n", before=ST[0], after=ST[1],
+    call=pairs(rf'{ST[2]}function{ST[4]}<steptml:invoke name="NAME">',
+        r'<steptml:parameter name="KEY">VALUE</steptml:parameter>', rf"</steptml:invoke>{ST[3]}"))
 STEP3_TEXT = (
     ST[0]
     + tagged(
@@ -606,67 +424,26 @@ STEP3_TEXT = (
     )
     + ST[1]
 )
-PANGU = template(
-    "[unused9]ROLE:",
-    "[unused10]",
-    "[unused9]assistant:",
-    before="[unused11][",
-    after="][unused12]",
-    between=", ",
-    call=OBJECT,
-)
-SMOLLM2 = template(
-    *CHATML,
+PANGU = template("[unused9]ROLE:", "[unused10]", "[unused9]assistant:", before="[unused11][",
+    after="][unused12]", between=", ", call=OBJECT)
+SMOLLM2 = template(*CHATML,
     tools="You are a helpful AI assistant named SmolLM, trained by Hugging Face {{ offered }}",
-    before="<tool_call>[",
-    after="]</tool_call>",
-    between=", ",
-    call=OBJECT,
-)
-FIRE = template(
-    *LLAMA_TURNS,
-    tools="Write functools[...]. {{ offered }}",
-    before=" functools[",
-    after="]",
-    between=", ",
-    call=OBJECT,
-)
-ACTION = template(
-    *COMMAND_TURNS,
-    before="Action: ```json\n[",
-    after="]```",
-    between=",",
-    call="{{- '\n    {\n        \"tool_name\": \"' ~ c.name ~ '\",\n        \"parameters\": ' ~ (c.arguments | tojson) ~ '\n    }' }}",
-)
+    before="<tool_call>[", after="]</tool_call>", between=", ", call=OBJECT)
+FIRE = template(*LLAMA_TURNS, tools="Write functools[...]. {{ offered }}", before=" functools[", after="]",
+    between=", ", call=OBJECT)
+ACTION = template(*COMMAND_TURNS, before="Action: ```json\n[", after="]```", between=",",
+    call="{{- '\n    {\n        \"tool_name\": \"' ~ c.name ~ '\",\n        \"parameters\": ' ~ (c.arguments | tojson) ~ '\n    }' }}")
 ACTION_TEXT = (
     'Plan: First look, then search.\nAction: ```json\n[\n    {\n        "tool_name": "get_weather",\n        '
     f'"parameters": {W}\n    }},\n    {{\n        "tool_name": "search",\n        "parameters": {S}\n    }}\n]```'
 )
-TOOLS_TAG = template(
-    *CHATML,
-    tools="Call like this: <tools>\n{{ '{}' }}\n</tools>\n{{ offered }}",
-    call="{{- '<tools>\n' }}" + OBJECT + "{{- '\n</tools>\n' }}",
-)
-MINICPM3 = template(
-    *CHATML,
-    before="<|tool_call_start|>\n```python\n",
-    after="```\n<|tool_call_end|>\n",
+TOOLS_TAG = template(*CHATML, tools="Call like this: <tools>\n{{ '{}' }}\n</tools>\n{{ offered }}",
+    call="{{- '<tools>\n' }}" + OBJECT + "{{- '\n</tools>\n' }}")
+MINICPM3 = template(*CHATML, before="<|tool_call_start|>\n```python\n", after="```\n<|tool_call_end|>\n",
     call=PYTHON + "{{- '\n' }}",
-    thought="{{- '<|thought_start|>\n' ~ m.reasoning_content ~ '\n<|thought_end|>\n' }}",
-)
-CLOVA = template(
-    "<|im_start|>ROLE\n",
-    "<|im_end|>\n",
-    "<|im_start|>assistant",
-    before=" -> tool/function_call\n[",
-    after="]",
-    between=", ",
-    call=OBJECT,
-)
-GRANITE20 = template(
-    "\nROLE: ",
-    "<|endoftext|>",
-    "\nASSISTANT: ",
+    thought="{{- '<|thought_start|>\n' ~ m.reasoning_content ~ '\n<|thought_end|>\n' }}")
+CLOVA = template("<|im_start|>ROLE\n", "<|im_end|>\n", "<|im_start|>assistant",
+    before=" -> tool/function_call\n[", after="]", between=", ", call=OBJECT)
+GRANITE20 = template("\nROLE: ", "<|endoftext|>", "\nASSISTANT: ",
     tools="<|function_call_library|>\n{{ offered }}",
-    call="{{- '<function_call> ' ~ ({'name': c.name, 'arguments': c.arguments} | tojson) }}",
-)
+    call="{{- '<function_call> ' ~ ({'name': c.name, 'arguments': c.arguments} | tojson) }}")
