@@ -10,13 +10,13 @@ asked and aborted.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -42,8 +42,7 @@ from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.request import FinishReason, PrefixPin, Request, RequestTimes
-from radixkv.scheduling.sequence import find_stop
-from radixkv.text.chat_formats.answer_marks import AnswerMarks, AnswerScope
+from radixkv.scheduling.sequence import Sequence
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
@@ -53,6 +52,7 @@ class ByteTokenizer:
     """One token a UTF-8 byte, plus two control tokens that only the chat template writes."""
 
     vocab_size = 258
+    eos_token_ids = (257,)
     has_chat_template = True
     chat_template: str | None = None
 
@@ -68,7 +68,7 @@ class ByteTokenizer:
         self.threads.add(threading.current_thread().name)
         return list(text.encode("utf-8"))
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: abc.Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = (i for i in token_ids if i < 256 or not skip_special_tokens)
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
@@ -99,8 +99,8 @@ class ByteTokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: abc.Sequence[Mapping[str, Any]],
+        tools: abc.Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
@@ -140,7 +140,7 @@ class Asked:
     tenant: str
     salt: str
     priority: int
-    pins: Sequence[PrefixPin] = ()
+    pins: abc.Sequence[PrefixPin] = ()
     aborted: bool = False
     outcome: PromptOutcome | None = None
     cache_key_hint: str = ""
@@ -199,6 +199,7 @@ class ScriptedEngine(EngineClient):
         clock: seconds, of the cache.
         num_blocks: of 16 tokens each, in the cache: what a tenant may have at most.
         script: what to answer a prompt with.
+        step: tokens in each delta of a stream.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
     """
@@ -217,7 +218,8 @@ class ScriptedEngine(EngineClient):
         default_sampling: Mapping[str, Any] | None = None,
         caches: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        script: Callable[[str], str] | None = None,
+        script: Callable[[str], str] = what_to_say,
+        step: int = 1,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
     ) -> None:
         tokenizer = tokenizer or ByteTokenizer()
@@ -230,7 +232,8 @@ class ScriptedEngine(EngineClient):
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
         self._caches = caches
-        self._script = script or what_to_say
+        self._script = script
+        self.step = step
         self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
         self._adapters = AdapterRegistry()
         self._grammars = GrammarCompiler(lambda: Vocabulary(self.tokenizer, {257}))
@@ -277,9 +280,9 @@ class ScriptedEngine(EngineClient):
 
     async def render_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: abc.Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: abc.Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
@@ -317,7 +320,7 @@ class ScriptedEngine(EngineClient):
         self._input_processor.prepare(request)
         self._input_processor.check_quota(request)
 
-    async def check_quota(self, requests: Sequence[Request]) -> None:
+    async def check_quota(self, requests: abc.Sequence[Request]) -> None:
         for request in requests:
             self._prepare(request)
 
@@ -382,69 +385,56 @@ class ScriptedEngine(EngineClient):
         return self._grammars.compile(spec).start(effort=UnlimitedEffort())
 
     async def _deltas(self, asked: Asked) -> AsyncIterator[OutputDelta]:
-        params = asked.params
-        if params.samples_nothing:
-            times = RequestTimes(first_scheduled=0.0, finished=0.0)
-            yield OutputDelta(
-                asked.request_id,
-                0,
-                "",
-                [],
-                finish_reason="length",
-                prompt=asked.outcome,
-                times=times,
-                is_last=True,
-            )
-            return
-        answer = self._script(asked.text).encode()
-        samples = range(params.num_samples)
-        given = 0
-        mask = self._start(params.grammar) if params.grammar is not None else None
-        await self._at_gate(given)
-        reason: FinishReason | None = None
-        stop: str | None = None
-        text = b""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        arrival = time.monotonic()
+        params, end = asked.params, self.tokenizer.eos_token_ids[0]
         times = RequestTimes(first_scheduled=0.0)
-        while reason is None:
+        if params.samples_nothing:
+            times = replace(times, finished=0.0)
+            ended: Any = {"finish_reason": "length", "prompt": asked.outcome, "times": times, "is_last": True}
+            yield OutputDelta(asked.request_id, 0, "", [], **ended)
+            return
+        said = self._script(self.tokenizer.decode(asked.prompt))
+        tokens = [*self.tokenizer.encode(said, add_special_tokens=False), end]
+        room = self.limits.max_model_len - len(asked.prompt)
+        sample = Sequence(Request(asked.prompt, params))  # all samples are alike
+        sample.begin_output(self.tokenizer, frozenset({end}), min(params.max_tokens or room, room))
+        mask = self._start(params.grammar) if params.grammar is not None else None
+        given = 0
+        await self._at_gate(given)
+        arrival = time.monotonic()
+        while sample.finish_reason is None:
             fault = self.fail(asked, given)
             if isinstance(fault, BaseException):
                 raise fault
-            token = answer[given] if given < len(answer) else 257
-            if mask is not None:
-                token = allowed_token(mask, token)
-                mask.accept(token)
-            given += 1
-            piece = bytes([token]) if token < 256 else b""
-            text += piece
-            if isinstance(fault, str):
-                reason = fault
-            elif asked.aborted:
-                reason, piece = "abort", b""
-            elif mask is not None and mask.is_complete and token != 257:
-                reason = "stop"
-            elif token == 257 or (stop := _stop_string(text, params)):
-                reason, piece = "stop", b""
-            elif given >= min(params.max_tokens or given + 1, self.limits.max_model_len - len(asked.prompt)):
-                reason = "length"
-            now = time.monotonic() - arrival
+            new: list[int] = []
+            while sample.finish_reason is None and len(new) < self.step:
+                token = tokens[given] if given < len(tokens) else end
+                if mask is not None:
+                    token = allowed_token(mask, token)
+                    mask.accept(token)
+                new.append(token)
+                given += 1
+                sample.push(token, is_complete=mask is not None and mask.is_complete)
+            if fault is not None or asked.aborted:
+                sample.abort(fault or "abort")
+            reason, (text, _) = sample.finish_reason, sample.take()
+            now, is_first = time.monotonic() - arrival, given == len(new)
             times = replace(times, first_token=times.first_token or now, finished=now if reason else None)
-            shown = decoder.decode(piece, final=reason is not None)
-            for index in samples:
-                is_first = (index, given) == (0, 1)
+            for index in range(params.num_samples):
+                tells = is_first and index == 0
                 yield OutputDelta(
                     asked.request_id,
                     index,
-                    shown,
-                    [token],
-                    logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs)],
+                    text,
+                    new,
+                    logprobs=None
+                    if params.logprobs is None
+                    else [_logprobs(t, params.logprobs) for t in new],
                     finish_reason=reason,
-                    stop_reason=stop,
-                    prompt=asked.outcome if is_first else None,
-                    times=times if is_first or reason else None,
+                    stop_reason=sample.stop_reason,
+                    prompt=asked.outcome if tells else None,
+                    times=times if tells or reason else None,
                     error="scripted failure" if reason == "error" else None,
-                    is_last=reason is not None and index == samples[-1],
+                    is_last=reason is not None and index == params.num_samples - 1,
                 )
             if reason == "error":
                 raise RequestFailedError("scripted failure")
@@ -496,20 +486,6 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
 def _prompt_logprobs(asked: Asked) -> list[TokenLogprobs | None] | None:
     wanted = asked.params.prompt_logprobs
     return None if wanted is None else [None, *(_logprobs(token, wanted) for token in asked.prompt[1:])]
-
-
-def _stop_string(text: bytes, params: SamplingParams) -> str | None:
-    """The stop string in the answer, outside of thoughts, of a whole text."""
-    if not params.stop_strings:
-        return None
-    scope, written, at = AnswerScope(params.answer_marks or AnswerMarks()), text.decode("utf-8", "ignore"), 0
-    while True:
-        start, end, at = scope.next_part(written, at, ended=False)
-        found = find_stop(written, params.stop_strings, start, end)
-        if found is not None:
-            return found[1]
-        if at == end:
-            return None
 
 
 async def wait_for_event(event: threading.Event) -> None:
