@@ -159,7 +159,7 @@ clients: install-test
 	$(BIN)/python tests/support/try_clients.py $(ARGS)
 
 agents: install-test
-	$(BIN)/python tests/support/agent_prefixes.py $(ARGS)
+	$(BIN)/python -m benchmarks.agent_prefixes $(ARGS)
 
 fuzz: install-test
 	$(BIN)/python tests/cache/fuzz.py --steps 1000000 $(ARGS)

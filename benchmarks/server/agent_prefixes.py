@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402
 """How much of their prompts coding agents find in the cache, turn by turn, with and without normalisation.
 
-    python tests/support/agent_prefixes.py [-k NAME] [--json FILE]
+    python -m benchmarks.agent_prefixes [-k NAME] [--json FILE]
 
-The real programs hold two sessions of three turns with calls of tools (trials/hold_sessions.py), with the
-engine and the cache that users have; its model says what it is told. A turn is well if at least 95 % of the
+The real programs hold two sessions of three turns with calls of tools (tests/clients/trials/hold_sessions.py),
+with the engine and the cache that users have; its model says what it is told. A turn is well if at least 95 % of the
 prompt tokens of its requests came from the cache, or what broke the others is named.
 
 Claude Code adds a checksum (`cch`) to its header only for addresses that it takes for its own provider's.
@@ -22,13 +23,23 @@ import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from radixkv import EngineConfig
+from radixkv.engine.outputs import OutputDelta, RequestOutput
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.sampling.structured import StructuredOutputs
+from radixkv.scheduling.request import Request
+
+# The trials of clients are tests, and import each other by their names alone.
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests" / "support")]
+
 from client_environment import EnvironmentNotMade, node_environment
 from client_trials import (
     ENVIRONMENTS,
@@ -40,11 +51,8 @@ from client_trials import (
     program_variables,
     run_program,
 )
-from guided_engine import GuidedEngine
 from live_server import LiveServer, live_server
 from long_context_model import save_long_context_model
-
-from radixkv import EngineConfig
 
 WELL = 0.95
 TURNS = 3
@@ -55,6 +63,40 @@ AGENTS = (
     ("Codex", "codex", "codex", False),
     ("opencode", "opencode", "opencode", False),
 )
+#: The last thing in a prompt that is to be said.
+_TOLD = re.compile(r"say\{\{(.*?)\}\}say", re.DOTALL)
+_MARKS = re.compile(r"(</?tool_call>)")
+#: At the end of a prompt, in which it is looked for.
+_TAIL_TOKENS = 4000
+
+
+class GuidedEngine(AsyncEngine):
+    """The engine that users have, whose model says what its prompt tells it to; the rest is noise.
+
+    A grammar with one text guides it, so that every token is sampled, computed and cached as usual.
+    """
+
+    def _guided(self, request: Request) -> Request:
+        prompt = request.prompt
+        ids = prompt.token_ids.tolist() if hasattr(prompt, "token_ids") else list(prompt)
+        told = _TOLD.findall(self.tokenizer.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
+        if not told:
+            return request
+        parts = [self._part(part) for part in _MARKS.split(told[-1]) if part]
+        grammar = StructuredOutputs(grammar=f"start: {' '.join(parts)}")
+        return replace(request, params=replace(request.params, structured=grammar, max_tokens=1000))
+
+    def _part(self, text: str) -> str:
+        if _MARKS.fullmatch(text):
+            return f"<[{self.tokenizer.encode(text, add_special_tokens=False)[0]}]>"
+        return json.dumps(text)
+
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        async for delta in super().stream(self._guided(request)):
+            yield delta
+
+    async def generate(self, request: Request) -> RequestOutput:
+        return await super().generate(self._guided(request))
 
 
 @dataclass
