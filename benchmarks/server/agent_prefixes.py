@@ -4,9 +4,10 @@
 
     python -m benchmarks.agent_prefixes [-k NAME] [--json FILE]
 
-The real programs hold two sessions of three turns with calls of tools (tests/clients/trials/hold_sessions.py),
-with the engine and the cache that users have; its model says what it is told. A turn is well if at least 95 % of the
-prompt tokens of its requests came from the cache, or what broke the others is named.
+The real programs hold two sessions of three turns with calls of tools
+(tests/clients/trials/hold_sessions.py), with the engine and the cache that users have; its model says what it
+is told. A turn is well if at least 95 % of the prompt tokens of its requests came from the cache, or what
+broke the others is named.
 
 Claude Code adds a checksum (`cch`) to its header only for addresses that it takes for its own provider's.
 `Claude Code, checksum` is the same program through a relay that adds one to each request.

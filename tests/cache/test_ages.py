@@ -5,17 +5,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import Clock
 
 from radixkv import PrefixCache
 from radixkv.cache.reporting.ages import AGE_BOUNDS, UseTimes
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=50))

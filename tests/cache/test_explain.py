@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_model import FakeClock
 from stored_prompts import store
+from waiting import Clock
 
 from radixkv import PrefixCache
 from radixkv.cache.reporting.reasons import REASONS
@@ -76,7 +76,7 @@ def test_diverged_after_a_shared_prefix_with_many_branches() -> None:
 @pytest.mark.parametrize("tokens", [30, 28, 29, 4, 3])
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_evicted_with_age_and_cause(tokens: int, left: int) -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(64, 4, clock=clock)
     prompt = PROMPT[:tokens]
     blocks = -(-tokens // 4)
@@ -120,7 +120,7 @@ def test_the_same_block_after_another_prefix_was_not_evicted() -> None:
 
 
 def test_expired_only_if_nothing_renewed_it() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(64, 4, clock=clock)
     for renewed in (False, True):
         store(cache, PROMPT)
@@ -187,7 +187,7 @@ def test_an_eviction_outranks_a_sibling() -> None:
 
 
 def test_a_report_read_late_tells_of_the_acquire() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(64, 4, clock=clock)
     lease = cache.acquire(PROMPT)
     lease.commit(30)

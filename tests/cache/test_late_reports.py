@@ -6,15 +6,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from cache_model import FakeClock
 from stored_prompts import store
+from waiting import Clock
 
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.prefix_cache import Lease, MissReport
 
 
 def test_a_block_that_was_evicted_again_since() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(16, 4, clock=clock)
     prompt = list(range(20))
     store(cache, prompt)
@@ -84,7 +84,7 @@ def test_a_fork_has_its_parents_report() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_reading_late_and_reading_at_once_agree(seed: int) -> None:
     rnd = random.Random(seed)
-    clock = FakeClock()
+    clock = Clock()
     options = {"clock": clock, "ghost_blocks": rnd.choice([0, 10, 40, None])}
     size = rnd.choice([1, 4])
     caches = [PrefixCache(24, size, **options) for _ in range(2)]  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def shown(report: MissReport) -> tuple[object, ...]:
 def test_a_report_says_what_explain_said_just_before(seed: int, is_read_at_once: bool) -> None:
     """The acquire's own evictions add ghosts to a small index and push others out: not for its report."""
     rng = random.Random(seed)
-    cache = PrefixCache(12, 2, ghost_blocks=6, clock=FakeClock())
+    cache = PrefixCache(12, 2, ghost_blocks=6, clock=Clock())
     due: list[tuple[Lease, tuple[object, ...]]] = []
     reasons = set()
     for _ in range(300):

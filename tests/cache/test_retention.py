@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cache_model import FakeClock
 from measuring import count_work
 from stored_prompts import store_checked as store
+from waiting import Clock
 
 from radixkv import InvalidRequestError, OutOfBlocks, PrefixCache
 
@@ -39,7 +39,7 @@ def test_a_pinned_prefix_survives_a_flood_of_ten_times_the_pool() -> None:
 
 
 def test_a_pin_expires_and_a_hit_renews_it() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(40, 4, clock=clock)
     store(cache, list(range(16)))
     cache.pin(list(range(16)), ttl=10.0)
@@ -191,7 +191,7 @@ def test_a_pin_takes_memory_for_what_it_pins_not_for_what_was_asked() -> None:
 
 
 def test_a_pin_for_at_least_a_time_shortens_no_other() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(8, 4, clock=clock)
     store(cache, list(range(16)))
     cache.pin(list(range(8)))
@@ -219,7 +219,7 @@ def test_pins_for_at_least_a_time_beyond_the_budget_are_one() -> None:
 
 
 def test_each_of_many_pins_at_one_place_has_its_own_time() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(8, 4, clock=clock)
     store(cache, list(range(16)))
     for i in range(10):
@@ -242,7 +242,7 @@ def test_each_of_many_pins_at_one_place_has_its_own_time() -> None:
 
 
 def test_pins_give_way_in_the_order_in_which_they_would_expire() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(8, 4, clock=clock, pin_budget=1.0)
     for i, ttl in enumerate([None, 30.0, 10.0, 20.0]):
         store(cache, [i] * 4)
@@ -350,7 +350,7 @@ def test_an_acquire_among_many_quotas_costs_no_more() -> None:
 
 
 def test_pins_are_listed_with_what_they_pin_and_unpinned_by_it() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(16, 4, clock=clock)
     store(cache, list(range(10)), "a")
     cache.pin([*range(10), 77, 78], "a", ttl=30.0)
@@ -386,7 +386,7 @@ def test_pins_of_a_public_prefix_are_their_namespaces_own():
 
 
 def test_pins_expire_also_after_a_request_for_which_they_could_not_make_room() -> None:
-    clock = FakeClock()
+    clock = Clock()
     cache = PrefixCache(8, 4, clock=clock)
     store(cache, list(range(8)))
     cache.pin(list(range(8)), ttl=5.0)

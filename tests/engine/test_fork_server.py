@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tiny_models import save_tiny_model
+from waiting import until
 
 from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.engine.config import EngineConfig
@@ -46,13 +45,6 @@ def serve(config: EngineConfig, loaded: LoadedModel, connection: Connection) -> 
         await engine.close()
 
     asyncio.run(run())
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.usefixtures("trapped_folder")

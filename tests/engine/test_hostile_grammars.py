@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from paged_language_model import LetterTokenizer, make_engine
+from waiting import until
 
 from radixkv.entrypoints.llm import LLM
 from radixkv.errors import EngineOverloadedError, InvalidRequestError
@@ -123,13 +124,6 @@ def grammar_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "radixkv-grammars"]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_nobody_else_is_harmed() -> None:
     model = LLM.from_engine(make_engine(tokenizer=LetterTokenizer(), num_blocks=512)[0])
     engine = model.engine
@@ -182,6 +176,6 @@ def test_nobody_else_is_harmed() -> None:
     assert ends["followed"] > 0
     server = grammars.trial_process_id
     assert server is not None
-    wait_until(lambda: not psutil.Process(server).children() and not grammar_threads())
+    until(lambda: not psutil.Process(server).children() and not grammar_threads())
     assert psutil.Process(server).memory_info().rss < 2**29
     assert engine.input_processor.compile(SamplingParams(structured={"regex": "b"}), "quiet") is not None

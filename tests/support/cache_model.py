@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from waiting import Clock
+
 from radixkv import OutOfBlocks, PrefixCache
 from radixkv.cache.accounts import QuotaUsage
 from radixkv.cache.keys import NamespaceKey, NamespaceName, decode_tokens
@@ -27,16 +29,6 @@ PUBLIC = ("(public)",)
 NO_QUOTA = QuotaUsage((), 0, None, 0, 0)
 
 Prefix = tuple[NamespaceName, tuple[int, ...]]
-
-
-class FakeClock:
-    """Seconds that pass only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _common(a: list[int], b: list[int]) -> int:
@@ -63,7 +55,7 @@ class ModelledCache:
     """A PrefixCache, the model, and operations that run both and compare."""
 
     def __init__(self, num_blocks: int = 24, block_size: int = 4, **options: object) -> None:
-        self.clock = FakeClock()
+        self.clock = Clock()
         self.cache = PrefixCache(num_blocks, block_size, clock=self.clock, **options)  # type: ignore[arg-type]
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -7,10 +7,8 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +18,8 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from free_ports import free_ports
+from waiting import until
 
 #: An environment variable. The processes of engines are nobody's children.
 MARK = "RADIXKV_TEST_SERVER"
@@ -115,15 +115,6 @@ def replica_server(*options: str) -> Iterator[ReplicaServer]:
         process.stdout.close()
 
 
-def free_ports(count: int) -> list[int]:
-    """So many that nobody listens on."""
-    with contextlib.ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for sock in bound:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in bound]
-
-
 @dataclass
 class RayCluster:
     """Attributes:
@@ -181,12 +172,3 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=10).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def until(condition: Callable[[], Any], seconds: float) -> float:
-    """Seconds until it was so."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, "it never came to that"
-        time.sleep(0.02)
-    return time.monotonic() - begun

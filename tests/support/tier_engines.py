@@ -8,22 +8,13 @@ from typing import Any
 import numpy as np
 from paged_language_model import PagedHashModel, make_engine, next_logits, run_all
 from scripted_tier import ScriptedTier
+from waiting import Clock
 
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 PROMPT = [(7 * i) % 90 + 1 for i in range(45)]  # five whole blocks of 8, and 5 tokens
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def engine_with(tier: ScriptedTier, **options: Any) -> tuple[Engine, Any, Clock]:

@@ -15,13 +15,10 @@ import typer
 from radixkv.cli.replay import replay_command, simulate_command
 from radixkv.cli.replay.trace import Trace, TraceBuilder
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 def traces_folder() -> Path:
     """The folder of the recorded traces; skips the test when there is none."""
-    named = os.environ.get("RADIXKV_TRACES")
-    folder = Path(named) if named else REPOSITORY.parent / "shared" / "traces"
+    folder = Path(os.environ.get("RADIXKV_TRACES", "traces"))
     if not (folder / "chat_bytes64.ref.json").exists():
         pytest.skip(f"no traces in {folder}; set RADIXKV_TRACES to the folder that holds them")
     return folder

@@ -9,12 +9,12 @@ import random
 import stat
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import until
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
@@ -205,9 +205,7 @@ def test_what_was_used_just_before_a_kill_is_known(tmp_path):
         assert process.stdout.readline() == b"open\n"
         process.stdin.write(b"3\n")
         process.stdin.flush()
-        deadline = time.monotonic() + 60
-        while uses.read_bytes() == before and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: uses.read_bytes() != before)
         process.kill()
     assert 3 in texts_in(tmp_path, 65 * 800, range(20))
 

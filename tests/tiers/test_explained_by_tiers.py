@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from paged_language_model import make_engine, run_all
 from scripted_tier import ScriptedTier
-from tier_engines import GREEDY, PROMPT, Clock, filled, steps
+from tier_engines import GREEDY, PROMPT, filled, steps
+from waiting import Clock
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cli.terminal_chat.partners import LocalPartner

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from paged_language_model import PagedHashModel, make_engine, run_all
-from tier_engines import GREEDY, PROMPT, Clock, assert_idle, assert_right, filled, steps
+from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, filled, steps
+from waiting import Clock
 
 from radixkv.engine.engine import Engine
 from radixkv.tiers.tier import BlocksBeforeDamage, TierState

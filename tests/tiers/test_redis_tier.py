@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from paged_language_model import make_engine, run_all
 from redis_server import RedisServer, redis_server
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 from tier_engines import GREEDY as SHORT
-from tier_engines import Clock, assert_right
+from tier_engines import assert_right
 from tiny_models import save_tiny_model
+from waiting import Clock, until
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
@@ -53,13 +53,6 @@ def data_of(run: BlockRun) -> np.ndarray:
             for i in range(len(run))
         ]
     )
-
-
-def until(what: Callable[[], object]) -> None:
-    """Wait for threads; a minute is for ever."""
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end, "it does not happen"
 
 
 def state_of(tier: RedisTier, run: BlockRun) -> tuple[TierState, int]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from paged_language_model import run_all
 from scripted_tier import ScriptedTier, SlowCopies
-from tier_engines import GREEDY, PROMPT, Clock, assert_idle, assert_right, engine_with, filled, steps
+from tier_engines import GREEDY, PROMPT, assert_idle, assert_right, engine_with, filled, steps
+from waiting import Clock
 
 from radixkv.engine.engine import Engine
 from radixkv.sampling.sampling_params import SamplingParams

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import resource
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tiny_models import save_tiny_model
+from waiting import until
 
 from radixkv.cli.bench.server_process import started_process
 from radixkv.entrypoints.llm import LLM
@@ -129,11 +129,8 @@ def test_servers_that_are_ended_and_killed(model, tmp_path):
     with started_process(arguments) as server:
         assert complete(server.url, PROMPTS[0]) == (answer, 48)
         other = complete(server.url, PROMPTS[1])
-        deadline = time.monotonic() + 60
-        size = 0
-        while size < 2 * 6 * 8 * 3 * 2 * 16 * 4 * 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-            size = sum(path.stat().st_size for path in folder.glob("*.seg"))  # it is written soon
+        written = 2 * 6 * 8 * 3 * 2 * 16 * 4 * 2
+        until(lambda: sum(path.stat().st_size for path in folder.glob("*.seg")) >= written)
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
     with LLM(model, kv_tier=arguments[2], **OPTIONS) as llm:
@@ -155,13 +152,12 @@ def test_a_server_whose_disk_is_full_goes_on_without_it(model, tmp_path, capfd):
         limit = 150_000  # bytes: some blocks
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
         assert [complete(server.url, prompt)[0] for prompt in prompts] == expected
-        deadline = time.monotonic() + 60
-        figures = ""
-        while 'radixkv_tier_up{tier="disk"} 0.0' not in figures and time.monotonic() < deadline:
-            time.sleep(0.05)
-            figures = httpx.get(f"{server.url}/metrics").raise_for_status().text
-        assert 'radixkv_tier_up{tier="disk"} 0.0' in figures
-        assert 'radixkv_tier_errors_total{call="save",tier="disk"} 1.0' in figures
+
+        def figures() -> str:
+            return httpx.get(f"{server.url}/metrics").raise_for_status().text
+
+        until(lambda: 'radixkv_tier_up{tier="disk"} 0.0' in figures())
+        assert 'radixkv_tier_errors_total{call="save",tier="disk"} 1.0' in figures()
         assert [complete(server.url, prompt)[0] for prompt in prompts] == expected
         assert httpx.get(f"{server.url}/health").status_code == 200
     assert capfd.readouterr().err.count("is off from now on") == 1

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from event_traffic import SECRET, keys_of
 from fuzzing import examples
 from live_server import live_server
 from paged_language_model import PagedHashModel, make_engine, run_all
+from waiting import until
 
 from radixkv.cache.keys import encode_tokens
 from radixkv.cluster.events.block_keys import NO_CHAIN, BlockKeys, block_key, chains
@@ -39,14 +39,6 @@ from radixkv.scheduling.request import Request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 KEYS = BlockKeys(SECRET)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ pytest.importorskip("msgspec", reason="block events need the extra radixkv[event
 import msgspec
 from client_environment import EnvironmentNotMade, python_environment
 from event_traffic import SECRET, CacheTraffic, keys_of
+from waiting import until
 
 from radixkv import PrefixCache
 from radixkv.cluster.events.block_keys import BlockKeys
@@ -224,6 +225,10 @@ def test_dynamos_indexer_agrees(max_batches: int) -> None:
     traffic.prompt = lambda: [one for base in CacheTraffic.prompt(traffic) for one in (base, base, base, 7)]  # type: ignore[method-assign]
     spec = replace(ENDPOINT, secret=SECRET)
     publisher = EventPublisher(spec, heartbeat_s=0.1, log=ReplayLog(max_batches=max_batches))
+
+    def wanted() -> set[int]:
+        return keys_of(traffic.truth, BlockKeys(SECRET), 16)
+
     with dynamo_indexer(16) as address, closing(publisher):
         publisher.attach(traffic.cache)
         for _ in range(300):
@@ -239,15 +244,8 @@ def test_dynamos_indexer_agrees(max_batches: int) -> None:
         for round_ in range(4):
             for _ in range(300 * round_):
                 traffic.step()
-            wanted = keys_of(traffic.truth, BlockKeys(SECRET), 16)
-            assert wanted
-            end = time.monotonic() + 20
-            while dynamo_blocks(address) != wanted and time.monotonic() < end:
-                time.sleep(0.05)
-            assert dynamo_blocks(address) == wanted
+            assert wanted()
+            until(lambda: dynamo_blocks(address) == wanted(), 20)
         traffic.finish()
         traffic.cache.reset()
-        end = time.monotonic() + 20
-        while dynamo_blocks(address) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not dynamo_blocks(address)
+        until(lambda: not dynamo_blocks(address), 20)

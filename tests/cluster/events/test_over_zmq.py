@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import zmq.auth
 from event_traffic import SECRET, CacheTraffic, keys_of
 from fuzzing import examples
 from unreliable_relay import UnreliableRelay
+from waiting import until
 
 from radixkv import PrefixCache
 from radixkv.cluster.events.block_keys import BlockKeys
@@ -30,14 +30,6 @@ from radixkv.cluster.events.subscriber import Subscriber
 from radixkv.errors import ConfigError
 
 ANYWHERE = replace(parse_events("tcp://127.0.0.1:0"), secret=SECRET)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 class InsistentFollower(Follower):

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from running_proxy import fleet_here, running_proxy
 from scripted_engine import ScriptedEngine
 from scripted_upstream import scripted_upstream
 from typer.testing import CliRunner
+from waiting import until
 
 from radixkv.cli.main import command_tree
 
@@ -53,14 +53,6 @@ def reachable(client: httpx.Client) -> bool:
         return client.get("/v1/cache").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    for _ in range(600):
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
 
 
 def ask(url: str, messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:

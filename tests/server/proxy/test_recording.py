@@ -30,6 +30,7 @@ from raw_http import connect, exchange, request_of
 from running_proxy import RunningProxy, running_proxy
 from scripted_engine import ScriptedEngine
 from scripted_upstream import ScriptedUpstream, scripted_upstream
+from waiting import until
 
 from radixkv.observe.audit.body_limits import BodyLimits
 from radixkv.observe.audit.exchange import Exchange, make_record
@@ -48,13 +49,6 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     """The records of a file; the last line may not be written to its end yet."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def ask(url: str, model: str) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from engine_process import paged_engine
 from free_ports import free_ports
 from live_server import live_server
 from running_proxy import FleetHere, fleet_here
+from waiting import until
 
 pytest.importorskip("zmq", reason="block events need the extra radixkv[events]")
 pytest.importorskip("msgspec", reason="block events need the extra radixkv[events]")
@@ -56,13 +56,6 @@ def wait_for_events(proxy: FleetHere, urls: list[str]) -> None:
         return True
 
     until(knows_all)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def chat(text: str) -> Body:

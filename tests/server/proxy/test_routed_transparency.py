@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from raw_http import ENDINGS, LAST, connect, exchange, request_of
 from running_proxy import FleetHere, RunningProxy, fleet_here, running_proxy
 from scripted_upstream import SCRIPTS, ScriptedUpstream, scripted_upstream
+from waiting import until
 
 from radixkv_server.proxy.routed_relay import RoutedRelay
 
@@ -45,13 +45,6 @@ def proxy(upstream: ScriptedUpstream) -> Iterator[FleetHere]:
 def single(upstream: ScriptedUpstream) -> Iterator[RunningProxy]:
     with running_proxy(f"http://127.0.0.1:{upstream.port}") as running:
         yield running
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in NOT_ALONE])

@@ -15,8 +15,7 @@ import socket
 import socketserver
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from free_ports import free_ports
 from live_server import live_server
 from nightly import by_day
 from running_proxy import fleet_here, running_proxy
+from waiting import until
 
 from radixkv.errors import ConfigError
 from radixkv_server.app import serve_engine
@@ -109,13 +109,6 @@ def hit_rate(url: str, seed: int) -> float:
     with httpx.Client(base_url=url, timeout=60) as client:
         counts = [complete(client, prompt) for prompt in prompts]
     return sum(cached for _, cached in counts) / sum(total for total, _ in counts)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from replica_server import ReplicaServer, free_ports, ray_cluster, replica_server, until
+from free_ports import free_ports
+from replica_server import ReplicaServer, ray_cluster, replica_server
 from tiny_models import save_tiny_model
+from waiting import until
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: make test-ray brings it and runs these tests")
 
@@ -108,8 +110,7 @@ def test_a_lost_replica_fails_no_request_without_a_token_and_is_replaced(
             server.engine_processes()[0].kill()
         else:
             server.engine_processes()[0].suspend()
-        gone = until(lambda: sum(one["takes_requests"] for one in server.replicas().values()) == 1, 30)
-        assert gone < 6
+        until(lambda: sum(one["takes_requests"] for one in server.replicas().values()) == 1, 6)
         until(lambda: both_take(server), 120)
         assert len(set(server.replicas()) - names) == 1, "one in its place"
     finally:
@@ -128,7 +129,7 @@ def test_a_reader_that_leaves_ends_its_request(server: ReplicaServer) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
         assert answer.status_code == 200
         next(answer.iter_lines())
-    assert until(lambda: not any(one["running_requests"] for one in server.replicas().values()), 20) < 2
+    until(lambda: not any(one["running_requests"] for one in server.replicas().values()), 2)
 
 
 def test_a_wrong_name_in_a_config_file_is_refused() -> None:

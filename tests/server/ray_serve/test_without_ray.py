@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 from engine_process import paged_engine
+from waiting import until
 
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener, connect_to
 from radixkv.engine.config import EngineConfig
@@ -183,13 +183,6 @@ async def test_an_engine_is_served_to_who_has_the_key_and_stays_when_they_leave(
     await clients[1].close()
     await engine.close()
     silent.close()
-
-
-def until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_silent_strangers_and_a_lack_of_descriptors_end_no_listener(monkeypatch, caplog):

@@ -16,6 +16,7 @@ import openai
 import pytest
 from live_server import live_server
 from scripted_engine import ScriptedEngine
+from waiting import Clock
 
 from radixkv.cache.accounts import Quota
 from radixkv.engine.config import EngineConfig
@@ -29,14 +30,6 @@ from radixkv_server.tenants.registry import Limiter, TenantRegistry, TokenBucket
 from radixkv_server.tenants.tenant import Limits, Tenant
 
 MESSAGES = [{"role": "user", "content": "say:hello"}]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def keys_file(folder: Path, text: str) -> str:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for what other threads and processes do, and a clock that waits for the test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+
+def until(condition: Callable[[], Found], seconds: float = 60.0) -> Found:
+    """Return the first value of a condition that counts as true; it is looked at a hundred times a second."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+    return found
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
