@@ -10,10 +10,11 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
+from waiting import until_async
 
 from radixkv.cache.accounts import Quota
 from radixkv.engine.engine import Engine
@@ -104,14 +105,6 @@ async def kill(engine: AsyncEngine, factory: Factory) -> None:
             pass
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came to that")
-
-
 async def test_a_failed_engine_is_made_anew_and_the_old_one_is_gone_by_then(factory: Factory) -> None:
     async with serving(factory) as engine:
         factory.may_restart.clear()
@@ -123,9 +116,9 @@ async def test_a_failed_engine_is_made_anew_and_the_old_one_is_gone_by_then(fact
         assert engine.stats().finished_requests == 0, "figures can be read meanwhile"
         del caught
         # The errors held it until now. A collection does nothing while another thread is in one of its own.
-        await until(lambda: gc.collect() >= 0 and factory.made[0]() is None)
+        await until_async(lambda: gc.collect() >= 0 and factory.made[0]() is None)
         factory.may_restart.set()
-        await until(lambda: engine.is_healthy)
+        await until_async(lambda: engine.is_healthy)
         output = await engine.generate(Request(PROMPT, GREEDY))
         assert output.outputs[0].token_ids == greedy_reference(PROMPT, 8)
         assert output.num_cached_tokens == 0
@@ -138,7 +131,7 @@ async def test_quotas_and_public_prefixes_outlive_a_restart(factory: Factory) ->
         assert await engine.cache.publish(public) == 16
         await engine.cache.set_quotas({"ada": Quota(floor=5, ceiling=20)})
         await kill(engine, factory)
-        await until(lambda: engine.is_healthy)
+        await until_async(lambda: engine.is_healthy)
         assert [(q.namespace, q.floor, q.ceiling) for q in await engine.cache.quotas()] == [(("ada",), 5, 20)]
         await engine.generate(Request([*public, 1], GREEDY, tenant="ada"))
         other = await engine.generate(Request([*public, 2], GREEDY, tenant="ben"))
@@ -149,7 +142,7 @@ async def test_restarts_are_few(factory: Factory) -> None:
     async with serving(factory) as engine:
         for _ in range(SOON.max_restarts):
             await kill(engine, factory)
-            await until(lambda: engine.is_healthy)
+            await until_async(lambda: engine.is_healthy)
         await kill(engine, factory)
         with pytest.raises(EngineStoppedError) as caught:
             await engine.generate(Request(PROMPT, GREEDY))
@@ -170,7 +163,7 @@ async def test_a_healthy_run_ends_the_row_of_longer_pauses(
             assert caught.value.retry_after_s == pause
             del caught
             factory.may_restart.set()
-            await until(lambda: engine.is_healthy)
+            await until_async(lambda: engine.is_healthy)
 
 
 async def test_an_engine_that_cannot_be_made_again_is_tried_a_few_times(factory: Factory) -> None:

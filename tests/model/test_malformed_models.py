@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_model_loader import load, refusal
-from tiny_models import save_tiny_model, write_tiny_gguf
+from tiny_models import write_tiny_gguf
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.folder_checks import check_folder
@@ -32,16 +31,6 @@ any_setting = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama", "llama")
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "tiny-llama"))
 
 
 def loads_or_says_why(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import struct
 import threading
 import types
@@ -53,17 +52,6 @@ def reference_logits(folder: Path, tokens: list[int], **options: object) -> torc
     )
     logits: torch.Tensor = model.eval()(torch.tensor([tokens]), use_cache=False).logits[0]
     return logits
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama", "llama")
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model that a test may damage."""
-    return Path(shutil.copytree(original, tmp_path / "tiny-llama"))
 
 
 def refusal(folder: Path | str, **options: object) -> str:

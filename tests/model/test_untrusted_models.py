@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from test_model_loader import load, refusal
-from tiny_models import save_tiny_model
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ModelLoadError
@@ -30,16 +28,6 @@ class OwnModel(LlamaForCausalLM):
 class OwnTokenizer(PreTrainedTokenizerFast):
     pass
 """
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama", "llama")
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "tiny-llama"))
 
 
 @pytest.fixture

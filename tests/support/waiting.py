@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,14 @@ def until(condition: Callable[[], Found], seconds: float = 60.0) -> Found:
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
     return found
+
+
+async def until_async(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what other tasks and threads do, a thousand times a second."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.001)
 
 
 class Clock:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import until
 
 from radixkv.cache.block_run import BlockRun
 from radixkv.cache.keys import encode_tokens
@@ -22,6 +21,7 @@ from radixkv.errors import ConfigError
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.tier import TierState
+from tests.support.waiting import until
 
 BLOCK_BYTES = 512
 KIND = BlockKind("m" * 32, "float32 1x1x8x8", 8, BLOCK_BYTES)

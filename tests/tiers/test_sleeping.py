@@ -9,13 +9,13 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from paged_language_model import PagedHashModel, greedy_reference, make_engine
 from scripted_tier import ScriptedTier
 from tier_engines import PROMPT, assert_right, filled
+from waiting import until_async
 
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.async_engine import AsyncEngine
@@ -70,14 +70,6 @@ class CountedSteps:
         if self.count > 100:
             self.too_many.set()
         return self._step()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came to that")
 
 
 def happens(event: threading.Event) -> Any:
@@ -177,7 +169,7 @@ async def test_an_engine_that_is_made_anew_goes_on_with_the_tier_and_the_old_one
         for request in (serving.generate(Request([60, 61, 62], SAMPLING)), answer):
             with pytest.raises(EngineStoppedError):
                 await request
-        await until(lambda: serving.is_healthy)
+        await until_async(lambda: serving.is_healthy)
         answer = asyncio.create_task(serving.generate(Request(PROMPT, SAMPLING)))
         assert await happens(tier.has_load)
         (_, late), _ = tier.loads
@@ -185,7 +177,7 @@ async def test_an_engine_that_is_made_anew_goes_on_with_the_tier_and_the_old_one
         tier.finish(1)
         assert_right(await asyncio.wait_for(answer, 60.0), num_cached_tokens=40)
         del answer, request
-        await until(lambda: gc.collect() >= 0 and made[0]() is None)
+        await until_async(lambda: gc.collect() >= 0 and made[0]() is None)
     finally:
         await serving.close()
 
