@@ -318,18 +318,27 @@ def is_llama_shape(parts: DecoderParts) -> bool:
     )
 
 
+#: Bytes of replaced weights whose memory is given back together: each time, all mapped pages are looked at.
+_RELEASED_AT_ONCE = 256 << 20
+
+
 def replace_layers(model: nn.Module, make: Callable[[DecoderParts], nn.Module | None]) -> int:
     """Put what `make` makes of a layer that can be described in its place; returns how many it made.
 
     Memory of weights that nothing else uses is given back.
     """
     count = 0
+    old: list[nn.Parameter] = []
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for index, layer in enumerate(layers):
             parts = describe_layer(layer)
             made = None if parts is None else make(parts)
             if made is not None:
                 layers[index] = made
-                release_file_pages(address_ranges(layer.parameters()))
                 count += 1
+                old += [weight for weight in layer.parameters() if weight.device.type == "cpu"]
+                if sum(weight.nbytes for weight in old) > _RELEASED_AT_ONCE:
+                    release_file_pages(address_ranges(old))
+                    old.clear()
+    release_file_pages(address_ranges(old))
     return count
