@@ -35,7 +35,7 @@ COMMAND_LINE = "radixkv.cli"
 #: neighbours. A part of a room that stands on another floor than the rest is named apart.
 FLOORS = (
     ("errors", "helper_process", "regular_file"),
-    ("option_names",),
+    ("channel", "option_names"),
     ("engine.config", "entrypoints.extras"),
     ("cache", "text", "cluster.loop_thread"),
     ("text.chat_formats", "sampling.structured"),

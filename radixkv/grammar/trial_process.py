@@ -12,9 +12,9 @@ import threading
 import weakref
 from concurrent.futures import Future, InvalidStateError
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.errors import EngineOverloadedError
 from radixkv.grammar.trial import Verdict
 from radixkv.grammar.trial_server import MAX_VERDICT_BYTES
@@ -78,8 +78,10 @@ class _TrialServer:
 
     def __init__(self, recipe: VocabularyRecipe) -> None:
         try:
-            jobs, self._jobs = Pipe(duplex=False)
-            verdicts, their_verdicts = Pipe(duplex=False)
+            jobs, our_jobs = Pipe(duplex=False)
+            our_verdicts, their_verdicts = Pipe(duplex=False)
+            self._jobs = Channel(our_jobs)
+            verdicts = Channel(our_verdicts, max_bytes=MAX_VERDICT_BYTES)
             with jobs, their_verdicts:  # ends of the process, which has copies
                 self.process = subprocess.Popen(
                     [*MODULE, SERVER],
@@ -110,13 +112,13 @@ class _TrialServer:
         return future
 
     def _write(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the reader fails the waiting futures
-            self._jobs.send(message)
+        with contextlib.suppress(ChannelEnded):  # it has ended: the reader fails the waiting futures
+            self._jobs.send_object(message)
 
-    def _read(self, verdicts: Connection) -> None:
-        with verdicts, contextlib.suppress(EOFError, OSError):
+    def _read(self, verdicts: Channel) -> None:
+        with verdicts, contextlib.suppress(ChannelEnded):
             while True:
-                message: dict[str, Any] = json.loads(verdicts.recv_bytes(MAX_VERDICT_BYTES))
+                message: dict[str, Any] = json.loads(verdicts.receive())
                 with self._lock:
                     future = self._futures.pop(message.pop("job") or 0, None)
                 if future is not None:
@@ -130,8 +132,7 @@ class _TrialServer:
         self.process.wait()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._jobs.close()
+        self._jobs.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -4,8 +4,8 @@
 It receives a vocabulary from its standard input, then jobs; each job is done by a fork of its own, which has
 the vocabulary already, is limited in CPU time and memory by the system, and whose end gives everything back.
 A fork that outlives its time is killed. Verdicts go to the standard output as JSON (no fork is trusted with a
-pickle), each in one write, so that forks do not mix their verdicts. Messages are framed as in all processes
-of an engine, by `multiprocessing.connection`. The end of the standard input is the end of all of it.
+pickle), each in one write, so that forks do not mix their verdicts. The end of the standard input is the end
+of all of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.grammar.trial import MAX_TRIAL_BYTES, MAX_TRIAL_S, Verdict, try_out
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.sampling.structured import StructuredOutputs
@@ -38,17 +39,17 @@ NICENESS = 10
 _PR_SET_PDEATHSIG = 1
 
 
-def _send(verdicts: Connection, job: int | None, verdict: Verdict) -> None:
+def _send(verdicts: Channel, job: int | None, verdict: Verdict) -> None:
     fields = dataclasses.asdict(verdict)
     while len(data := json.dumps({"job": job, **fields}).encode()) > MAX_VERDICT_BYTES:
         fields["refused"] = fields["refused"][: len(fields["refused"]) // 2]
-    verdicts.send_bytes(data)
+    verdicts.send(data)
 
 
 class _Forks:
     """Trials under way, each in a fork."""
 
-    def __init__(self, vocabulary: Vocabulary, verdicts: Connection) -> None:
+    def __init__(self, vocabulary: Vocabulary, verdicts: Channel) -> None:
         self._vocabulary, self._verdicts = vocabulary, verdicts
         self._jobs: dict[int, tuple[int, float]] = {}  # process -> job, when it is given up
 
@@ -122,9 +123,10 @@ def _be_limited() -> None:
 
 def main() -> None:
     yield_to_steps(NICENESS)
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # the engine has gone
-        jobs, verdicts = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
-        vocabulary = jobs.recv().make()
+    with contextlib.suppress(ChannelEnded, KeyboardInterrupt):  # the engine has gone
+        jobs = Channel(Connection(os.dup(0), writable=False))
+        verdicts = Channel(Connection(os.dup(1), readable=False))
+        vocabulary = jobs.receive_object().make()
         _send(verdicts, None, Verdict())
         ended, telling = os.pipe()
         os.set_blocking(ended, False)
@@ -139,7 +141,7 @@ def main() -> None:
                     os.read(ended, 4096)
                 forks.tend()
                 if jobs.fileno() in ready:
-                    forks.start(*jobs.recv())
+                    forks.start(*jobs.receive_object())
         finally:
             forks.end()
 

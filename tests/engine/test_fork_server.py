@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from tiny_models import save_tiny_model
 from waiting import until
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.async_engine import AsyncEngine
@@ -34,14 +34,14 @@ async def answers(engine: AsyncEngine, params: SamplingParams) -> list[list[int]
     return [(await engine.generate(Request(prompt, params))).outputs[0].token_ids for prompt in PROMPTS]
 
 
-def serve(config: EngineConfig, loaded: LoadedModel, connection: Connection) -> None:
+def serve(config: EngineConfig, loaded: LoadedModel, channel: Channel) -> None:
     """Answer, send that, and end once asked to."""
 
     async def run() -> None:
         engine = AsyncEngine.from_config(config, loaded=loaded)
         greedy, drawn = await answers(engine, GREEDY), await answers(engine, DRAWN)
-        connection.send((os.getpid(), greedy, drawn))
-        await asyncio.to_thread(connection.recv)
+        channel.send_object((os.getpid(), greedy, drawn))
+        await asyncio.to_thread(channel.receive_object)
         await engine.close()
 
     asyncio.run(run())
@@ -52,8 +52,8 @@ def test_copies_answer_as_one_engine_does_and_outlive_each_other(tmp_path: Path)
     model = save_tiny_model(tmp_path / "model", "llama")
     config = EngineConfig(model=str(model), num_blocks=64, warm_up="quick", threads=2)
     path = tmp_path / "fork.sock"
-    connections = [fork_engine(path, config, partial(serve, config)) for _ in range(2)]
-    told = [connection.recv() for connection in connections]
+    channels = [fork_engine(path, config, partial(serve, config)) for _ in range(2)]
+    told = [channel.receive_object() for channel in channels]
 
     async def here() -> list[list[int]]:
         engine = AsyncEngine.from_config(config)
@@ -67,19 +67,19 @@ def test_copies_answer_as_one_engine_does_and_outlive_each_other(tmp_path: Path)
     assert told[0][2] != told[1][2], "each draws its own"
     server = psutil.Process(told[0][0]).parent()
     os.kill(told[0][0], signal.SIGKILL)
-    with pytest.raises(EOFError):
-        connections[0].recv()
-    assert isinstance(fork_engine(path, config, fail).recv(), ConfigError)
+    with pytest.raises(ChannelEnded):
+        channels[0].receive_object()
+    assert isinstance(fork_engine(path, config, fail).receive_object(), ConfigError)
     another = fork_engine(path, config, partial(serve, config))
-    assert another.recv()[1] == expected
+    assert another.receive_object()[1] == expected
     assert psutil.Process(told[1][0]).parent() == server, "it has read the model once"
-    for connection in (another, connections[1]):
-        connection.send(None)
+    for channel in (another, channels[1]):
+        channel.send_object(None)
     server.wait(30)
     assert not path.exists(), "all have ended as they were asked to: nobody comes in their place"
 
 
-def fail(loaded: LoadedModel, connection: Connection) -> None:
+def fail(loaded: LoadedModel, channel: Channel) -> None:
     raise ConfigError(f"{loaded.name} is fine, the rest is not")
 
 

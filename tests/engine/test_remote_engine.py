@@ -17,7 +17,8 @@ import pytest
 from engine_process import paged_engine, paged_engine_elsewhere, served_in_a_thread
 from scripted_engine import Asked, ScriptedEngine
 
-from radixkv.cluster.remote.channel import Ask, Channel, Reply
+from radixkv.cluster.remote import wire
+from radixkv.cluster.remote.messages import Ask, Messenger, Reply
 from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
 from radixkv.engine.counts import EngineStats
@@ -108,8 +109,8 @@ async def test_every_error_survives_the_way():
         EngineOverloadedError("full"),
         ConfigError("wrong"),
     ):
-        copy = pickle.loads(pickle.dumps(error))
-        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+        for copy in (pickle.loads(pickle.dumps(error)), wire.loads(wire.dumps(error))):
+            assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
 async def test_whoever_leaves_ends_the_request_there():
@@ -241,25 +242,25 @@ async def test_an_answer_may_be_there_before_the_question_is_sent_on(monkeypatch
     """However late the thread that asks goes on."""
     answered = threading.Event()
     messages: list[object] = []
-    send, receive = Channel.send, Channel.receive
+    send, receive = Messenger.send, Messenger.receive
 
-    def send_and_wait(channel: Channel, message: object) -> None:
-        send(channel, message)
+    def send_and_wait(messenger: Messenger, message: object) -> None:
+        send(messenger, message)
         if isinstance(message, Ask):
             assert answered.wait(20)
 
-    def note(channel: Channel) -> object:
+    def note(messenger: Messenger) -> object:
         if messages and isinstance(messages[-1], Reply):
             answered.set()  # it was taken
-        messages.append(receive(channel))
+        messages.append(receive(messenger))
         return messages[-1]
 
     async with elsewhere() as engine:
-        monkeypatch.setattr(Channel, "receive", note)
+        monkeypatch.setattr(Messenger, "receive", note)
         await engine.cache.match([1])  # the thread that reads waited in the old one
         answered.clear()
         messages.clear()
-        monkeypatch.setattr(Channel, "send", send_and_wait)
+        monkeypatch.setattr(Messenger, "send", send_and_wait)
         answer = asyncio.ensure_future(engine.cache.match([1]))
         await asyncio.wait([answer], timeout=20)
         monkeypatch.undo()

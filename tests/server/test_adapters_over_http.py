@@ -19,6 +19,7 @@ from tiny_adapters import greedy, peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 
 from radixkv import AsyncEngine, SamplingParams
+from radixkv.channel import Channel
 from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.replicas.engine import ReplicatedEngine
@@ -264,9 +265,9 @@ async def test_replicas_have_the_same_adapters(served: Served) -> None:
     config = replace(served.engine.config, lora=(f"sql={served.folders['sql']}",))
     engines = [AsyncEngine.from_config(config) for _ in range(2)]
     ours, theirs = multiprocessing.Pipe()
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engines[1], theirs)))
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engines[1], Channel(theirs))))
     host.start()
-    far = await asyncio.to_thread(RemoteEngine, ours)
+    far = await asyncio.to_thread(RemoteEngine, Channel(ours))
     engine = ReplicatedEngine({"near": engines[0], "far": far})
     try:
         for member in (engine, engines[0], far):

@@ -20,6 +20,7 @@ from typing import Any
 
 from paged_language_model import LetterTokenizer, make_engine
 
+from radixkv.channel import Channel
 from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.cluster.remote.process import start_engine
@@ -53,9 +54,9 @@ def paged_engine_elsewhere(**options: Any) -> EngineClient:
 async def served_in_a_thread(engine: EngineClient) -> AsyncIterator[EngineClient]:
     """A client of an engine that a thread serves over a pipe; closed with it."""
     ours, theirs = multiprocessing.Pipe()
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, theirs)))
+    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, Channel(theirs))))
     host.start()
-    client = await asyncio.to_thread(RemoteEngine, ours)
+    client = await asyncio.to_thread(RemoteEngine, Channel(ours))
     try:
         yield client
     finally:
@@ -71,7 +72,9 @@ def server_elsewhere(engine: EngineClient, sock: socket.socket, settings: Server
     ours, theirs = context.Pipe()
     ready, go_on = context.Event(), context.Event()
     process = context.Process(target=_serve, args=(theirs, sock, settings, ready, go_on), daemon=True)
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, ours)), name="engine-host")
+    host = threading.Thread(
+        target=lambda: asyncio.run(serve_engine(engine, Channel(ours))), name="engine-host"
+    )
     process.start()
     theirs.close()
     host.start()
@@ -89,7 +92,7 @@ def server_elsewhere(engine: EngineClient, sock: socket.socket, settings: Server
 def _serve(
     connection: Connection, sock: socket.socket, settings: ServerSettings, ready: Event, go_on: Event
 ) -> None:
-    server = make_server(RemoteEngine(connection), settings, on_ready=lambda host, port: ready.set())
+    server = make_server(RemoteEngine(Channel(connection)), settings, on_ready=lambda host, port: ready.set())
 
     def end() -> None:
         go_on.wait()

@@ -9,12 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from radixkv.channel import Channel
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.entrypoints.builder import engine_for_model
@@ -32,11 +32,11 @@ class _Worker:
     def __init__(self, config: EngineConfig, rank: int, meeting: Path) -> None:
         self._config, self._rank, self._meeting = config, rank, meeting
         self.error: BaseException | None = None
-        self._theirs: list[Connection] = []
+        self._theirs: list[Channel] = []
         ours = []
         for own, other in (socket.socketpair(), socket.socketpair()):
-            ours.append(Connection(own.detach()))
-            self._theirs.append(Connection(other.detach()))
+            ours.append(Channel.over(own))
+            self._theirs.append(Channel.over(other))
         self.commands, self.data = ours
         self.thread = threading.Thread(target=self._run, daemon=True)
 

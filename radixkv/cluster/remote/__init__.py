@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in another process: what `EngineClient` offers, as pickled messages over a connection."""
+"""An engine in another process: what `EngineClient` offers, as messages over a channel."""

@@ -12,18 +12,18 @@ import contextlib
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
-from radixkv.cluster.remote.channel import (
+from radixkv.channel import Channel, ChannelEnded
+from radixkv.cluster.remote.messages import (
     WINDOW,
     Ask,
     AskStatus,
     Cancel,
-    Channel,
     End,
     Failed,
     Item,
+    Messenger,
     Reply,
     Status,
     Took,
@@ -59,30 +59,27 @@ class Link:
     """Makes calls over a connection, for any number of event loops.
 
     Args:
-        connection: to a process that runs `radixkv.cluster.remote.host.serve_engine`.
+        channel: to a process that runs `radixkv.cluster.remote.host.serve_engine`.
+        facts: of the engine there; None: its process is on this machine, and sends them first.
 
     Attributes:
         facts: of the engine there.
         status: the latest that is known of it.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self.facts: EngineFacts
+    def __init__(self, channel: Channel, facts: EngineFacts | None = None) -> None:
         self.status: Status
         self._ids = itertools.count()
         self._lock = threading.Lock()  # around the next two: no call may slip in after the last one
         self._pending: dict[int, _Pending] = {}
         self._ended: EngineStoppedError | None = None
-        self._channel = Channel(connection, self._take, self._lose)
-        for _ in range(2):
-            try:
-                first = self._channel.receive()
-            except (EOFError, OSError):
-                raise EngineStoppedError("the engine's process ended before its engine was ready") from None
-            if isinstance(first, Failed):
-                raise first.error
-            self._take(first)
-        self._channel.start()
+        self._messenger = Messenger(channel, self._take, self._lose)
+        try:
+            self.facts = _received_facts(channel) if facts is None else facts
+            self._take(self._messenger.receive())
+        except ChannelEnded:
+            raise EngineStoppedError("the engine's process ended before its engine was ready") from None
+        self._messenger.start()
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +88,7 @@ class Link:
     def ask_status(self) -> None:
         """Have the status renewed, for the next look at it."""
         if self.is_open:
-            self._channel.send(AskStatus())
+            self._messenger.send(AskStatus())
 
     def perform(self, call: Call, args: tuple[Any, ...], options: dict[str, Any], part: str = "") -> Any:
         """Make a call of the engine's, or of its `cache.` or `adapters.`, in the call's manner.
@@ -123,7 +120,7 @@ class Link:
                 yield event.value
                 num_taken += 1
                 if num_taken == WINDOW // 2:
-                    self._channel.send(Took(pending.id, num_taken))
+                    self._messenger.send(Took(pending.id, num_taken))
                     num_taken = 0
 
     @contextlib.contextmanager
@@ -134,7 +131,7 @@ class Link:
                 raise EngineStoppedError(str(self._ended))
             self._pending[pending.id] = pending  # first: the answer may be here before this thread goes on
             try:
-                self._channel.send(Ask(pending.id, name, args, options))
+                self._messenger.send(Ask(pending.id, name, args, options))
             except InvalidRequestError:
                 del self._pending[pending.id]
                 raise
@@ -142,23 +139,21 @@ class Link:
             yield pending
         finally:
             if self._pending.pop(pending.id, None) is not None:  # it goes on there
-                self._channel.send(Cancel(pending.id))
+                self._messenger.send(Cancel(pending.id))
 
-    def _take(self, message: EngineFacts | Status | Event) -> None:
-        """On the channel's thread."""
+    def _take(self, message: Status | Event) -> None:
+        """On the messenger's thread."""
         if isinstance(message, Status):
             self.status = message
-        elif isinstance(message, EngineFacts):
-            self.facts = message
         else:
             has_ended = not isinstance(message, Item)
             pending = (self._pending.pop if has_ended else self._pending.get)(message.id, None)
             if pending is not None and not pending.put(message) and not has_ended:
                 self._pending.pop(message.id, None)
-                self._channel.send(Cancel(message.id))
+                self._messenger.send(Cancel(message.id))
 
     def _lose(self) -> None:
-        """End, on the channel's thread: the other process has gone, or the channel was closed."""
+        """End, on the messenger's thread: the other process has gone, or the link was closed."""
         with self._lock:
             self._ended = self._ended or EngineStoppedError("the engine's process has ended")
             left, self._pending = self._pending, {}
@@ -169,8 +164,17 @@ class Link:
         """Take no more calls, and fail all pending ones."""
         with self._lock:
             self._ended = EngineStoppedError("the engine has been closed")
-        self._channel.close()
-        await asyncio.to_thread(self._channel.join)
+        self._messenger.close()
+        await asyncio.to_thread(self._messenger.join)
+
+
+def _received_facts(channel: Channel) -> EngineFacts:
+    """Return the constants of an engine in a process of this machine, or raise why there is none."""
+    facts = channel.receive_object()
+    if isinstance(facts, BaseException):
+        raise facts
+    assert isinstance(facts, EngineFacts)
+    return facts
 
 
 class RemoteCache(CacheClient):
@@ -203,15 +207,21 @@ class RemoteEngine(EngineClient):
     """The `EngineClient` of the engine at the other end of a connection.
 
     Args:
-        connection: see `Link`. Blocks until the engine there is ready.
+        channel, facts: see `Link`. Blocks until the engine there is ready.
         on_close: called in a thread once it is closed.
 
     Raises:
         EngineStoppedError: nothing serves an engine there; and what making that engine raised.
     """
 
-    def __init__(self, connection: Connection, on_close: Callable[[], None] = lambda: None) -> None:
-        self._link = Link(connection)
+    def __init__(
+        self,
+        channel: Channel,
+        facts: EngineFacts | None = None,
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._link = Link(channel, facts)
         self._on_close = on_close
         self.cache = RemoteCache(self._link)
         self._adapters = RemoteAdapters(self._link)

@@ -4,7 +4,7 @@
     python -m radixkv.cluster.remote.fork_server SOCKET     (the pickled configuration on stdin)
 
 listens on a Unix socket and leaves the process group. `fork_engine` connects to it, or starts it, and names
-a function; a copy of the process runs that with the model and the connection. Only for models on a CPU: a
+a function; a copy of the process runs that with the model and the channel. Only for models on a CPU: a
 GPU's driver can't be copied. The process ends when the last copy has ended as requested, and a while
 after the last one otherwise, so that a killed copy is soon replaced.
 """
@@ -25,11 +25,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from radixkv.cluster.remote.channel import as_sent
+from radixkv.channel import Channel, ChannelEnded, as_sent
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import EngineStoppedError
 from radixkv.helper_process import MODULE, helper_environment
@@ -42,11 +41,11 @@ KEEP_S = 60.0
 _LOOK_S = 0.2
 _PR_SET_NAME = 15
 
-#: Function of a copy: gets the model and the connection to its requester, which receives its exceptions.
-Serve = Callable[["LoadedModel", Connection], None]
+#: Function of a copy: gets the model and the channel to its requester, which receives its exceptions.
+Serve = Callable[["LoadedModel", Channel], None]
 
 
-def fork_engine(path: Path, config: EngineConfig, serve: Serve) -> Connection:
+def fork_engine(path: Path, config: EngineConfig, serve: Serve) -> Channel:
     """Run `serve` in a copy of the process that has the model of `config`; starts that where there is none.
 
     Blocks until the copy is there: as long as the model takes to load, the first time.
@@ -56,28 +55,28 @@ def fork_engine(path: Path, config: EngineConfig, serve: Serve) -> Connection:
         serve: a function that can be pickled, such as a `partial` of a module's.
 
     Returns:
-        The connection to the copy, which ends when the copy does.
+        The channel to the copy, which ends when the copy does.
 
     Raises:
         EngineStoppedError: the process could not be started, or ended. And what loading the model raised.
     """
     request = pickle.dumps(serve)
     for _ in range(3):  # the process may be about to end
-        connection = _connected(path, config)
+        channel = _connected(path, config)
         try:
-            connection.send_bytes(request)
-            failure = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            connection.close()
+            channel.send(request)
+            failure = channel.receive_object()
+        except ChannelEnded:
+            channel.close()
             continue
         if failure is None:
-            return connection
-        connection.close()
+            return channel
+        channel.close()
         raise failure
     raise EngineStoppedError("the process that loads the model has ended; its messages say why")
 
 
-def _connected(path: Path, config: EngineConfig) -> Connection:
+def _connected(path: Path, config: EngineConfig) -> Channel:
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several at once, one starts it
         try:
@@ -90,10 +89,10 @@ def _connected(path: Path, config: EngineConfig) -> Connection:
             raise EngineStoppedError(f"the process that loads the model can't be reached: {error}") from error
 
 
-def _connect(path: Path) -> Connection:
+def _connect(path: Path) -> Channel:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(path))
-        return Connection(sock.detach())
+        return Channel.over(sock)
 
 
 def _start(path: Path, config: EngineConfig) -> None:
@@ -141,22 +140,21 @@ class _ForkServer:
                 ):
                     return
                 continue
-            sock.setblocking(True)
-            self._answer(Connection(sock.detach()))
+            self._answer(Channel.over(sock))
 
-    def _answer(self, connection: Connection) -> None:
-        with connection:
+    def _answer(self, channel: Channel) -> None:
+        with channel:
             try:
-                request = connection.recv_bytes()
-                connection.send_bytes(pickle.dumps(self._failure))
-            except (EOFError, OSError):  # who asked has gone
+                request = channel.receive()
+                channel.send_object(self._failure)
+            except ChannelEnded:  # who asked has gone
                 return
             if self._loaded is None:
                 return
             child = os.fork()
             if child == 0:
                 self._listener.close()
-                _serve(self._loaded, request, connection)
+                _serve(self._loaded, request, channel)
             self._children.add(child)
             self._is_asked_to_end = False
 
@@ -194,7 +192,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     return loaded
 
 
-def _serve(loaded: LoadedModel, request: bytes, connection: Connection) -> NoReturn:
+def _serve(loaded: LoadedModel, request: bytes, channel: Channel) -> NoReturn:
     """In a copy."""
     import numpy as np
     import torch
@@ -205,11 +203,11 @@ def _serve(loaded: LoadedModel, request: bytes, connection: Connection) -> NoRet
         random.seed()  # or all copies would draw the same
         np.random.seed()
         torch.seed()
-        pickle.loads(request)(loaded, connection)
+        pickle.loads(request)(loaded, channel)
         status = 0
     except BaseException as error:
-        with suppress(OSError):  # who asked has gone
-            connection.send(as_sent(error, EngineStoppedError))
+        with suppress(ChannelEnded):  # who asked has gone
+            channel.send_object(as_sent(error, EngineStoppedError))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

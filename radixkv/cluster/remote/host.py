@@ -7,23 +7,23 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from contextlib import aclosing
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from radixkv.cluster.remote.channel import (
+from radixkv.channel import Channel, ChannelEnded
+from radixkv.cluster.remote.messages import (
     WINDOW,
     Ask,
     AskStatus,
     Cancel,
-    Channel,
     End,
     Failed,
     Item,
+    Messenger,
     Reply,
     Status,
     Took,
-    as_sent,
 )
+from radixkv.cluster.remote.wire import sendable
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.calls import Call, calls_of
@@ -33,8 +33,11 @@ from radixkv.errors import ENDS_PROCESS, InvalidRequestError, RadixKVError, Requ
 STATUS_S = 0.25  # how often the client hears of an engine that nobody asks for anything
 
 
-async def serve_engine(engine: EngineClient, connection: Connection, *, may_close: bool = True) -> None:
+async def serve_engine(engine: EngineClient, channel: Channel, *, may_close: bool = True) -> None:
     """Serve the other end until it goes; then end the calls it left running. The engine stays open.
+
+    A client on this machine is sent the engine's facts first; one elsewhere has them with the address, as
+    tokenizers can't be sent but as pickles.
 
     Args:
         may_close: the client's `close` closes the engine; False: it only ends the connection, as others use
@@ -42,22 +45,24 @@ async def serve_engine(engine: EngineClient, connection: Connection, *, may_clos
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     host = _Host(engine, may_close)
-    channel = host.channel = Channel(
-        connection,
+    if channel.is_local:
+        with contextlib.suppress(ChannelEnded):  # the messenger says so
+            await asyncio.to_thread(channel.send_object, engine.facts)
+    messenger = host.messenger = Messenger(
+        channel,
         lambda message: _on_loop(loop, lambda: host.take(message)),
         lambda: _on_loop(loop, ended.set),
     )
-    channel.send(engine.facts)
     host.send_status()
-    channel.start()
+    messenger.start()
     sending = asyncio.ensure_future(host.send_statuses())
     try:
         await ended.wait()
     finally:
         sending.cancel()
         await host.cancel_all()
-        channel.close()
-        await asyncio.to_thread(channel.join)
+        messenger.close()
+        await asyncio.to_thread(messenger.join)
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
@@ -75,7 +80,7 @@ class _RunningCall(NamedTuple):
 class _Host:
     """The calls of one client that run; used on the event loop."""
 
-    channel: Channel
+    messenger: Messenger
 
     def __init__(self, engine: EngineClient, may_close: bool) -> None:
         self._engine = engine
@@ -115,7 +120,7 @@ class _Host:
     def send_status(self) -> None:
         engine = self._engine
         adapters = tuple(engine.adapters.cards()) if engine.adapters.is_enabled else None
-        self.channel.send(Status(engine.is_healthy, engine.is_full, engine.stats(), adapters))
+        self.messenger.send(Status(engine.is_healthy, engine.is_full, engine.stats(), adapters))
 
     async def send_statuses(self) -> None:
         """Now and then, for ever."""
@@ -142,7 +147,7 @@ class _Host:
                 async with aclosing(method(*ask.args, **ask.options)) as items:
                     async for item in items:
                         await window.acquire()
-                        self.channel.send(Item(ask.id, item))
+                        self.messenger.send(Item(ask.id, item))
                 last = End(ask.id)
             elif call.manner == "blocking":
                 last = Reply(ask.id, await asyncio.to_thread(method, *ask.args, **ask.options))
@@ -151,12 +156,12 @@ class _Host:
         except (*ENDS_PROCESS, asyncio.CancelledError):
             raise
         except BaseException as error:
-            last = Failed(ask.id, as_sent(error, RequestFailedError))
+            last = Failed(ask.id, sendable(error, RequestFailedError))
         self.send_status()  # before anybody can have seen what happened
         try:
-            self.channel.send(last)
+            self.messenger.send(last)
         except RadixKVError as error:
-            self.channel.send(Failed(ask.id, error))
+            self.messenger.send(Failed(ask.id, error))
 
 
 async def _close_nothing() -> None:

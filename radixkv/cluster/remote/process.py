@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Literal
 
-from radixkv.cluster.remote.channel import Channel, Failed, as_sent
+from radixkv.channel import Channel, as_sent
 from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
 from radixkv.engine.client import EngineClient
@@ -39,7 +39,7 @@ def start_engine(
         process.start()
     theirs.close()  # so that its end is noticed
     try:
-        return RemoteEngine(ours, process.join)
+        return RemoteEngine(Channel(ours), on_close=process.join)
     except BaseException:
         process.join()
         raise
@@ -47,22 +47,19 @@ def start_engine(
 
 def _run(make: Callable[[], EngineClient], connection: Connection) -> None:
     """In the new process, until the connection ends."""
+    channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this decides when it ends
     try:
         engine = make()
     except BaseException as error:
-        channel = Channel(connection, lambda message: None, lambda: None)
-        channel.send(Failed(-1, as_sent(error, EngineStoppedError)))
-        channel.start()
-        channel.close()
-        channel.join()
+        channel.send_object(as_sent(error, EngineStoppedError))
         return
     settle_process()
-    asyncio.run(_serve(engine, connection))
+    asyncio.run(_serve(engine, channel))
 
 
-async def _serve(engine: EngineClient, connection: Connection) -> None:
+async def _serve(engine: EngineClient, channel: Channel) -> None:
     try:
-        await serve_engine(engine, connection)
+        await serve_engine(engine, channel)
     finally:
         await engine.close()

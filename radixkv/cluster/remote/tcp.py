@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine for clients in other processes and on other machines: over TCP, for holders of the key.
 
-Messages are pickled, and nothing is encrypted: the network between the two must be one
+Messages are plain data, so that reading them runs no code. They are not encrypted: the network must be one
 that only trusted programs use, as for all messages between a cluster's processes.
 """
 
@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
+from radixkv.channel import Channel, ChannelEnded, WrongKey
 from radixkv.cluster.loop_thread import LoopThread
-from radixkv.cluster.remote.channel import shut_down
 from radixkv.cluster.remote.engine import RemoteEngine
 from radixkv.cluster.remote.host import serve_engine
-from radixkv.engine.client import EngineClient
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.errors import EngineStoppedError
 
 logger = logging.getLogger(__name__)
@@ -40,20 +35,37 @@ _HANDSHAKE_S = 5.0  # for proving the key to each other
 _MAX_STRANGERS = 32  # connections that have not
 _TRIES = 3
 _AGAIN_S = 0.1
+_SILENT_MS = 1000 * (_KEEP_ALIVE_S + _KEEP_ALIVE_PROBES)
+#: Each message is sent at once, and it is noticed in seconds that the other machine has gone.
+_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+]
+if sys.platform == "linux":
+    _OPTIONS += [
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_PROBES),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS),
+    ]
+#: Of one message: a prompt of ten million tokens takes a fifth of it.
+MAX_MESSAGE_BYTES = 2**28
 _LOOK_S = 1.0  # between two looks at whether a listener is closed, where shutting down does not wake it
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Address of a served engine.
+    """Address of a served engine, to be handed to its clients over a way that both trust.
 
     Attributes:
         key: proves to it that a client may use it.
+        facts: of the engine.
     """
 
     host: str
     port: int
     key: bytes = field(repr=False)
+    facts: EngineFacts = field(repr=False)
 
 
 class EngineListener:
@@ -71,9 +83,10 @@ class EngineListener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=128)
         self._listening.settimeout(_LOOK_S)
-        self.address = EngineAddress(host, self._listening.getsockname()[1], secrets.token_bytes(32))
+        port: int = self._listening.getsockname()[1]
+        self.address = EngineAddress(host, port, secrets.token_bytes(32), engine.facts)
         self.num_clients = 0
-        self._strangers: dict[Connection, None] = {}  # the oldest first
+        self._strangers: dict[Channel, None] = {}  # the oldest first
         self._lock = threading.Lock()  # around these
         self._closed = threading.Event()
         self._hosts = LoopThread("radixkv-engine-host")
@@ -88,66 +101,62 @@ class EngineListener:
         self._thread.join()
         self._listening.close()
         with self._lock:
-            for connection in self._strangers:
-                shut_down(connection)
+            for channel in self._strangers:
+                channel.shut_down()
         self._hosts.stop()
 
     def _accept(self) -> None:
         is_short = False
         while not self._closed.is_set():
             try:
-                connection = _connection_of(self._listening.accept()[0])
+                channel = Channel.over(self._listening.accept()[0], max_bytes=MAX_MESSAGE_BYTES)
                 with self._lock:
                     if len(self._strangers) == _MAX_STRANGERS:
-                        shut_down(oldest := next(iter(self._strangers)))
+                        oldest = next(iter(self._strangers))
+                        oldest.shut_down()
                         del self._strangers[oldest]
-                    self._strangers[connection] = None
-                self._start(connection)
+                    self._strangers[channel] = None
+                self._start(channel)
                 is_short = False
             except TimeoutError:
                 pass
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # nothing is left to serve it with
+            except (OSError, RuntimeError) as error:  # nothing is left to serve it with
                 if not self._closed.is_set() and not is_short:
                     logger.warning("an engine's listener on port %d: %s", self.address.port, error)
                 is_short = True
                 self._closed.wait(_AGAIN_S)
 
-    def _start(self, connection: Connection) -> None:
+    def _start(self, channel: Channel) -> None:
         try:
             name = "radixkv-engine-handshake"
-            threading.Thread(target=self._let_in, args=(connection,), name=name, daemon=True).start()
+            threading.Thread(target=self._let_in, args=(channel,), name=name, daemon=True).start()
         except RuntimeError:
-            self._forget(connection)
-            connection.close()
+            self._forget(channel)
+            channel.close()
             raise
 
-    def _let_in(self, connection: Connection) -> None:
+    def _let_in(self, channel: Channel) -> None:
         try:
-            with _within(_HANDSHAKE_S, connection):
-                deliver_challenge(connection, self.address.key)
-                answer_challenge(connection, self.address.key)
-                _tune(connection)
-        except (AuthenticationError, EOFError, OSError):
-            self._forget(connection)
-            connection.close()
+            channel.check_key(self.address.key, asks_first=True, within_s=_HANDSHAKE_S)
+            channel.set_options(*_OPTIONS)
+        except (ChannelEnded, OSError):
+            self._forget(channel)
+            channel.close()
             return
-        self._forget(connection)
+        self._forget(channel)
         self.num_clients += 1
-        self._hosts.start(self._serve(connection))
+        self._hosts.start(self._serve(channel))
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, channel: Channel) -> None:
         with self._lock:
-            self._strangers.pop(connection, None)
+            self._strangers.pop(channel, None)
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, channel: Channel) -> None:
         try:
-            await serve_engine(self._engine, connection, may_close=False)
+            await serve_engine(self._engine, channel, may_close=False)
         finally:
             self.num_clients -= 1
-            connection.close()
+            channel.close()
 
 
 def connect_to(address: EngineAddress) -> EngineClient:
@@ -161,66 +170,26 @@ def connect_to(address: EngineAddress) -> EngineClient:
     where = f"the engine at {address.host}:{address.port}"
     for tries_left in reversed(range(_TRIES)):
         try:
-            connection = _join(address)
-        except AuthenticationError as error:
-            raise EngineStoppedError(f"{where} can't be reached: {error}") from error
-        except (EOFError, OSError) as error:
-            if not tries_left:
+            channel = _join(address)
+        except (ChannelEnded, OSError) as error:
+            if isinstance(error, WrongKey) or not tries_left:
                 reason = str(error) or "it does not answer"
                 raise EngineStoppedError(f"{where} can't be reached: {reason}") from error
             time.sleep(_AGAIN_S)
         else:
-            return RemoteEngine(connection, connection.close)
+            return RemoteEngine(channel, address.facts, on_close=channel.close)
     raise AssertionError("the last try returns or raises")
 
 
-def _join(address: EngineAddress) -> Connection:
-    """Return a connection that has shown the key, and fails to be read when nothing comes for a while."""
-    connection = _connection_of(socket.create_connection((address.host, address.port), _HANDSHAKE_S))
+def _join(address: EngineAddress) -> Channel:
+    """Return a channel that has shown the key, and ends when nothing comes for a while."""
+    sock = socket.create_connection((address.host, address.port), _HANDSHAKE_S)
+    channel = Channel.over(sock, max_bytes=MAX_MESSAGE_BYTES)
     try:
-        with _within(_HANDSHAKE_S, connection):
-            answer_challenge(connection, address.key)
-            deliver_challenge(connection, address.key)
-            _tune(connection)
-            _expect_words(connection)
+        channel.check_key(address.key, asks_first=False, within_s=_HANDSHAKE_S)
+        channel.set_options(*_OPTIONS)
+        channel.expect_within(_SILENT_S)
     except BaseException:
-        connection.close()
+        channel.close()
         raise
-    return connection
-
-
-def _connection_of(sock: socket.socket) -> Connection:
-    sock.setblocking(True)
-    return Connection(sock.detach())
-
-
-@contextlib.contextmanager
-def _within(seconds: float, connection: Connection) -> Iterator[None]:
-    """End the connection if the block takes longer."""
-    timer = threading.Timer(seconds, shut_down, [connection])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
-def _expect_words(connection: Connection) -> None:
-    """Have reading fail when nothing comes for a while."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENT_S, 0))
-
-
-def _tune(connection: Connection) -> None:
-    """Send each message at once, and notice in seconds that the other machine has gone."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform == "linux":
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_PROBES)
-            silent_ms = 1000 * (_KEEP_ALIVE_S + _KEEP_ALIVE_PROBES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_ms)
+    return channel

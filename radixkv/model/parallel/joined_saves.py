@@ -91,8 +91,8 @@ class JoinedSaves:
                     if arriving.counts[index] > row:
                         break
                     with self._group.waiting():
-                        header = np.frombuffer(worker.data.recv_bytes(), HEADER)[0]
-                        data = worker.data.recv_bytes()
+                        header = np.frombuffer(worker.data.receive(), HEADER)[0]
+                        data = worker.data.receive()
                     sent, place = self._arriving[int(header["save"])], int(header["row"])
                     start, end = sent.spans[index + 1]
                     sent.rows[place, start:end] = np.frombuffer(data, np.uint8)

@@ -210,8 +210,8 @@ class _SplitBlocks:
         for worker, (start, end) in zip(self._group.workers, others, strict=True):
             payload = np.concatenate([row[start:end] for row in rows]) if rows else np.empty(0, np.uint8)
             with self._group.waiting():
-                worker.commands.send_bytes(words.data)
-                worker.commands.send_bytes(payload.data)
+                worker.commands.send(words.data)
+                worker.commands.send(payload.data)
         with self._group.together():
             self._own.load(blocks, [row[own[0] : own[1]] for row in rows])
 
@@ -245,8 +245,8 @@ class _SharedStates:
         words, payload = message(Command.STATES, slots), np.concatenate(rows)
         for worker in self._group.workers:
             with self._group.waiting():
-                worker.commands.send_bytes(words.data)
-                worker.commands.send_bytes(payload.data)
+                worker.commands.send(words.data)
+                worker.commands.send(payload.data)
         with self._group.together():
             self._own.load(slots, rows)
 
@@ -254,7 +254,7 @@ class _SharedStates:
 def _tell(group: WorkerGroup, words: Words) -> None:
     for worker in group.workers:
         with group.waiting():
-            worker.commands.send_bytes(words.data)
+            worker.commands.send(words.data)
 
 
 def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
@@ -35,23 +36,23 @@ class Rank:
     """Executor of rank 0's commands.
 
     Args:
-        data: connection for saved blocks, each as two messages: a header (see `joined_saves`) and its bytes.
+        data: channel for saved blocks, each as two messages: a header (see `joined_saves`) and its bytes.
     """
 
-    def __init__(self, runner: ModelRunner, communicator: Communicator, data: Connection) -> None:
+    def __init__(self, runner: ModelRunner, communicator: Communicator, data: Channel) -> None:
         self._runner = runner
         self._communicator = communicator
         self._data = data
         self._sender = ThreadPoolExecutor(1, "radixkv-sender")
 
-    def serve(self, commands: Connection) -> None:
-        """Carry out commands until the connection is closed."""
+    def serve(self, commands: Channel) -> None:
+        """Carry out commands until rank 0 closes the channel."""
         while True:
             try:
-                words = np.frombuffer(bytearray(commands.recv_bytes()), np.int64)
+                words = np.frombuffer(bytearray(commands.receive()), np.int64)
                 has_bytes = words[0] in (Command.LOAD, Command.STATES, Command.LOAD_WINDOWS)
-                payload = commands.recv_bytes() if has_bytes else b""
-            except (EOFError, OSError):
+                payload = commands.receive() if has_bytes else b""
+            except ChannelEnded:
                 return
             self._do(Command(int(words[0])), words[1:], payload)
 
@@ -88,9 +89,9 @@ class Rank:
             try:
                 for row in range(num_blocks):
                     contents = np.ascontiguousarray(copy.row(row))
-                    self._data.send_bytes(np.array((number, row), HEADER).tobytes())
-                    self._data.send_bytes(contents.data)
-            except OSError:  # rank 0 has closed it
+                    self._data.send(np.array((number, row), HEADER).tobytes())
+                    self._data.send(contents.data)
+            except ChannelEnded:  # rank 0 has closed it
                 os._exit(0)
             except BaseException:
                 logging.getLogger("radixkv").exception("blocks could not be saved")
@@ -104,17 +105,17 @@ def _parts(payload: bytes, size: int) -> list[memoryview]:
     return [view[start : start + size] for start in range(0, len(payload), size)]
 
 
-def main(commands: Connection, data: Connection) -> int:
+def main(commands: Channel, data: Channel) -> int:
     """Run a rank until rank 0 ends; return the exit status."""
     threading.Thread(target=_end_with_rank_0, args=(data.fileno(),), daemon=True).start()
     logging.getLogger("radixkv").setLevel(logging.ERROR)  # rank 0 says the same
     try:
-        start: Start = commands.recv()
+        start: Start = commands.receive_object()
         config = start.config
         torch.set_num_threads(threads_of_rank(config))
         loaded = load_model(config, show_progress=False)
-        commands.send(Loaded(loaded.fingerprint))
-        meeting: Path = commands.recv()
+        commands.send_object(Loaded(loaded.fingerprint))
+        meeting: Path = commands.receive_object()
         communicator = Communicator(
             meeting, start.rank, config.tensor_parallel, loaded.device, in_order=config.deterministic
         )
@@ -123,19 +124,19 @@ def main(commands: Connection, data: Connection) -> int:
         Rank(runner, communicator, data).serve(commands)
     except BaseException as error:
         logging.getLogger("radixkv").exception("a rank failed")
-        commands.send(RankFailed(f"{type(error).__name__}: {error}"))
+        commands.send_object(RankFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 
 
-def _end_with_rank_0(socket: int) -> None:
+def _end_with_rank_0(data: int) -> None:
     """Rank 0 writes nothing to this socket: there is something to read when it is closed, or has ended."""
     try:
-        os.read(socket, 1)
+        os.read(data, 1)
     finally:
         os._exit(0)
 
 
 if __name__ == "__main__":
-    status = main(Connection(int(sys.argv[1])), Connection(int(sys.argv[2])))
+    status = main(*(Channel.over(socket.socket(fileno=int(end))) for end in sys.argv[1:]))
     os._exit(status)

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ENDS_PROCESS, ConfigError, EngineStoppedError
 from radixkv.helper_process import MODULE, helper_environment
@@ -82,7 +82,7 @@ class _Worker:
         finally:
             for end in theirs:
                 end.close()
-        self.commands, self.data = (Connection(end.detach()) for end in ours)
+        self.commands, self.data = map(Channel.over, ours)
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.process.pid})"
@@ -104,9 +104,8 @@ class _Worker:
             return False
 
     def close(self) -> None:
-        for connection in (self.commands, self.data):
-            with suppress(OSError):
-                connection.close()
+        self.commands.close()
+        self.data.close()
 
 
 def _environment(rank: int, config: EngineConfig) -> dict[str, str]:
@@ -148,7 +147,7 @@ class WorkerGroup:
         try:
             for rank in range(1, self.size):
                 self.workers.append(_Worker(rank, config))
-                self.workers[-1].commands.send(Start(config, rank))
+                self.workers[-1].commands.send_object(Start(config, rank))
         except BaseException:
             self.close()
             raise
@@ -178,7 +177,7 @@ class WorkerGroup:
             meeting = Path(folder, "meeting")
             for worker in self.workers:
                 with self.waiting():
-                    worker.commands.send(meeting)
+                    worker.commands.send_object(meeting)
             with self.together(), self.waiting():
                 communicator = Communicator(meeting, 0, self.size, device, in_order=in_order)
         self._communicator = communicator
@@ -260,9 +259,9 @@ class WorkerGroup:
 
     def _listen(self, worker: _Worker) -> None:
         """Receive the messages of a rank until it ends."""
-        with suppress(EOFError, OSError):
+        with suppress(ChannelEnded):
             while True:
-                said = worker.commands.recv()
+                said = worker.commands.receive_object()
                 if isinstance(said, Loaded):
                     worker.loaded.set_result(said.fingerprint)
                 elif isinstance(said, RankFailed):

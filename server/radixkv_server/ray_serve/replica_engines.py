@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from radixkv.channel import Channel, ChannelEnded
 from radixkv.cluster.loop_thread import LoopThread
 from radixkv.cluster.remote.fork_server import fork_engine
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener
@@ -97,9 +97,8 @@ class OwnEngine:
 
 
 class _Word(NamedTuple):
-    """Yield a forked engine's reports of itself, again and again."""
+    """A forked engine's report of itself, which it sends again and again, after its address."""
 
-    address: EngineAddress
     pid: int
     is_healthy: bool
     num_clients: int
@@ -119,15 +118,15 @@ class ForkedEngine:
     def __init__(self, config: EngineConfig, host: str, cluster: str, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
         self._is_closing = False
-        self._connection = fork_engine(_path(config, cluster), config, partial(_serve, config, host))
+        self._channel = fork_engine(_path(config, cluster), config, partial(_serve, config, host))
         try:
-            first = self._connection.recv()
-        except EOFError:
+            first = self._channel.receive_object()
+            if isinstance(first, BaseException):
+                raise first
+            self.address: EngineAddress = first
+            self._word: _Word = self._channel.receive_object()
+        except ChannelEnded:
             raise EngineStoppedError("the engine's process ended before its engine was ready") from None
-        if isinstance(first, BaseException):
-            raise first
-        self._word: _Word = first
-        self.address = first.address
         self._reading = threading.Thread(target=self._read, name="radixkv-engine-words", daemon=True)
         self._reading.start()
 
@@ -142,18 +141,18 @@ class ForkedEngine:
     def close(self) -> None:
         """See `ReplicaEngine`."""
         self._is_closing = True
-        with suppress(OSError):
-            self._connection.send(None)
+        with suppress(ChannelEnded):
+            self._channel.send_object(None)
         self._reading.join(_CLOSE_S)
         if self._reading.is_alive():
             os.kill(self._word.pid, signal.SIGKILL)
 
     def _read(self) -> None:
-        with suppress(EOFError, OSError):
+        with suppress(ChannelEnded):
             while True:
-                if not self._connection.poll(_SILENT_S) and not self._is_closing:
+                if not self._channel.has_message(_SILENT_S) and not self._is_closing:
                     os.kill(self._word.pid, signal.SIGKILL)
-                self._word = self._connection.recv()
+                self._word = self._channel.receive_object()
         self._word = self._word._replace(is_healthy=False, num_clients=0)
         if not self._is_closing:
             self._on_end()
@@ -164,16 +163,17 @@ def _path(config: EngineConfig, cluster: str) -> Path:
     return private_folder() / f"fork-{hashlib.sha256(shared).hexdigest()[:16]}.sock"
 
 
-def _serve(config: EngineConfig, host: str, loaded: LoadedModel, connection: Connection) -> None:
+def _serve(config: EngineConfig, host: str, loaded: LoadedModel, channel: Channel) -> None:
     """Serve in the fork until it is told to end, or the replica's process has exited."""
     configure_logging("text", None)
     engine = OwnEngine(config, host, loaded=loaded)
     try:
+        channel.send_object(engine.address)
         while True:
-            connection.send(_Word(engine.address, os.getpid(), engine.is_healthy, engine.num_clients))
-            if connection.poll(_TELL_S):
-                connection.recv()
+            channel.send_object(_Word(os.getpid(), engine.is_healthy, engine.num_clients))
+            if channel.has_message(_TELL_S):
+                channel.receive_object()
                 break
-    except (EOFError, OSError):
+    except ChannelEnded:
         os._exit(1)  # at once: clients see it, and another may take the slot
     engine.close()

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 from engine_process import paged_engine
+from scripted_engine import ScriptedEngine
 from waiting import until
 
 from radixkv.cluster.remote.tcp import EngineAddress, EngineListener, connect_to
@@ -221,7 +222,7 @@ def test_silent_strangers_and_a_lack_of_descriptors_end_no_listener(monkeypatch,
 def test_a_client_gives_a_silent_listener_up_after_some_tries(monkeypatch):
     monkeypatch.setattr("radixkv.cluster.remote.tcp._HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = EngineAddress("127.0.0.1", silent.getsockname()[1], b"a key")
+        address = EngineAddress("127.0.0.1", silent.getsockname()[1], b"a key", ScriptedEngine().facts)
         with pytest.raises(EngineStoppedError, match="it does not answer"):
             connect_to(address)
         for _ in range(3):

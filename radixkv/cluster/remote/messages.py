@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel: messages between two processes, pickled, in order; sending holds up no event loop.
+"""Messages between an engine and a client elsewhere, and the Messenger that carries them.
 
 A client asks for calls by name, and gets one answer for a call, items and an end for a stream:
 
     client to host: Ask, Took, Cancel, AskStatus
-    host to client: EngineFacts first, then Reply, Item, End, Failed, Status
+    host to client: Status first, then Reply, Item, End, Failed, Status
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
 import queue
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
+from radixkv.channel import Channel, ChannelEnded
+from radixkv.cluster.remote import wire
 from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.counts import EngineStats
-from radixkv.errors import InvalidRequestError, RadixKVError
 
 #: Items of a stream that may be on their way.
 WINDOW = 64
@@ -99,17 +96,8 @@ class Status:
     adapters: tuple[AdapterCard, ...] | None = None  # None: it takes none
 
 
-def as_sent(error: BaseException, stand_in: type[RadixKVError]) -> BaseException:
-    """Return the error, or if it can't be pickled and read again, a `stand_in` that describes it."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of whatever object in it
-        return stand_in(f"{type(error).__name__}: {error}")
-    return error
-
-
-class Channel:
-    """An end of a connection, with a thread that reads it and one that writes it.
+class Messenger:
+    """Reads and writes a channel on threads of its own, so that sending holds up no event loop.
 
     Args:
         on_message: called for each message on the reading thread.
@@ -117,24 +105,24 @@ class Channel:
     """
 
     def __init__(
-        self, connection: Connection, on_message: Callable[[Any], None], on_end: Callable[[], None]
+        self, channel: Channel, on_message: Callable[[Any], None], on_end: Callable[[], None]
     ) -> None:
-        self._connection = connection
+        self._channel = channel
         self._on_message = on_message
         self._on_end = on_end
         self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=work, name=f"radixkv-channel-{work.__name__.strip('_')}", daemon=True)
+            threading.Thread(target=work, name=f"radixkv-messenger-{work.__name__.strip('_')}", daemon=True)
             for work in (self._read, self._write)
         ]
 
     def receive(self) -> Any:
-        """The next message, waited for; before `start`.
+        """Return the next message, waited for; before `start`.
 
         Raises:
-            EOFError: the other end has gone.
+            ChannelEnded: the other end has gone, or has sent something that is no message.
         """
-        return pickle.loads(self._connection.recv_bytes())
+        return wire.loads(self._channel.receive())
 
     def start(self) -> None:
         """Begin to read and to write."""
@@ -147,11 +135,7 @@ class Channel:
         Raises:
             InvalidRequestError: something in it can't be sent to another process.
         """
-        try:
-            data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # of whatever object in it
-            raise InvalidRequestError(f"this can't be sent to another process: {error}") from error
-        self._to_send.put(data)
+        self._to_send.put(wire.dumps(message))
 
     def close(self) -> None:
         """Send what waits, then end; does not wait for that."""
@@ -164,21 +148,15 @@ class Channel:
 
     def _read(self) -> None:
         try:
-            with contextlib.suppress(EOFError, OSError):
+            with contextlib.suppress(ChannelEnded):
                 while True:
                     self._on_message(self.receive())
-        finally:  # also where a message can't be read: nobody may wait for an answer for ever
+        finally:
             self._on_end()
             self._to_send.put(None)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # the other end has gone: the reading thread says so
+        with contextlib.suppress(ChannelEnded):  # the reading thread says so
             while (data := self._to_send.get()) is not None:
-                self._connection.send_bytes(data)
-        shut_down(self._connection)
-
-
-def shut_down(connection: Connection) -> None:
-    """End what waits to read from a connection, at either end."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
+                self._channel.send(data)
+        self._channel.shut_down()
