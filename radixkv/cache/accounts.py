@@ -178,7 +178,7 @@ class BlockAccounts:
         for key, account in self._by_key.items():
             account.bound(quotas.get(key, Quota()))
 
-    # ------------------------------------------------------------------ of several
+    # ------------------------------------------------------------------ order among several
 
     def _update(self) -> None:
         while self._changed:

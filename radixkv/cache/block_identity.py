@@ -30,7 +30,7 @@ _MASK = (1 << 8 * IDENTITY_BYTES) - 1
 
 
 def what_computes(key: NamespaceKey) -> NamespaceKey:
-    """The parts of a namespace that say what computes its K/V: those after (tenant, salt)."""
+    """Return the parts of a namespace that say what computes its K/V: those after (tenant, salt)."""
     return key[_OWNER_PARTS:]
 
 
@@ -50,7 +50,7 @@ _each_one = Struct(f"{IDENTITY_BYTES}s").iter_unpack
 
 
 def each_identity(ids: bytes | bytearray) -> tuple[bytes, ...]:
-    """A run's identities one by one. O(blocks)."""
+    """Return a run's identities one by one. O(blocks)."""
     count = len(ids) // IDENTITY_BYTES
     if count > _MAX_CUT:
         return tuple([identity for (identity,) in _each_one(ids)])
@@ -76,22 +76,22 @@ class BlockIdentities:
         self._cut = _Cutters(block_bytes)
 
     def seed(self, key: NamespaceKey) -> bytes:
-        """The identity that the first block of a namespace follows.
+        """Return the identity that the first block of a namespace follows.
 
         Each part is framed by its length, and each half by its number of parts.
         """
         return self._digest(framed(what_computes(key)) + framed(key[:_OWNER_PARTS]))
 
     def public_seed(self, computes: NamespaceKey) -> bytes:
-        """The identity that the first block of public text follows, see `what_computes`."""
+        """Return the identity that the first block of public text follows; see `what_computes`."""
         return self._digest(framed(computes))
 
     def beyond_public(self, before: bytes, seed: bytes) -> bytes:
-        """The identity that the first private block after public text follows."""
+        """Return the identity that the first private block after public text follows."""
         return self._digest(before + seed + b"private")  # as long as no identity and tokens are
 
     def chain(self, before: bytes | bytearray, key: bytes | bytearray) -> bytearray:
-        """The identities of the whole blocks in `key`, in order, the first one after `before`. O(tokens)."""
+        """Return the identities of the whole blocks in `key`, the first one after `before`. O(tokens)."""
         size = self._size
         count = len(key) // size
         if count > _MAX_CUT:
@@ -107,19 +107,19 @@ class BlockIdentities:
         return bytearray().join(ids)
 
     def of_tokens(self, before: bytes, data: bytes) -> bytes:
-        """The identity of any number of tokens after `before`: a partial last block counts as one. O(n)."""
+        """Return the identity of tokens after `before`; a partial last block counts as one. O(n)."""
         whole = len(data) - len(data) % self._size
         if whole:
             before = bytes(self.chain(before, data)[-IDENTITY_BYTES:])
         return self.next(before, data[whole:]) if whole < len(data) else before
 
     def next(self, before: bytes | bytearray, block: bytes | bytearray) -> bytes:
-        """The identity of one block, whole or not, after `before`."""
+        """Return the identity of one block, whole or not, after `before`."""
         return self._digest(before + block)
 
 
 def framed(parts: tuple[str, ...]) -> bytes:
-    """Strings as bytes that no other strings have: each after its length, all after their number."""
+    """Return strings as bytes that no others have: each after its length, all after their number."""
     framed = [len(parts).to_bytes(8, "little")]
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -89,7 +89,7 @@ class BlockLeases:
         ]
 
     def checkpoints(self, token_ids: TokenIds, namespace: NamespaceName) -> dict[int, Checkpoint]:
-        """The checkpoints of a text that are in the tree, by their ends. O(tokens + path)."""
+        """Return the checkpoints of a text that are in the tree, by their ends. O(tokens + path)."""
         owner = self._namespaces.obtain(namespace)
         walk = self._lookup.match(encode_tokens(token_ids), owner).walk
         if walk is None:

@@ -43,7 +43,7 @@ class InvalidatedTree:
         self._to_clear: list[Node] | None = None
 
     def _nodes(self) -> Iterator[Node]:
-        """All nodes, parents first, in an order that does not change."""
+        """Yield all nodes, parents first, in an order that does not change."""
         stack = [iter(self._roots.values())]
         while stack:
             node = next(stack[-1], None)

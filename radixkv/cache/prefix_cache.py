@@ -501,7 +501,7 @@ class PrefixCache:
         self._pins.expire()
         return [self._pins.show(pin, max_tokens) for pin in self._pins]
 
-    # ------------------------------------------------------------------ what outlives it
+    # ------------------------------------------------------------------ what outlives the contents
 
     @property
     def declared(self) -> Declared:
@@ -534,7 +534,7 @@ class PrefixCache:
         self._changes = self._tree.changes = None
         return fresh
 
-    # ------------------------------------------------------------------ insight
+    # ------------------------------------------------------------------ statistics, events, explanations
 
     @property
     def stats(self) -> CacheStats:

@@ -321,7 +321,7 @@ def open_adapters(config: EngineConfig, memory: AdapterMemory | None, model: str
 
 
 def parse_lora(specs: Iterable[str]) -> dict[str, str]:
-    """Folders by name, from `NAME=PATH` or several of them with commas between.
+    """Return folders by name, from `NAME=PATH` or several of them with commas between.
 
     >>> parse_lora(["sql=/a/sql,chat=/a/chat"])
     {'sql': '/a/sql', 'chat': '/a/chat'}
@@ -388,7 +388,7 @@ def begin_adapter(request: Request, prompt: EncodedTokens) -> None:
 
 
 def last_place(data: bytes, wanted: bytes) -> int | None:
-    """The token at which encoded tokens hold others for the last time; None: nowhere. O(length)."""
+    """Return the token at which encoded tokens hold others for the last time; None: nowhere. O(length)."""
     at = data.rfind(wanted)
     while at % TOKEN_BYTES and at >= 0:
         at = data.rfind(wanted, 0, at + len(wanted) - 1)

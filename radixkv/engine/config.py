@@ -18,7 +18,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `2g`, `512MiB`, `1.5 GB` or a plain number (also `8e9`); units are powers of 1024.
+    """Return the bytes of `2g`, `512MiB`, `1.5 GB` or a plain number (also `8e9`); units are powers of 1024.
 
     >>> parse_size("2g"), parse_size("1.5MiB"), parse_size("4096")
     (2147483648, 1572864, 4096)
@@ -255,7 +255,7 @@ class ParallelConfig(_SettingsGroup):
         threads: torch CPU threads, of each rank; None: as many as there are physical cores available, shared
             among the ranks.
         restart_engine: replace an engine that has failed, at most five times in ten minutes; until
-            it is there, requests are told to come again. None: with `tensor_parallel`.
+            it is there, requests are refused with the advice to come again. None: with `tensor_parallel`.
 
     Raises:
         ConfigError: a value out of range.

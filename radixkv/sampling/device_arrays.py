@@ -12,7 +12,7 @@ import torch
 
 
 def to_device(array: np.ndarray[Any, Any] | Sequence[int], device: torch.device) -> torch.Tensor:
-    """A tensor of the same type; lists become int64. Copying to a GPU waits for nothing that runs there."""
+    """Return a tensor of the same type; lists become int64. A copy to a GPU waits for nothing there."""
     own = array if isinstance(array, np.ndarray) else np.array(array, dtype=np.int64)
     tensor = torch.from_numpy(own)
     if device.type == "cuda":
@@ -39,7 +39,7 @@ class Fetch:
             self._copied.record()
 
     def wait(self) -> list[list[Any]]:
-        """The numbers of each tensor, flattened."""
+        """Return the numbers of each tensor, flattened."""
         if self._copied is None:
             return [column.tolist() for column in self._flat]
         self._copied.synchronize()

@@ -137,7 +137,7 @@ class _Group:
 
 
 def _groups(params: Sequence[SamplingParams], vocabulary: int, on_host: bool, whole: bool) -> list[_Group]:
-    """The rows by how they are drawn; those with top_k in the order of their k."""
+    """Group the rows by how they are drawn; those with top_k are in the order of their k."""
     kinds: dict[tuple[bool, int], list[int]] = {}
     for row, p in enumerate(params):
         width = 0
@@ -188,7 +188,7 @@ def _draw_candidates(
 
 
 def _draw_on_device(scaled: torch.Tensor, settings: torch.Tensor, group: _Group) -> Drawn:
-    """Candidates by `topk`, or all of the vocabulary; equal ones in the order of their ids."""
+    """Return candidates by `topk`, or all of the vocabulary; equal ones in the order of their ids."""
     vocabulary = scaled.shape[1]
     shares = scaled if group.has_top_k else torch.softmax(scaled, 1)
     if group.width < vocabulary:
@@ -213,7 +213,7 @@ def _draw_on_device(scaled: torch.Tensor, settings: torch.Tensor, group: _Group)
 def _draw_on_host(
     scaled: torch.Tensor, table: np.ndarray, settings: torch.Tensor, group: _Group
 ) -> torch.Tensor:
-    """Candidates in groups of rows that need about the same number."""
+    """Return candidates in groups of rows that need about the same number."""
     tokens: torch.Tensor | None = None
     for rows, found in (_largest_on_host if group.has_top_k else _likely_on_host)(scaled, table):
         values, ids, shares = found
@@ -250,7 +250,7 @@ def _padded(largest: torch.return_types.topk, width: int) -> tuple[torch.Tensor,
 
 
 def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
-    """The k largest logits of rows that are in the order of their k."""
+    """Return the k largest logits of rows that are in the order of their k."""
     counts = np.minimum(table[:, _TOP_K], scaled.shape[1]).astype(np.int64).tolist()
     start = 0
     for _, members in itertools.groupby(counts, _size_class):
@@ -266,7 +266,7 @@ def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candi
 
 
 def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
-    """All tokens that top_p may keep; equal ones in the order of their ids."""
+    """Return all tokens that top_p may keep; equal ones in the order of their ids."""
     vocabulary = scaled.shape[1]
     shares = torch.softmax(scaled, 1)
     # Tokens rarer than this make up less than 1 - top_p together: they sort after all kept tokens.
@@ -295,7 +295,7 @@ def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candid
 
 
 def _invert(scaled: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Inverse transform sampling over the last axis of logits [R, N]; long rows in two levels: int64 [R, 1].
+    """Draw by inverse transform over the last axis of logits [R, N], long rows in two levels: int64 [R, 1].
 
     Sums are in float64, so that no tail is lost: first of chunks of the row, then within the one chunk that
     is hit. A row's sums depend on nothing but the row: neither on the others nor on the number of threads.
@@ -318,7 +318,7 @@ def _invert(scaled: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The first place of each row of running sums [R, N] that is above its target [R, 1]: int64 [R, 1].
+    """Return the first place of each row of sums [R, N] that is above its target [R, 1]: int64 [R, 1].
 
     A weight of 0 is never hit: where rounding has pushed the target to the very end, the place is that of
     the last other one. Sums that are no numbers give a place that exists.

@@ -52,7 +52,7 @@ class LogitsProcessor(ABC):
         return None
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens, where nothing else can come; none for most kinds."""
+        """Return the next tokens, where nothing else can come; none for most kinds."""
         return []
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
@@ -73,13 +73,13 @@ class LogitsProcessor(ABC):
         """
 
     def accept(self, token_id: int) -> None:  # noqa: B027
-        """The request has got this token; nothing to remember for some kinds. O(1)."""
+        """Take note of a token that the request has got. O(1)."""
 
     def roll_back(self, count: int) -> None:  # noqa: B027
         """Forget the last `count` tokens. O(count)."""
 
     def fork(self) -> Self:
-        """A processor with the same past and a future of its own."""
+        """Return a processor with the same past and a future of its own."""
         return copy.copy(self)
 
 
@@ -213,7 +213,7 @@ class AllowedTokens(LogitsProcessor):
             torch.minimum(own, processor._bounds(own), out=own)
 
     def _bounds(self, row: torch.Tensor) -> torch.Tensor:
-        """The most that each logit of a row may be [V]; made once, for all samples of a request."""
+        """Return the most that each logit of a row may be [V]; made once, for all samples of a request."""
         if self._most is None or self._most.shape != row.shape or self._most.device != row.device:
             most = np.full(len(row), -np.inf, dtype=np.float32)
             most[[token for token in self.allowed if token < len(row)]] = np.inf
@@ -252,7 +252,7 @@ class BadWords(LogitsProcessor):
         return count
 
     def _ruled_out(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The tokens that would complete a sequence now, each once."""
+        """Return the tokens that would complete a sequence now, each once."""
         size = len(self.generated)
         found = [
             self.ends[prefix]
@@ -293,7 +293,7 @@ def make_processors(
     end_token_ids: Collection[int],
     grammar: GrammarState | None = None,
 ) -> list[LogitsProcessor]:
-    """The processors that a request needs, in no particular order; most requests need none.
+    """Return the processors that a request needs, in no particular order; most requests need none.
 
     `params.bad_words` are token ids, not texts.
     """
@@ -331,7 +331,7 @@ def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsP
 
 
 def _by_kind(processors: Sequence[Sequence[LogitsProcessor]]) -> dict[type[Any], tuple[list[int], list[Any]]]:
-    """Kind -> the rows that have an active processor of it, and these."""
+    """Return for each kind the rows with an active processor of it, and these processors."""
     kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
     for row, own in enumerate(processors):
         for processor in own:
@@ -363,7 +363,7 @@ class _TokenCounts:
 
     @classmethod
     def of(cls, token_ids: TokenIds) -> _TokenCounts:
-        """The counts of a prompt; its tokens can't be taken away. O(n log n)."""
+        """Return the counts of a prompt; its tokens can't be taken away. O(n log n)."""
         counts = cls()
         counts._tokens, found = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)
         counts._counts = found.astype(np.float32)
@@ -416,7 +416,7 @@ def _places(
     tokens: Sequence[np.ndarray[Any, Any]],
     *values: Sequence[Any],
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-    """Places of several rows as one index into the logits, with the values that belong to them.
+    """Return the places of several rows as one index into the logits, with the values that belong to them.
 
     Args:
         tokens: for each row the token ids, no id twice.

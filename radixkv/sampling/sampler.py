@@ -152,7 +152,7 @@ class Sampling:
         self._choose()
 
     def _process(self) -> torch.Tensor:
-        """The rows that processors change: a request's first, then the next as if its draft were accepted."""
+        """Let processors change rows: a request's first, then the next ones as if its draft were accepted."""
         states = [request.sampling_state for request in self.requests]
         remaining = [i for i, state in enumerate(states) if state.processors]
         if not remaining:
@@ -262,11 +262,11 @@ class Sampling:
         return runs
 
     def _fault(self, row: int) -> int:
-        """Why no token of a broken row can be chosen."""
+        """Return why no token of a broken row can be chosen."""
         return NOTHING_LEFT if row in self.places and self.raw[row].max().isfinite() else NOT_A_NUMBER
 
     def _logits(self, rows: list[int]) -> torch.Tensor:
-        """Some rows as the processors left them, not to be written to."""
+        """Return some rows as the processors left them, not to be written to."""
         changed = [(j, self.places[row]) for j, row in enumerate(rows) if row in self.places]
         if len(changed) == len(rows):
             return _rows(self.processed, [place for _, place in changed])
@@ -277,7 +277,7 @@ class Sampling:
         return own.index_copy_(0, at, _copy(self.processed, [place for _, place in changed]))
 
     def _logprobs(self, tokens: torch.Tensor, reported: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """Logprobs of the chosen tokens, for `_read_logprobs`."""
+        """Return logprobs of the chosen tokens, for `_read_logprobs`."""
         if not reported:
             return []
         rows = [row for row, _ in reported]
@@ -293,7 +293,7 @@ class Sampling:
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows [len(rows), V]: the very tensor where they are all of its rows."""
+    """Return some rows [len(rows), V]: the very tensor where they are all of its rows."""
     if len(rows) == len(logits) and all(row == i for i, row in enumerate(rows)):
         return logits
     return _copy(logits, rows)
@@ -304,13 +304,13 @@ def _copy(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[RawLogprobs]:
-    """Log-softmax of float rows [R, V], read at one token per row and at the `num_top` likeliest."""
+    """Return log-softmax of float rows [R, V], at one token per row and at the `num_top` likeliest."""
     columns = _logprob_columns(logits, to_device(tokens, logits.device), num_top)
     return _read_columns(tokens, Fetch(columns).wait())
 
 
 def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[torch.Tensor]:
-    """Of each row: its token's logprob, how many are likelier; then the likeliest ids and their logprobs."""
+    """Return each row's logprob of its token, how many are likelier, the likeliest ids and their logprobs."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
     own = logprobs.gather(1, tokens[:, None])
     columns = [own, (logprobs > own).sum(dim=1)]

@@ -44,7 +44,7 @@ def is_int(value: object) -> bool:
 
 
 def _is_bad_word(word: object) -> bool:
-    """A text, or token ids, which are few where they come from texts."""
+    """Return True for a text of allowed length, or token ids."""
     if isinstance(word, str):
         return 0 < len(word) <= MAX_BAD_WORD_LENGTH
     if not isinstance(word, Sequence) or isinstance(word, bytes) or not word:

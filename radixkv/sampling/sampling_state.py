@@ -80,7 +80,7 @@ class SamplingState:
         return next((p.failure for p in self.processors if p.failure is not None), None)
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens, where nothing else can come: drafts that are always accepted."""
+        """Return the next tokens, where nothing else can come: drafts that are always accepted."""
         return next((forced for p in self.processors if (forced := p.forced_tokens())), [])
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
@@ -88,7 +88,7 @@ class SamplingState:
         return min((p.num_allowed(token_ids) for p in self.processors), default=len(token_ids))
 
     def draw(self, ahead: int = 0) -> float:
-        """The random number for the next token but `ahead`; the same until a token is accepted."""
+        """Return the random number for the next token but `ahead`; the same until a token is accepted."""
         return self._random.at(self.num_generated + ahead)
 
     def accept(self, token_id: int) -> None:
@@ -105,7 +105,7 @@ class SamplingState:
             processor.roll_back(count)
 
     def fork(self, seed: int) -> SamplingState:
-        """The state of another sample with the same past, and random numbers of its own from here on."""
+        """Return the state of another sample with the same past, and its own random numbers from here on."""
         other = object.__new__(SamplingState)
         other._random = RandomStream(seed)
         other.num_generated = self.num_generated

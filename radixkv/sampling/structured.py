@@ -83,7 +83,7 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
-        """From `{"json": schema}`, `{"regex": ...}` and so on.
+        """Make the constraint of `{"json": schema}`, `{"regex": ...}` and so on.
 
         Raises:
             InvalidRequestError: an unknown name, or a value that the constructor refuses.
@@ -110,7 +110,7 @@ def _refused(message: str) -> InvalidRequestError:
 
 
 def _as_text(schema: object) -> str:
-    """A JSON Schema as text; text is taken as it is, and looked at where it is compiled."""
+    """Return a JSON Schema as text; a text stays as it is, and is checked where it is compiled."""
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, Mapping | bool):

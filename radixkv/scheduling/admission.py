@@ -267,7 +267,7 @@ class AdmissionControl:
             size -= self._match(plan, request).resume
         return self._policy.fits_reserve(size, plan.reserve)
 
-    # ------------------------------------------------------------------ to the running requests
+    # ------------------------------------------------------------------ admission
 
     def admit_in_order(self, plan: StepPlan, ordered: abc.Sequence[Sequence]) -> list[Sequence]:
         """Admit the fitting requests in this order; return those still admissible in this step."""
@@ -424,7 +424,7 @@ class AdmissionControl:
         request.lease.append(request.encoded_part(request.lease.num_tokens))
         plan.add(request, 1)
 
-    # ------------------------------------------------------------------ and back
+    # ------------------------------------------------------------------ preemption
 
     def preempt(self, plan: StepPlan, request: Sequence) -> None:
         """Release the lease and queue the request again; its computed part stays cached."""

@@ -121,7 +121,7 @@ class BatchStates:
 
     @classmethod
     def empty(cls, num_entries: int) -> BatchStates:
-        """Arrays for `num_entries` requests without anything before them and without targets."""
+        """Return arrays for `num_entries` requests without anything before them and without targets."""
         return cls(
             base_slots=np.full(num_entries, NO_SLOT, np.int32),
             base_positions=np.zeros(num_entries, np.int64),
@@ -189,7 +189,7 @@ class Batch:
         return len(self.token_ids)
 
     def logit_spans(self) -> Iterator[tuple[Entry, int, int]]:
-        """Each entry with its rows [first, end) among the logits [S, V] that the model returns; O(R)."""
+        """Yield each entry with its rows [first, end) of the logits [S, V] that the model returns. O(R)."""
         end = 0
         for entry in self.entries:
             first, end = end, end + entry.num_logits
@@ -202,7 +202,7 @@ class Batch:
 
 
 def fold_position(base: int, end: int) -> int:
-    """Position of the base after a step up to `end` tokens: the last grid point below it, or the base."""
+    """Return the base after a step up to `end` tokens: the last grid point below it, or the base."""
     return max(base, (end - 1) // GRID * GRID)
 
 

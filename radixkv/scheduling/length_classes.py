@@ -42,16 +42,16 @@ class LengthClasses:
     ends: tuple[int, ...] = ()
 
     def index(self, num_tokens: int) -> int:
-        """The class of a sequence of this length. O(log classes)."""
+        """Return the class of a sequence of this length. O(log classes)."""
         return bisect_left(self.ends, num_tokens)
 
     def end(self, num_tokens: int) -> int:
-        """The longest sequence of its class. O(log classes)."""
+        """Return the length of the longest sequence of its class. O(log classes)."""
         index = self.index(num_tokens)
         return self.ends[index] if index < len(self.ends) else sys.maxsize
 
     def namespace(self, namespace: NamespaceName, num_tokens: int) -> NamespaceName:
-        """The namespace in which the K/V of a sequence of this length is shared. O(log classes).
+        """Return the namespace in which the K/V of a sequence of this length is shared. O(log classes).
 
         >>> LengthClasses((64,)).namespace(("alice", "", "", "sha256:1f"), 65)
         ('alice', '', '', 'sha256:1f', 'longer than 64')
@@ -65,15 +65,15 @@ class LengthClasses:
         return (*key, *[""] * (LENGTH_PART - len(key)), f"longer than {self.ends[index - 1]}")
 
     def namespaces(self, namespace: NamespaceName) -> list[NamespaceName]:
-        """The namespaces of all classes. O(classes)."""
+        """Return the namespaces of all classes. O(classes)."""
         return [self.namespace(namespace, end + 1) for end in (0, *self.ends)]
 
     def most_output(self, sequence: Sequence) -> int:
-        """Output tokens with which a sequence has just left its class. O(log classes)."""
+        """Return the output tokens with which a sequence has just left its class. O(log classes)."""
         return self.end(sequence.num_tokens) + 1 - sequence.num_prompt_tokens
 
     def move(self, sequence: Sequence, scheduler: Scheduler) -> int:
-        """Have a sequence that has left its class computed again in the next one.
+        """Queue a sequence that has left its class again, in the next one.
 
         Returns:
             Output tokens with which it leaves that one.
@@ -84,7 +84,7 @@ class LengthClasses:
     def explained(
         self, report: MissReport, cache: PrefixCache, token_ids: TokenIds, namespace: NamespaceName
     ) -> MissReport:
-        """The report of a prompt, where its owner has cached more of it for sequences of other lengths."""
+        """Return the report of a prompt, with the reason `length` where other classes cache more of it."""
         if report.reason not in (Reason.DIVERGED, Reason.FIRST_SEEN):
             return report
         others = [each for each in self.namespaces(namespace) if each != namespace]
@@ -110,5 +110,5 @@ ONE_CLASS = LengthClasses()
 
 
 def plain_positions(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The positions [T] of a batch without the classes of their sequences."""
+    """Return the positions [T] of a batch without the classes of their sequences."""
     return batch.positions & ((1 << POSITION_BITS) - 1)

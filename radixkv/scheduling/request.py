@@ -193,7 +193,7 @@ class Request:
         return num_tokens if self.keep_tokens is None else min(self.keep_tokens, num_tokens)
 
     def unfinished(self) -> list[Any]:
-        """The samples that still run or wait."""
+        """Return the samples that still run or wait."""
         return [sample for sample in self.samples if not sample.is_finished]
 
     def forget_unborn_samples(self) -> None:

@@ -181,11 +181,11 @@ class Sequence:
         self.last_token = token_id
 
     def tokens(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
-        """Tokens [start, end) as an int32 view, valid until the next append."""
+        """Return tokens [start, end) as an int32 view, valid until the next append."""
         return self._tokens[start : self.num_tokens if end is None else end]
 
     def encoded_part(self, start: int, end: int | None = None) -> EncodedTokens:
-        """Tokens [start, end) as the cache compares them. O(end - start)."""
+        """Return tokens [start, end) as the cache compares them. O(end - start)."""
         return EncodedTokens(self.tokens(start, end).astype("<i4", copy=False).tobytes())
 
     @property
@@ -206,7 +206,7 @@ class Sequence:
 
     @property
     def num_sequence_slots(self) -> int:
-        """Of the most requests that may run at once: how many it takes up or will need soon."""
+        """Places that it takes up, or will need soon, of the most requests that may run at once."""
         return 1 + self.num_forks
 
     @property
@@ -216,7 +216,7 @@ class Sequence:
 
     @property
     def num_kept_tokens(self) -> int:
-        """Of its prompt, what may stay cached because of it."""
+        """Tokens of its prompt that may stay cached because of it."""
         return self.request.num_kept(min(self.most_shared, self.num_prompt_tokens))
 
     @property
@@ -265,7 +265,7 @@ class Sequence:
             lease.release(discard=discard, keep=self.request.keep_tokens, done=done)
 
     def output_token_ids(self) -> list[int]:
-        """The generated tokens as a list."""
+        """Return the generated tokens as a list."""
         return self.tokens(self.num_prompt_tokens).tolist()
 
     # ------------------------------------------------------------------ output
@@ -346,7 +346,7 @@ class Sequence:
         return at, len(self.text), len(self.text)
 
     def take(self) -> tuple[str, list[TokenLogprobs]]:
-        """The text to deliver now, and the logprobs of the tokens since the last call."""
+        """Take the text to deliver now, and the logprobs of the tokens since the last call."""
         size, stops = len(self.text), self.params.stop_strings
         if self.finish_reason is None and (stops or self._scope is not None):
             size = self._decided - held_back(self.text[self._answer_from : self._decided], stops)
@@ -378,7 +378,7 @@ class Sequence:
 
 
 def find_stop(text: str, stops: tuple[str, ...], start: int, end: int) -> tuple[int, str] | None:
-    """The earliest stop string in text[start:end], as (position, stop string); the longest one on ties.
+    """Return the earliest stop string in text[start:end], as (position, string); the longest one on ties.
 
     >>> find_stop("one two", ("wo", "tw"), 0, 7)
     (4, 'tw')

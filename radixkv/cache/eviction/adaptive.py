@@ -64,12 +64,12 @@ def _class_of(uses: int, rhythm: int) -> int:
 
 
 def _identities(node: CachedRun, first: int, stop: int) -> tuple[bytes, ...]:
-    """Of a node's blocks from index `first` to `stop`, as far as they are whole."""
+    """Return the identities of a node's blocks from index `first` to `stop`, as far as they are whole."""
     return each_identity(node.ids[first * IDENTITY_BYTES : stop * IDENTITY_BYTES])
 
 
 def _history_limit(num_blocks: int) -> int:
-    """Evicted blocks to remember: 8 times the pool, at most the larger of 262,144 and 2 times the pool."""
+    """Return how many evicted blocks to remember: 8 pools, at most the larger of 262,144 and 2 pools."""
     return max(min(8 * num_blocks, 262_144), 2 * num_blocks)
 
 
@@ -97,7 +97,7 @@ class _Run:
         return parts[-1][0] - (parts[-2][0] if len(parts) > 1 else 0)
 
     def append(self, count: int, uses: int) -> None:
-        """Blocks used `uses` times so far join at the end."""
+        """Append blocks that were used `uses` times so far."""
         end = self.length + count
         birth = self.uses - uses
         if self.parts and self.parts[-1][1] == birth:
@@ -179,7 +179,7 @@ class Adaptive(EvictionPolicy):
     # ------------------------------------------------------------------ learning
 
     def _begin(self) -> None:
-        """A request comes: its first hook is `on_hit`, or `on_acquire` if it hits nothing."""
+        """Begin a request: its first hook is `on_hit`, or `on_acquire` if it hits nothing."""
         if self._begun_at == self.tick:
             return
         self._begun_at = self.tick
@@ -193,7 +193,7 @@ class Adaptive(EvictionPolicy):
         self._session = session
 
     def _rhythm_of_session(self) -> int | None:
-        """Class of the time since the session's latest request; None: it has no session, or a new one."""
+        """Return the class of the time since the session's latest request; None: no session, or a new one."""
         session, self._session = self._session, None
         if session is None:
             return None
@@ -275,7 +275,7 @@ class Adaptive(EvictionPolicy):
         return stretches, deepest
 
     def _use_again(self, remembered: Remembered | None, depth: int, count: int) -> int:
-        """Blocks are computed again that were evicted (or not known); returns their uses with this one."""
+        """Count blocks that are new, or computed again after eviction; return their uses with this."""
         if remembered is None:
             return 1
         request, rhythm, uses = remembered
@@ -285,7 +285,7 @@ class Adaptive(EvictionPolicy):
         return uses + 1
 
     def _renew(self, run: _Run, depth: int) -> None:
-        """A running request adds blocks to the run: its blocks are in use now, but not used again."""
+        """Renew a run to which a running request adds blocks: they are in use, but not used again."""
         if run.request == self._now:
             return
         length = run.length
@@ -312,7 +312,7 @@ class Adaptive(EvictionPolicy):
         return (_class_of(run.uses - run.parts[-1][1], run.rhythm), run.request)  # of the last block
 
     def trim_limit(self, node: CachedRun) -> int:
-        """Blocks at the node's end that are worth the same."""
+        """Return the number of blocks at the node's end that are worth the same."""
         run = node.data
         return run.tail_length() if run is not None and run.parts else len(node.blocks)
 
@@ -324,7 +324,7 @@ class Adaptive(EvictionPolicy):
             index.reprioritize(node)  # its last blocks went, and the ones before are of another class
 
     def _cheapest(self, index: EvictionIndex) -> CachedRun:
-        """The oldest candidate of the class and bin of ages with the lowest worth."""
+        """Return the oldest candidate of the class and bin of ages with the lowest worth."""
         now, worth = self._now, self._statistics.worth
         node: CachedRun | None = index.first()
         best, lowest, oldest = index.first(), float("inf"), 0
@@ -343,7 +343,7 @@ class Adaptive(EvictionPolicy):
         return best
 
     def _cheapest_by_age(self, index: EvictionIndex) -> CachedRun:
-        """The least recently used candidate."""
+        """Return the least recently used candidate."""
         node: CachedRun | None = index.first()
         best = index.first()
         while node is not None:
@@ -382,7 +382,7 @@ class Adaptive(EvictionPolicy):
         self._shadow.forget(request, count)
 
     def _shorten(self, run: _Run, length: int) -> None:
-        """Blocks that left a node without being evicted (discarded, rolled back) are no longer counted."""
+        """Stop counting blocks that left a node without eviction (discarded, rolled back)."""
         if run.length > length:
             for count, uses in run.cut(length):
                 self._drop((run.request, run.rhythm, uses), count)

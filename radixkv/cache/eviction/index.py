@@ -75,23 +75,23 @@ class EvictionIndex:
         self._done[id(node)] = node
 
     def done(self) -> CachedRun | None:
-        """The candidate that was put first the longest ago; None: there is none. O(1)."""
+        """Return the candidate that was put first the longest ago; None: there is none. O(1)."""
         return next(iter(self._done.values()), None)
 
     def all_done(self) -> Iterator[CachedRun]:
-        """The candidates that were put first."""
+        """Return the candidates that were put first."""
         return iter(self._done.values())
 
     def first(self) -> CachedRun:
-        """The candidate with the lowest priority."""
+        """Return the candidate with the lowest priority."""
         return self._entries[0][2]
 
     def first_priority(self) -> Any:
-        """The lowest priority."""
+        """Return the lowest priority."""
         return self._entries[0][0]
 
     def first_from(self, priority: Any) -> CachedRun | None:
-        """The first candidate with at least this priority, or None."""
+        """Return the first candidate with at least this priority; None: there is none."""
         i = self._entries.bisect_left((priority,))
         return self._entries[i][2] if i < len(self._entries) else None
 

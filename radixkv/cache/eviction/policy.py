@@ -31,7 +31,7 @@ class RemovalMemory(Protocol):
     """Memory of removed blocks; see `radixkv.cache.reporting.ghost`."""
 
     def find_block(self, identity: bytes) -> Any:
-        """The record of the removal of a whole block; None: not known."""
+        """Return the record of the removal of a whole block; None: it is not known."""
 
 
 class EvictionPolicy:
@@ -50,21 +50,21 @@ class EvictionPolicy:
         return f"{type(self).__name__}()"
 
     def attach(self, num_blocks: int, block_size: int, ghosts: RemovalMemory) -> None:
-        """Called once by the cache with the size of the pool and its memory of removed blocks."""
+        """Take the size of the pool and the cache's memory of removed blocks; called once."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ghosts = ghosts
 
     def priority(self, node: CachedRun) -> Any:
-        """Worth of the leaf now; lowest goes first. Comparable with this policy's other priorities."""
+        """Return the worth of the leaf now: the lowest is evicted first."""
         raise NotImplementedError
 
     def new_index(self) -> EvictionIndex:
-        """An index for one account's candidates; override it to count something as they come and go."""
+        """Return an index for one account's candidates; override it to count these as they come and go."""
         return EvictionIndex(self.priority)
 
     def victim(self, index: EvictionIndex) -> CachedRun:
-        """The candidate to trim next; the index is not empty. `index.reprioritize` gives second chances."""
+        """Return the candidate to trim next, of at least one; `index.reprioritize` gives second chances."""
         return index.first()
 
     def trim_limit(self, node: CachedRun) -> int:
@@ -72,7 +72,7 @@ class EvictionPolicy:
         return len(node.blocks)
 
     def on_acquire(self, num_tokens: int, num_hit_tokens: int) -> None:
-        """A request of `num_tokens` came and found `num_hit_tokens` cached."""
+        """Note a request of `num_tokens`, of which `num_hit_tokens` were found cached."""
 
     def on_session(self, session: Hashable | None) -> None:
         """A request comes next, or again for want of blocks; requests of its session come back together.
@@ -81,23 +81,23 @@ class EvictionPolicy:
         """
 
     def on_hit(self, node: CachedRun) -> None:
-        """A request's matched path contains the whole of `node`."""
+        """Note that a request's matched path contains the whole of `node`."""
 
     def on_insert(self, node: CachedRun, num_blocks: int) -> None:
-        """`num_blocks` new blocks joined `node`, at its end."""
+        """Note that `num_blocks` new blocks joined `node`, at its end."""
 
     def on_split(self, upper: CachedRun, lower: CachedRun) -> None:
-        """A node was cut; `lower` is the old object, `upper` a new one above it."""
+        """Note that a node was cut; `lower` is the old object, `upper` a new one above it."""
         upper.data = lower.data
 
     def on_evict(self, node: CachedRun, num_blocks: int) -> None:
-        """The last `num_blocks` blocks of `node` are about to go."""
+        """Note that the last `num_blocks` blocks of `node` are about to be evicted."""
 
     def on_remove(self, node: CachedRun) -> None:
-        """`node` is about to leave the tree."""
+        """Note that `node` is about to leave the tree."""
 
     def on_reset(self) -> None:
-        """The whole tree was forgotten; `on_remove` is not called for its nodes."""
+        """Note that the whole tree was forgotten; `on_remove` is not called for its nodes."""
 
     def was_removed(self, node: CachedRun, index: int) -> bool:
         """Return True if the whole block at `index` of the node was cached before, as far as known. O(1)."""
@@ -106,5 +106,5 @@ class EvictionPolicy:
 
 
 def overridden(policy: EvictionPolicy, name: str) -> Any:
-    """The policy's own method of this name; None where it leaves the base's, which does nothing."""
+    """Return the policy's own method of this name; None where it leaves the base's, which does nothing."""
     return None if getattr(type(policy), name) is getattr(EvictionPolicy, name) else getattr(policy, name)

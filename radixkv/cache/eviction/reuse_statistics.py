@@ -34,7 +34,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 NUM_BINS = 40
-_MAX_ROWS = 16_384  # requests told apart by their time; older ones count as one
+_MAX_ROWS = 16_384  # requests distinguished by their time; older ones count as one
 _EXACT_AGE = 512  # below this age, exposure is spread over bins exactly
 _PRIOR = 100.0  # blocks' worth of exposure at the average hazard that every class starts with
 _DECAY = 0.98  # of the sums, per refresh
@@ -47,14 +47,14 @@ _SMALL_BINS = [0] + [int(2 * math.log2(age) + 1 + 1e-9) for age in range(1, 4096
 
 
 def age_bin(age: int) -> int:
-    """The bin of an age in requests. O(1)."""
+    """Return the bin of an age in requests. O(1)."""
     if age < 4096:
         return _SMALL_BINS[age] if age > 0 else 0
     return min(int(2 * math.log2(age) + 1 + 1e-9), NUM_BINS - 1)
 
 
 def gittins_index(hazard: FloatArray) -> FloatArray:
-    """The index at the start of each bin, for hazards that are constant within a bin.
+    """Return the index at the start of each bin, for hazards that are constant within a bin.
 
     Args:
         hazard: float64 [classes, bins], per request.
@@ -101,7 +101,7 @@ class ReuseStatistics:
         return int(self._live.sum() + self._ancient.sum())
 
     def begin(self, now: int) -> None:
-        """A request comes; `now` is its number, one above the last. O(1) amortised."""
+        """Begin a request; `now` is its number, one above the last. O(1) amortised."""
         if now - self._base >= len(self._live):
             if len(self._live) < _MAX_ROWS:
                 self._live = np.concatenate((self._live, np.zeros_like(self._live)))
@@ -113,7 +113,7 @@ class ReuseStatistics:
                 self._base += half
 
     def add(self, request: int, block_class: int, count: int) -> None:
-        """`count` blocks (or -count fewer) of a class were last used by `request`. O(1)."""
+        """Count `count` more blocks (or fewer, if negative) of a class as last used by `request`. O(1)."""
         row = request - self._base
         if row >= 0:
             self._live[row, block_class] += count
@@ -121,7 +121,7 @@ class ReuseStatistics:
             self._ancient[block_class] += count
 
     def use(self, request: int, block_class: int, age: int, count: int) -> None:
-        """`count` blocks last used by `request` are used again at `age`. They are no longer counted. O(1)."""
+        """Record a use, at `age`, of `count` blocks last used by `request`; stop counting them. O(1)."""
         self.add(request, block_class, -count)
         self._hits[block_class, age_bin(age)] += count
 

@@ -28,7 +28,7 @@ class ShadowLRU:
         self._excess = 0  # those of them that do not fit: the deepest of the oldest request
 
     def begin(self, request: int) -> None:
-        """A request comes. O(1) amortised."""
+        """Begin a request. O(1) amortised."""
         counts = self._counts
         while self._oldest < request and self._total - counts.get(self._oldest, 0) >= self.capacity:
             self._total -= counts.pop(self._oldest, 0)
@@ -50,13 +50,13 @@ class ShadowLRU:
         return min(max(self._ends[request] - self._excess - depth, 0), count)
 
     def use(self, request: int, depth: int, count: int) -> None:
-        """`request`, the latest one, uses blocks that are not counted (any more). O(1)."""
+        """Count blocks that `request`, the latest one, uses; they are not counted at present. O(1)."""
         self._counts[request] += count
         self._total += count
         self._ends[request] = max(self._ends[request], depth + count)
 
     def forget(self, request: int, count: int) -> None:
-        """Blocks last used by `request` are no longer to be counted. O(1)."""
+        """Stop counting blocks that were last used by `request`. O(1)."""
         if request >= self._oldest:
             self._counts[request] -= count
             self._total -= count

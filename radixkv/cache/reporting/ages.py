@@ -29,7 +29,7 @@ class UseTimes:
         self._latest = self._times[0]
 
     def note(self, tick: int) -> None:
-        """The counter has come to `tick` now. Amortised O(1)."""
+        """Note that the counter has come to `tick` now. Amortised O(1)."""
         now = self._clock()
         if now - self._latest < _RESOLUTION_S:
             return
@@ -41,16 +41,16 @@ class UseTimes:
             del self._ticks[1:half:2], self._times[1:half:2]
 
     def readings(self) -> list[tuple[int, float]]:
-        """(counter, clock seconds), oldest first. O(readings)."""
+        """Return pairs of counter and clock seconds, oldest first. O(readings)."""
         return list(zip(self._ticks, self._times, strict=True))
 
     def age_s(self, tick: int) -> float:
-        """Seconds since the counter stood at `tick`: to 0.25 s, more coarsely long ago. O(log readings)."""
+        """Return the seconds since `tick` was counted: to 0.25 s, more coarsely long ago. O(log readings)."""
         return max(0.0, self._clock() - self._times[bisect_right(self._ticks, tick) - 1])
 
 
 def time_of(tick: int, readings: list[tuple[int, float]]) -> float:
-    """When the counter had this value, to 0.25 s, more coarsely long ago. O(log readings)."""
+    """Return when the counter had this value, to 0.25 s, more coarsely long ago. O(log readings)."""
     return readings[bisect_right(readings, (tick, float("inf"))) - 1][1]
 
 
@@ -64,6 +64,6 @@ class EvictedAges:
         self.total_s = 0.0  # sum of their ages, seconds x blocks
 
     def add(self, age_s: float, num_blocks: int) -> None:
-        """Blocks of one age were evicted. O(1)."""
+        """Count evicted blocks of one age. O(1)."""
         self.counts[bisect_left(AGE_BOUNDS, age_s)] += num_blocks
         self.total_s += age_s * num_blocks

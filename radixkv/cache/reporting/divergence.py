@@ -42,11 +42,11 @@ class DivergenceObserver(Protocol):
     """Observer of prompts that part from cached text, such as `radixkv.observe.advisor.Advisor`."""
 
     def observe(self, data: bytes, walk: Walk, owner: Namespace) -> None:
-        """An acquire of `data` in `owner` found some tokens, then left `walk.neighbour`.
+        """Note an acquire of `data` in `owner` that found some tokens, then left `walk.neighbour`.
 
         In the middle of the acquire: it must be quick, raise nothing and call nothing of the cache.
         """
 
     def advice(self, limit: int = 10, namespace: NamespaceKey | None = None) -> list[BreakPoint]:
-        """The places with the most to win, best first; of one namespace, or of all."""
+        """Return the places with the most to win, best first; of one namespace, or of all."""
         ...

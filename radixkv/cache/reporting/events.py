@@ -114,11 +114,11 @@ class ChangeLog:
         self._listeners.pop(name, None)
 
     def stored(self, node: Node, first: int) -> None:
-        """The blocks of `node` from index `first` on are in the tree now. O(their tokens)."""
+        """Note that the blocks of `node` from index `first` on are in the tree now. O(their tokens)."""
         self._stored += _stored(node, first, self._size)
 
     def removed(self, node: Node, first: int) -> None:
-        """The blocks of `node` from index `first` on are about to leave. O(those)."""
+        """Note that the blocks of `node` from index `first` on are about to leave. O(those)."""
         hashes = _hashes(node, first)
         if not hashes:
             return
@@ -179,12 +179,12 @@ class ChangeLog:
 
 
 def _hashes(node: Node, first: int) -> tuple[bytes, ...]:
-    """The identities of a node's whole blocks from index `first` on."""
+    """Return the identities of a node's whole blocks from index `first` on."""
     return each_identity(node.ids[first * IDENTITY_BYTES :])
 
 
 def _stored(node: Node, first: int, size: int) -> list[StoredBlocks]:
-    """The whole blocks of `node` from index `first` on, as one run; empty: there are none."""
+    """Return the whole blocks of `node` from index `first` on, as one run; empty: there are none."""
     hashes = _hashes(node, first)
     if not hashes:
         return []

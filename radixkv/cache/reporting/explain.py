@@ -11,7 +11,7 @@ The reasons, in the order in which they are tried for the first token that was n
     evicted        the block was here and was evicted to make room
     expired        the same, after a pin on it had run out
     reset          the same, by `reset`
-    namespace      cached, but under another one of the latest namespaces (told to administrators only)
+    namespace      cached, but under another one of the latest namespaces (shown to administrators only)
     diverged       another continuation of the same prefix is cached
     first_seen     nothing that begins like this has been here, as far as the ghost index remembers
 
@@ -65,7 +65,7 @@ class MissReport:
     # What removed it, e.g. `capacity`, `quota`, `evict()`, `reset()`; None otherwise.
     evicted_by: str | None = None
     skipped: str | None = None  # why no lookup was made, for `skipped`
-    # The cached text after `diverged_at` was declared public: others may not be told.
+    # The cached text after `diverged_at` was declared public: it is not shown to others.
     cached_is_public: bool = False
     # The tier below the cache that has the next blocks, or that is spoken of; None: none is.
     tier: str | None = None
@@ -191,7 +191,7 @@ def report_of(
     Args:
         data: tokens that begin with the prompt.
         cached: tokens that the prompt gets from the cache, a part of the found ones.
-        elsewhere: leading tokens that are cached in another namespace; None: not to be told.
+        elsewhere: leading tokens that are cached in another namespace; None: not to be shown.
         states_at: of a model with states: the tokens before the deepest state within the cached ones.
     """
     walk, num_tokens, record = due.walk, due.num_tokens, due.record

@@ -66,7 +66,7 @@ class TreeView:
     def continuation(self, token_ids: TokenIds, namespace: NamespaceName = "", limit: int = 64) -> list[int]:
         """Return the continuation, where a match ends, of the nearest prompt cached by the namespace itself.
 
-        Empty if there is none, or if it is public: text declared by others is not told. O(tokens + path).
+        Empty if there is none, or if it is public: text declared by others is not shown. O(tokens + path).
         """
         owner = self.known(namespace)
         walk = self._lookup.match(encode_tokens(token_ids), owner).walk

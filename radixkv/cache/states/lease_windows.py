@@ -113,7 +113,7 @@ class LeaseWindows:
         return self.table[self.first :]
 
     def _first_block(self, position: int) -> int:
-        """Index of the first block that is seen from a position on."""
+        """Return the index of the first block that is seen from a position on."""
         return self.keeper.spec.window_before(position, self._block_size).start
 
     def _free_before(self, index: int) -> None:

@@ -38,15 +38,15 @@ class WindowSpec:
     block_bytes: int = 0
 
     def blocks_per_window(self, block_size: int) -> int:
-        """Most blocks of a kept window, and at least one."""
+        """Return the most blocks of a kept window, and at least one."""
         return max(1, (self.tokens + block_size - 2) // block_size)
 
     def window_before(self, position: int, block_size: int) -> range:
-        """Blocks of a text, by index, with the window before a grid point."""
+        """Return the blocks of a text, by index, with the window before a grid point."""
         return range(max(0, position - self.tokens + 1) // block_size, position // block_size)
 
     def blocks_per_request(self, block_size: int) -> int:
-        """Most blocks of a running request beside the blocks filled by its share of a step's tokens.
+        """Return the most blocks of a running request, beside those that its share of a step fills.
 
         The window before the last grid point, the tokens since, guesses, and a partial block at either end;
         one more where a step is planned ahead.
@@ -54,7 +54,7 @@ class WindowSpec:
         return (self.tokens + GRID + MAX_GUESSES) // block_size + 3
 
     def max_requests(self, block_size: int) -> int:
-        """Most requests that may run, so that a step never lacks a block."""
+        """Return the most requests that may run, so that a step never lacks a block."""
         rest = self.num_blocks - -(-self.step_tokens // block_size)
         return rest // self.blocks_per_request(block_size)
 
