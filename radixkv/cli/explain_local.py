@@ -16,7 +16,7 @@ class LocalCache:
     """Empty cache with the settings of an engine, and the model's tokenizer."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from radixkv.model.loading.loader import load_tokenizer
+        from radixkv.model.loading.loader import load_tokenizer  # heavy; --url does without
 
         self._tokenizer = load_tokenizer(config)
         self._cache = PrefixCache(config.num_blocks or 65536, config.block_size, config.eviction_policy)

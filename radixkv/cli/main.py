@@ -61,7 +61,7 @@ def pull(
     ] = False,
 ) -> None:
     """Fetch (and convert) a model ahead of time; print its folder."""
-    from radixkv.model.loading.loader import pull as pull_model
+    from radixkv.model.loading.loader import pull as pull_model  # heavy: it brings torch
 
     print(pull_model(name, trust_remote_code=trust_remote_code))
 

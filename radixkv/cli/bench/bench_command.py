@@ -3,25 +3,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from radixkv.cli.bench.agent_jobs import KINDS, agent_figures, make_jobs
+from radixkv.cli.bench.agent_loop import AgentLoop
+from radixkv.cli.bench.load import Load
+from radixkv.cli.bench.load_report import figures as load_figures
+from radixkv.cli.bench.load_report import report as load_report
+from radixkv.cli.bench.load_report import show as show_load
+from radixkv.cli.bench.load_report import show_agents
 from radixkv.cli.bench.options import AgentOptions, LoadOptions, Measured
+from radixkv.cli.bench.scenarios import SCENARIOS, Session, make_sessions, read_log, replayed
+from radixkv.cli.bench.server_process import machine, started_server
+from radixkv.cli.bench.workloads import WORKLOADS, measure, medians, served_model
+from radixkv.cli.bench.workloads import report as workloads_report
+from radixkv.cli.bench.workloads import show as show_workloads
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import parse_names, with_options
 from radixkv.cli.output_files import check_writable, write_json
 from radixkv.entrypoints.extras import require_engine
 from radixkv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from radixkv.cli.bench.scenarios import Session
 
 _workloads = functools.partial(typer.Option, rich_help_panel="Fixed workloads")
 
@@ -75,10 +86,6 @@ def bench(
 
 
 def _run_workloads(measured: Measured, rounds: int, workloads: str | None) -> None:
-    import httpx
-
-    from radixkv.cli.bench.workloads import WORKLOADS, measure, medians, report, show
-
     chosen = parse_names("--workloads", workloads or "all", WORKLOADS)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Workloads", total=rounds * len(chosen))
@@ -94,13 +101,12 @@ def _run_workloads(measured: Measured, rounds: int, workloads: str | None) -> No
             )
         except httpx.HTTPError as error:
             raise _unreachable(measured.url, error) from error
-    show(medians(results), f"Serving workloads, medians of {rounds} round{'s' if rounds > 1 else ''}")
-    write_json(measured.json_file, report(results))
+    several = "s" if rounds > 1 else ""
+    show_workloads(medians(results), f"Serving workloads, medians of {rounds} round{several}")
+    write_json(measured.json_file, workloads_report(results))
 
 
 def _sessions(options: LoadOptions, scenario: str, seed: int) -> list[Session]:
-    from radixkv.cli.bench.scenarios import SCENARIOS, make_sessions, read_log, replayed
-
     if scenario not in SCENARIOS:
         raise ConfigError(f"--load: there is no {scenario!r}; known: {', '.join(SCENARIOS)}")
     if (scenario == "replay") != (options.log is not None):
@@ -120,13 +126,6 @@ def _sessions(options: LoadOptions, scenario: str, seed: int) -> list[Session]:
 
 
 def _run_agents(measured: Measured, load: LoadOptions, options: AgentOptions) -> None:
-    import asyncio
-
-    from radixkv.cli.bench.agent_jobs import KINDS, agent_figures, make_jobs
-    from radixkv.cli.bench.agent_loop import AgentLoop
-    from radixkv.cli.bench.load_report import show_agents
-    from radixkv.cli.bench.server_process import machine
-
     if options.kind not in KINDS:
         raise ConfigError(f"--kind: there is no {options.kind!r}; known: {', '.join(KINDS)}")
     jobs = make_jobs(options.kind, options.agents, measured.seed, scale=options.scale)
@@ -159,11 +158,6 @@ def _run_agents(measured: Measured, load: LoadOptions, options: AgentOptions) ->
 @contextlib.contextmanager
 def _served(measured: Measured, api_key: str | None) -> Iterator[tuple[str, str]]:
     """Yield the address of the server and the name of its model."""
-    import httpx
-
-    from radixkv.cli.bench.server_process import started_server
-    from radixkv.cli.bench.workloads import served_model
-
     url = measured.url
     with contextlib.nullcontext(url) if url else started_server(measured.server or []) as address:
         try:
@@ -174,11 +168,6 @@ def _served(measured: Measured, api_key: str | None) -> Iterator[tuple[str, str]
 
 
 def _run_load(measured: Measured, options: LoadOptions, work: list[Session]) -> None:
-    import asyncio
-
-    from radixkv.cli.bench.load import Load
-    from radixkv.cli.bench.load_report import figures, report, show
-
     api_key = read_key(options.api_key_file)
     settings = asdict(options) | {"log": options.log and options.log.name, "seed": measured.seed}
     for name in ("schedule", "tools", "api_key_file"):
@@ -195,8 +184,8 @@ def _run_load(measured: Measured, options: LoadOptions, work: list[Session]) -> 
             on_done=lambda: progress.advance(task),
         )
         outcomes = asyncio.run(run.run(work))
-    show(figures(outcomes), f"{options.load}: {len(work)} sessions, model {name}")
-    write_json(measured.json_file, report(outcomes, {**settings, "model": name}))
+    show_load(load_figures(outcomes), f"{options.load}: {len(work)} sessions, model {name}")
+    write_json(measured.json_file, load_report(outcomes, {**settings, "model": name}))
     if all(outcome.error is not None for outcome in outcomes):
         raise ConfigError("every request failed: is it a chat model, and are the prompts within its context?")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,12 +14,12 @@ from rich.console import Console
 from radixkv.cli.brief_help import BriefHelp
 from radixkv.cli.openai_http import read_key
 from radixkv.cli.options import engine_options
+from radixkv.cli.terminal_chat.partners import LocalPartner, RemotePartner
+from radixkv.cli.terminal_chat.session import ChatSession
+from radixkv.cli.terminal_chat.terminal import typed_messages
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.interpreter import settle_process
 from radixkv.entrypoints.extras import require_engine
-
-if TYPE_CHECKING:
-    from radixkv.cli.terminal_chat.partners import LocalPartner, RemotePartner
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -47,9 +47,6 @@ def chat(
 
     Arrow keys edit and recall, Alt-Enter begins another line, Ctrl-C stops an answer, /help lists commands.
     """
-    from radixkv.cli.terminal_chat.session import ChatSession
-    from radixkv.cli.terminal_chat.terminal import typed_messages
-
     console = Console(stderr=True, highlight=False)
     partner = (
         _server(url, served_model, api_key_file, max_tokens, temperature)
@@ -78,8 +75,7 @@ def _model(config: EngineConfig, console: Console, max_tokens: int, temperature:
     from radixkv.entrypoints.check_start import check_start  # it needs what the extras bring
 
     check_start(config, fetch=True)
-    from radixkv.cli.terminal_chat.partners import LocalPartner
-    from radixkv.entrypoints.builder import build_engine
+    from radixkv.entrypoints.builder import build_engine  # heavy: it brings torch
     from radixkv.entrypoints.llm import LLM
 
     console.print(f"Loading {config.model} ...")
@@ -91,7 +87,5 @@ def _model(config: EngineConfig, console: Console, max_tokens: int, temperature:
 def _server(
     url: str, model: str | None, key_file: Path | None, max_tokens: int, temperature: float
 ) -> RemotePartner:
-    from radixkv.cli.terminal_chat.partners import RemotePartner
-
     key = read_key(key_file)
     return RemotePartner(url, model=model, api_key=key, max_tokens=max_tokens, temperature=temperature)
