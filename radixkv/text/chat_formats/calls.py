@@ -44,8 +44,10 @@ class CallForm:
         opens: marks that open calls.
         reads: accepted heads, from the opening mark on: texts with blanks between them, optional if they end
             in `?`. `WORD` stands for any word, `NUMBERED` for an id that contains the name. None: only the
-            written head. A notation that reads whole calls (`MemberArguments`) needs no heads.
-        reads_next: accepted heads of further calls; None: as `reads`, without the marks of `begin`.
+            written head. `MemberArguments` reads whole calls: it needs none of `reads`, `reads_next`,
+            `reads_tail`, `separators` and `is_vague`.
+        reads_next: accepted heads of further calls; None: as `reads`, or the written head.
+        reads_tail: accepted tail, in the form of `reads`; None: the written one.
         closes: optional marks after the last call.
         separators: optional marks between calls.
         bare: marks that open calls only at the beginning of an answer.

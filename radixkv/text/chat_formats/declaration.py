@@ -48,6 +48,8 @@ NOTATIONS: Mapping[str, type] = {
 }
 #: Fields that are found from the model, or that have one value.
 _NOT_DECLARED: Mapping[type, set[str]] = {ChatFormat: {"thinking", "lead", "special_tokens", "is_known"}}
+#: Fields of a form that only say how heads and tails are read.
+_HEADED = ("reads", "reads_next", "reads_tail", "separators", "is_vague")
 _MAX_FILE_BYTES = 1 << 20
 
 _KNOWN: _Table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
@@ -108,6 +110,11 @@ def _form(table: Any, where: str) -> CallForm:
         raise WrongDeclaration(f"{where}.head: must hold NAME, where the function's name stands")
     if not (*form.opens, *form.bare):
         raise WrongDeclaration(f"{where}.opens: must name a mark that begins calls (or `bare` one)")
+    for key in _HEADED if isinstance(form.arguments, MemberArguments) else ():
+        if key in given:
+            raise WrongDeclaration(
+                f"{where}.{key}: has no effect with the notation `member`, which reads members in any order"
+            )
     try:
         regex.compile(form.id_pattern)
     except regex.error as error:

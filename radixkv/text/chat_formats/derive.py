@@ -217,7 +217,7 @@ def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
     def shown_calls(given: Sequence[Any], content: str = "", **fields: str) -> str:
         return shown(_with_results(_turn(arguments=given, content=content, **fields)), offered)
 
-    value, as_json = first["probe_key"], json.dumps(first)
+    value, other, as_json = first["probe_key"], ARGUMENTS[1]["probe_more"], json.dumps(first)
     history, as_text = shown_calls([first]), False
     if value not in history or str(first) in history:  # lost, or printed as Python
         text = shown_calls([as_json])
@@ -241,7 +241,7 @@ def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         tools_option=option,
         calls=calls,
         arguments_as_text=as_text,
-        one_call=calls and ARGUMENTS[1]["probe_more"] not in shown_calls(given),
+        one_call=calls and shown_calls(given).count(other) <= history.count(other),
         drops_content=calls and _SAID not in shown_calls(given[:1], _SAID),
         system=_SAID in shown([{"role": "system", "content": _SAID}, _USER]),
         results=_RESULT in (history or shown(late_result)),

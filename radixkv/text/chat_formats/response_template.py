@@ -41,8 +41,10 @@ _PART = re.compile(
 #: A pattern that matches a text's beginning, or its end, too.
 _AT_ENDS = re.compile(r"\(\?:(?:\^\|)?(.*?)(?:\|\$)?\)", re.DOTALL)
 
+#: Stands for white space until a text is whole.
+_BLANK = "\0"
+
 _Table = dict[str, Any]
-_NO_GROUPS: Mapping[str, str] = {}
 
 
 def with_response_template(chat_format: ChatFormat, given: Mapping[str, Any]) -> ChatFormat:
@@ -59,7 +61,8 @@ def with_response_template(chat_format: ChatFormat, given: Mapping[str, Any]) ->
 
     load_response_template(dict(given))
     reasoning, own = _reasoning(given["fields"]), chat_format.reasoning
-    is_same = reasoning is None or (own is not None and reasoning["opens"][0] in own.opens)
+    known_opens = map(str.strip, own.opens) if own is not None else ()
+    is_same = reasoning is None or reasoning["opens"][0] in known_opens
     if is_same and chat_format.is_known and _reads_calls(given, chat_format):
         return chat_format
     try:
@@ -93,7 +96,7 @@ def declaration_of(given: Mapping[str, Any]) -> _Table:
         if name == _CALLS_FIELD:
             table["forms"] = [_form(field)]
         elif name not in _REASONING:  # it is content
-            opens, closes = _texts(field, "open"), _texts(field, "close")
+            opens, closes = _marks(field, "open"), _marks(field, "close")
             if opens:
                 table["spoken"] = {"opens": opens, "closes": closes}
             elif closes:
@@ -104,9 +107,9 @@ def declaration_of(given: Mapping[str, Any]) -> _Table:
 def _reasoning(fields: Mapping[str, Any]) -> _Table | None:
     """Return the declaration of reasoning; None: its beginning has no mark."""
     for name, field in fields.items():
-        opens = _texts(field, "open") if name in _REASONING else []
+        opens = _marks(field, "open") if name in _REASONING else []
         if opens:
-            return {"opens": opens, "closes": _texts(field, "close")}
+            return {"opens": opens, "closes": _marks(field, "close")}
     return None
 
 
@@ -136,32 +139,30 @@ def _form(field: Mapping[str, Any]) -> _Table:
     function = transform.get("function", transform)
     names = function if isinstance(function, dict) else {}
     name, arguments = (_placeholder(names.get(part)) for part in ("name", "arguments"))
-    is_captured = arguments == ["content"] and len(name) == 1
-    groups = {name[0]: NAME} if is_captured else {}
-    identity = _placeholder(transform.get("id"))
-    if len(identity) == 1:
-        groups[identity[0]] = ID
-    opens, closes = _texts(field, "open", groups), _texts(field, "close")
-    if not opens:
-        raise ValueError("calls have no mark that opens them")
-    if is_captured:
-        return _headed(opens, closes, _notation(field))
+    closes = _marks(field, "close")
+    if arguments == ["content"] and len(name) == 1:
+        groups, identity = {name[0]: NAME}, _placeholder(transform.get("id"))
+        if len(identity) == 1:
+            groups[identity[0]] = ID
+        return _headed(_text(field.get("open_pattern", ""), groups).strip(), closes, _notation(field))
     if field.get("content") != "json":
         raise ValueError(f"calls in the notation {field.get('content', 'text')!r} need a group for the name")
+    opens = _marks(field, "open")
+    if not opens:
+        raise ValueError("calls have no mark that opens them")
     return _objects(opens, closes, name[-1:], arguments[-1:], in_list=field.get("transform_each", False))
 
 
-def _headed(opens: list[str], closes: list[str], arguments: _Table) -> _Table:
-    """Return a form whose name stands in the opening mark."""
-    written = [" ".join(part for part in text.split(" ") if not part.endswith("?")) for text in opens]
-    head = written[0].strip()
+def _headed(opening: str, closes: list[str], arguments: _Table) -> _Table:
+    """Return a form whose name stands in the text that opens a call."""
+    head = " ".join(part for part in opening.split(" ") if not part.endswith("?")).strip()
     if NAME not in head:
         raise ValueError(f"the mark {head!r} of calls does not hold the name")
-    chunks = [chunk.partition(NAME)[0].partition(ID)[0] for text in opens for chunk in _first(text)]
+    opens = (chunk.partition(NAME)[0].partition(ID)[0] for chunk in _first(opening))
     form = {"head": head, "arguments": arguments, "tail": closes[0] if closes else ""}
-    form["opens"] = list(dict.fromkeys(filter(None, chunks)))
-    if head != opens[0]:
-        form["reads"] = opens[0]
+    form["opens"] = list(dict.fromkeys(filter(None, opens)))
+    if head != opening:
+        form["reads"] = opening
     if len(closes) > 1:
         form["reads_tail"] = " ".join(f"{mark}?" for mark in closes)
     return form
@@ -170,7 +171,7 @@ def _headed(opens: list[str], closes: list[str], arguments: _Table) -> _Table:
 def _first(text: str) -> Iterator[str]:
     """Yield the parts of a head that it may begin with."""
     for chunk in text.split():
-        yield chunk.removesuffix("?") if chunk != "?" else chunk
+        yield chunk.removesuffix("?")
         if not chunk.endswith("?"):
             return
 
@@ -225,40 +226,47 @@ def _notation(field: Mapping[str, Any]) -> _Table:
 # ---------------------------------------------------------------------- marks
 
 
-def _texts(field: Mapping[str, Any], side: str, groups: Mapping[str, str] = _NO_GROUPS) -> list[str]:
-    """Return the marks at a side of a field, `open` or `close`."""
+def _marks(field: Mapping[str, Any], side: str) -> list[str]:
+    """Return the marks at a side of a field, `open` or `close`, without white space around them."""
     given = field.get(side, [])
     texts = [given] if isinstance(given, str) else list(given)
     pattern = field.get(f"{side}_pattern")
     if pattern is not None:
-        texts = [_text(pattern, groups)]
+        texts = [_text(pattern)]
     return list(filter(None, (text.strip() for text in texts)))
 
 
-def _text(pattern: str, groups: Mapping[str, str]) -> str:
-    """Return the text that a regular expression means, with words for its groups and line breaks for blanks.
+def _text(pattern: str, groups: Mapping[str, str] | None = None) -> str:
+    """Return the text that a regular expression means. Any white space is a line break in it.
+
+    Args:
+        groups: name of a group -> the word that stands for it; None: the text is one mark, without groups,
+            white space and parts that may be missing.
 
     Raises:
         ValueError: it means more than that.
     """
     around = _AT_ENDS.fullmatch(pattern)
-    if around is not None and (pattern.startswith("(?:^|") or pattern.endswith("|$)")):
-        pattern = around[1]
+    inner = around[1] if around is not None and (pattern[3:5] == "^|" or pattern[-3:] == "|$)") else pattern
     pieces, at = [], 0
-    while at < len(pattern):
-        found = _PART.match(pattern, at)
-        if found is None:
+    while at < len(inner):
+        found = _PART.match(inner, at)
+        group = None if found is None else found["group"] or found["again"]
+        is_mark = found is not None and not (group or found["maybe"] or found["attributes"])
+        if found is None or (not is_mark and groups is None) or (group and group not in (groups or {})):
             raise ValueError(f"the pattern {pattern!r} is more than a text with names in it")
         at = found.end()
-        group = found["group"] or found["again"]
-        if group:
-            pieces.append(groups.get(group, "WORD"))
+        if group and groups is not None:
+            pieces.append(groups[group])
         elif found["maybe"]:
             pieces.append(f" {_text(found['maybe'], groups)}? ")
         elif found["blank"]:
-            pieces.append("\n")
+            pieces.append(_BLANK)
         elif found["attributes"]:
             pieces.append(" ")
         else:
             pieces.append(found["escaped"] or found["plain"] or "")
-    return "".join(pieces)
+    text = "".join(pieces)
+    if groups is None and _BLANK in text.strip(_BLANK):
+        raise ValueError(f"the pattern {pattern!r} has white space within a mark")
+    return text.replace(_BLANK, "\n")

@@ -88,6 +88,7 @@ def test_a_form_like_that_of_a_family_differs_in_its_own_keys(tmp_path: Path) ->
         (ACME.replace("NAME", "name"), r"forms\[0\].head: must hold NAME"),
         (ACME.replace('"<use tool="', ""), r"forms\[0\].opens: must name a mark"),
         (f'{ACME}id_pattern = "["', r"forms\[0\].id_pattern: is no regular expression"),
+        (f'{ACME}arguments = {{notation = "member"}}\nreads = "NAME"', r"forms\[0\].reads: has no effect"),
         (
             f'{ACME}arguments = {{notation = "xml"}}',
             r"forms\[0\].arguments.notation: must be one of json, member, tags",

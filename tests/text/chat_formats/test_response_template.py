@@ -171,9 +171,16 @@ def test_a_declaration_reads_and_writes_what_the_template_reads(kind: str) -> No
         ({"open_pattern": r"use (?P<name>\w+) with", "content": "int", "transform": NAMED}, "'int'"),
     ],
 )
-def test_what_can_not_be_declared_is_named(field: dict[str, Any], why: str) -> None:
+def test_a_form_that_can_not_be_declared_is_named(field: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         known_with({"start_anchor": "<acme>", "fields": {"tool_calls": field, "content": {}}})
+
+
+@pytest.mark.parametrize("pattern", [r"<muse\s+on>", r"<(?:very)?muse>", r"<muse|<hm", r"<muse \d+>"])
+def test_a_pattern_of_thoughts_that_is_no_mark_is_named(pattern: str) -> None:
+    thinking = {"open_pattern": pattern, "close": "</muse>"}
+    with pytest.raises(ValueError, match="the pattern"):
+        known_with({"start_anchor": "<acme>", "fields": {"thinking": thinking, "content": {}}})
 
 
 def test_a_malformed_call_is_text_and_the_others_are_calls() -> None:
@@ -198,6 +205,25 @@ def test_a_family_that_reads_the_same_keeps_its_own_reader() -> None:
     other = with_response_template(FORMATS["glm"], given)
     written = f'<tool_call>{{"name": "search", "arguments": {S}}}</tool_call>'
     assert other.write_calls([("search", S)]) == written
+
+
+def test_the_template_that_a_family_ships_changes_nothing() -> None:
+    """Muse writes ` to=self<|message|>`, with a blank that its own template leaves out."""
+    tag = r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*?>(?P<value>.*?)</atem:parameter>'
+    fields = {
+        "reasoning_content": {"open_pattern": r"to=self<\|message\|>", "close": "<|eom|>"},
+        "tool_calls": {
+            "open_pattern": r'<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)">',
+            "close": "</atem:invoke>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": tag},
+            "transform": NAMED,
+        },
+        "content": {"open_pattern": r"to=user<\|message\|>", "close": ["<|eot|>", "<|eom|>"]},
+    }
+    given = {"start_anchor": "<|start|>assistant", "fields": fields}
+    assert with_response_template(FORMATS["muse"], given) is FORMATS["muse"]
 
 
 def test_a_forced_call_is_read_in_the_form_that_its_grammar_has() -> None:
