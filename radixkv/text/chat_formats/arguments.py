@@ -29,7 +29,7 @@ Known = TypeVar("Known", bound=Any)
 #: Takes pieces of JSON.
 Emit = Callable[[str], object]
 
-#: Characters of JSON arguments up to which they are proven to be JSON before their call is told.
+#: Characters of JSON arguments up to which they are proven to be JSON before their call is emitted.
 PROVEN = 512
 MAX_DEPTH = 32
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are being read: tried form by form, told once they are certain, or given back as text."""
+"""CallRegion: calls that are being read, form by form, and emitted once they are certain."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from radixkv.text.chat_formats.cursor import Cursor, Steps
 
 
 class CallRegion:
-    """Calls that are being read, and what of them has been told. A CallSink.
+    """Calls that are being read, and the part of them that has been emitted. A CallSink.
 
     Attributes:
-        start: the place in the cursor's text from which on nothing has been told.
-        is_told: a call has been told whose end has not come yet.
-        is_first: nothing has been told.
+        start: the place in the cursor's text from which on nothing has been emitted.
+        is_emitted: a call has been emitted whose end has not come yet.
+        is_first: nothing has been emitted.
         is_delayed: a call has begun whose name comes after its arguments.
     """
 
@@ -38,13 +38,13 @@ class CallRegion:
     ) -> None:
         self.mark = mark
         self.start = cursor.at
-        self.is_told = False
+        self.is_emitted = False
         self.is_delayed = False
         self._forms = list(forms)
         self._cursor = cursor
         self._answer = answer
         self._tools = tools
-        self.is_first = True  # nothing has been told of it
+        self.is_first = True
         self._pending: list[AnswerEvent] = []
         self._is_open = False
         self._has_ended = False
@@ -53,7 +53,7 @@ class CallRegion:
 
     @property
     def has_whole(self) -> bool:
-        """True if a whole call waits to be told."""
+        """True if a whole call waits to be emitted."""
         return self._size > 0
 
     @property
@@ -72,7 +72,7 @@ class CallRegion:
         self._pending.append(ToolCallBegin(0, call_id or "", name))
 
     def add(self, text: str) -> None:
-        if self.is_told:
+        if self.is_emitted:
             self._answer.add_arguments(text)
         else:
             self._pending.append(ToolCallArguments(0, text))
@@ -80,9 +80,9 @@ class CallRegion:
     def end(self, call_id: str | None = None) -> None:
         self._is_open = False
         self._has_ended = True
-        if self.is_told:
+        if self.is_emitted:
             self._answer.end_call()
-            self.is_told = False
+            self.is_emitted = False
             self.start = self._cursor.at
             return
         if call_id is not None:
@@ -104,14 +104,14 @@ class CallRegion:
         next(self._reader)
         return self._has_ended
 
-    def tell(self) -> bool:
-        """Tell all that has been read; False: no call has begun."""
+    def emit(self) -> bool:
+        """Emit all that has been read; False: no call has begun."""
         if not self._pending:
             return False
         self._flush()
         if not self._is_open:
             self.start += self._size
-        self.is_told = self._is_open
+        self.is_emitted = self._is_open
         return True
 
     def try_next(self) -> bool:
@@ -126,7 +126,7 @@ class CallRegion:
         return True
 
     def cut(self) -> None:
-        """Tell what there is; the last call is not whole."""
+        """Emit the part that has been read; the last call is not whole."""
         self._flush()
         if self._is_open:
             self._answer.end_call(cut=True)

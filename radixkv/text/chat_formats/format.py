@@ -108,8 +108,8 @@ class ChatFormat:
         """Return a parser for one answer.
 
         Args:
-            calls: tell tool calls as such; False: they are content.
-            parallel: False: tell the first call only.
+            calls: emit tool calls as such; False: they are content.
+            parallel: False: emit the first call only.
             prompt_end: how the prompt ends (`TAIL_TOKENS` tokens suffice): templates may open the reasoning.
             forced: the answer's grammar wants calls: what there is of one that is cut off is no content.
             tools: schema of the arguments by the name of each function that may be called: how arguments that

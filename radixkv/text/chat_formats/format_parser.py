@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's text to the events of an answer, for one chat format.
+"""FormatParser: a model's text to the events of an answer, for one chat format.
 
 Outside of calls the text is searched for the marks of the format's sections and calls. A call is emitted once
 it is known to be one: when the marks around it end, or, where these hold more than `HELD` characters, when
 the first of them begin as a call does; from there on the arguments are emitted as they come. What turns out
-to be no call is told as the text that it is. None of this depends on how the text is cut into pieces.
+to be no call is emitted as text. None of this depends on how the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from radixkv.text.chat_formats.cursor import Cursor, NotACall, RanOut
 HELD = 256
 #: Characters held back of a call whose arguments are written before its name.
 HELD_ARGUMENTS = 1 << 16
-#: Characters of a mark that tell its beginning where an answer is cut off inside of it; after a call, where
+#: Characters of a mark that show its beginning where an answer is cut off inside of it; after a call, where
 #: others follow, one is enough.
 TELLING = 3
 #: Characters looked at in one go.
@@ -72,7 +72,7 @@ class _Marks:
 
 @functools.lru_cache(maxsize=512)
 def marks_of(kinds: tuple[tuple[str, str], ...]) -> _Marks:
-    """Return what finds the given marks, each with its kind."""
+    """Return a finder of marks, each with its kind."""
     return _Marks(kinds)
 
 
@@ -145,7 +145,7 @@ class FormatParser:
         """Give the cursor as much text as may be decided on at once."""
         region, cursor = self._region, self._cursor
         room, keep = len(self._input), cursor.at
-        if region is not None and not region.is_told:
+        if region is not None and not region.is_emitted:
             held = HELD_ARGUMENTS if region.is_delayed else HELD
             room, keep = held - (len(cursor.text) - region.start), region.start
         forgotten = cursor.feed(self._input[:room], keep)
@@ -240,7 +240,7 @@ class FormatParser:
             while region.step():
                 self._give_back(max(cursor.at, region.start + HELD))
         except StopIteration:
-            region.tell()
+            region.emit()
             self._region = None
             return True
         except (NotACall, ValueError, RecursionError) as error:
@@ -248,9 +248,9 @@ class FormatParser:
             self._give_up(region, is_cut=is_cut)
             return True
         held = HELD_ARGUMENTS if region.is_delayed else HELD
-        if region.is_told or len(cursor.text) - region.start < held:
+        if region.is_emitted or len(cursor.text) - region.start < held:
             return False
-        if not region.tell():
+        if not region.emit():
             self._give_up(region, is_cut=False)
         return True
 
@@ -258,15 +258,15 @@ class FormatParser:
         """Take the text read so far for text, or for a call that is cut off."""
         cursor = self._cursor
         keeps = is_cut or (region.has_whole and not self._answer.speaks)
-        if not region.is_told and not keeps and region.try_next():
+        if not region.is_emitted and not keeps and region.try_next():
             self._give_back(region.start + HELD)
             return
         self._region = None
-        if region.is_told or is_cut or not self._answer.speaks:
+        if region.is_emitted or is_cut or not self._answer.speaks:
             region.cut()
         if is_cut:
             cursor.at = len(cursor.text)
-        elif not region.is_told:
+        elif not region.is_emitted:
             end = max(cursor.at, region.start + (len(region.mark) if region.is_first else 0))
             text, start = cursor.text[region.start : end], self._base + region.start
             cursor.at = end

@@ -193,7 +193,7 @@ class _ObjectReader:
         self._has_begun = True
 
     def _read_arguments(self, char: str) -> Steps[None]:
-        """Read the arguments; where the name is known, they are told as they come."""
+        """Read the arguments; where the name is known, they are emitted as they come."""
         kept = self._arguments = []
         if self._name is None and not self._is_bare:
             self._sink.delay()
