@@ -62,13 +62,13 @@ class ReplicaDirectory(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in a new list of replicas from Ray Serve."""
         super().update_replicas(replicas)
-        self._tell()
+        self._publish_names()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Drop a replica found dead before Ray Serve's controller reports it."""
         super().on_replica_actor_died(replica_id)
-        self._tell()
+        self._publish_names()
 
-    def _tell(self) -> None:
+    def _publish_names(self) -> None:
         names = frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
         _WATCHED.update(f"{self.app_name}#{self._deployment_id.name}", names)
