@@ -162,6 +162,13 @@ def test_tokens_of_users_keep_their_spaces(tmp_path: Path) -> None:
     assert tokenizer.bos_token == "<｜begin▁of▁text｜>"
 
 
+def test_special_tokens_beyond_the_vocabulary_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    file_of(path, "llama", vocabulary(), bos_token_id=1, eos_token_id=2**31, pad_token_id=2**32 - 1)
+    tokenizer = tokenizer_of(open_gguf(path))
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", None, None)
+
+
 @pytest.mark.parametrize("kind", ["t5", "plamo2", "bert"])
 def test_a_kind_that_can_t_be_built_is_named(kind: str, tmp_path: Path) -> None:
     path = file_of(tmp_path / "model.gguf", "llama", vocabulary(), model=kind)

@@ -135,7 +135,8 @@ def tokenizer_of(file: GGUFFile) -> Any:
         )
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = values.get(f"tokenizer.ggml.{key}_token_id")
-        options[f"{name}_token"] = backend.id_to_token(token) if isinstance(token, int) else None
+        is_known = isinstance(token, int) and 0 <= token < backend.get_vocab_size()
+        options[f"{name}_token"] = backend.id_to_token(token) if is_known else None
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
@@ -174,7 +175,7 @@ def _byte_level(file: GGUFFile) -> Tokenizer:
 
 def _pre_tokenizer(file: GGUFFile) -> Any:
     """How text is split by the file's name for it; a warning if that is unknown."""
-    name = str(file.values.get("tokenizer.ggml.pre"))
+    name = str(file.values.get("tokenizer.ggml.pre", "not stated"))
     patterns = _SPLITS.get(name)
     if patterns is None:
         logger.warning(
