@@ -34,7 +34,7 @@ from radixkv.text.chat_formats.answer import (
 from radixkv_server.apis.anthropic.errors import AnthropicDialect, event
 from radixkv_server.apis.anthropic.messages import signature_of
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
-from radixkv_server.apis.common.usage import tier_details
+from radixkv_server.apis.common.usage_json import tier_details
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.dialect import Json

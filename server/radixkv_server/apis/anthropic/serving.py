@@ -19,6 +19,7 @@ from radixkv_server.apis.anthropic.messages import Conversation
 from radixkv_server.apis.anthropic.render import MessageRenderer
 from radixkv_server.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
 from radixkv_server.apis.anthropic.threads import Threads
+from radixkv_server.apis.common.answer_formats import grammar_of
 from radixkv_server.apis.common.cache_diagnosis import (
     CacheDiagnosis,
     chat_fingerprint,
@@ -27,7 +28,6 @@ from radixkv_server.apis.common.cache_diagnosis import (
     text_block,
     unusual,
 )
-from radixkv_server.apis.common.constraints import grammar_of
 from radixkv_server.chats.breakpoints import prefix_pins
 from radixkv_server.chats.chat import Chat, ChatPrompt
 from radixkv_server.chats.render import chat_prompt, chat_request

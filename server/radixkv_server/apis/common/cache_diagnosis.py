@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from radixkv.observe.explanation import SHOWN_TOKENS, MissPlace, sides_of
 from radixkv_server.apis.common.explanation_json import around_json
-from radixkv_server.apis.common.usage import miss_json
+from radixkv_server.apis.common.usage_json import miss_json
 from radixkv_server.chats.chat import ChatPrompt
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext

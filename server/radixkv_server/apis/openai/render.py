@@ -28,7 +28,7 @@ from radixkv.text.chat_formats.answer import (
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.custom_tools import CustomInput, input_of
 from radixkv_server.apis.common.logprobs import ContentTokens, LogprobsFormat, TextOffsets, finite
-from radixkv_server.apis.common.usage import usage_details
+from radixkv_server.apis.common.usage_json import usage_details
 from radixkv_server.apis.openai.schemas import CommonFields, CompletionRequest
 from radixkv_server.chats.call_memory import Remember
 from radixkv_server.chats.chat import AnswerReaders

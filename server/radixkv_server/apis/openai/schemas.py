@@ -22,8 +22,8 @@ from pydantic import (
 
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.text.chat_formats.thinking import Thinking
+from radixkv_server.apis.common.answer_formats import SchemaFields, format_grammar, grammar_of
 from radixkv_server.apis.common.chat_messages import ChatMessage, breakpoints_in
-from radixkv_server.apis.common.constraints import SchemaFields, format_grammar, grammar_of
 from radixkv_server.apis.common.custom_tools import CustomFormat, custom_function
 from radixkv_server.apis.common.fields import (
     MAX_TOOLS,

@@ -15,6 +15,7 @@ from radixkv.grammar.escaped_lark import escape_lark
 from radixkv.sampling.sampling_params import MAX_N, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.thinking import Thinking
+from radixkv_server.apis.common.answer_formats import tool_choice
 from radixkv_server.apis.common.cache_diagnosis import chat_fingerprint, diagnose, for_prompt, unusual
 from radixkv_server.apis.common.chat_messages import (
     ChatMessage,
@@ -22,7 +23,6 @@ from radixkv_server.apis.common.chat_messages import (
     template_messages,
     with_cache_controls,
 )
-from radixkv_server.apis.common.constraints import tool_choice
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import LogprobsFormat
 from radixkv_server.apis.openai.render import ChatRenderer, Envelope, TextRenderer

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import model_validator
 
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv_server.apis.common.constraints import SchemaFields, format_grammar
+from radixkv_server.apis.common.answer_formats import SchemaFields, format_grammar
 from radixkv_server.apis.common.fields import Verbosity
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import ParamError, StrictModel

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.text.chat_formats.thinking import Thinking
+from radixkv_server.apis.common.answer_formats import tool_choice
 from radixkv_server.apis.common.chat_messages import MarkedPart, marked_parts
-from radixkv_server.apis.common.constraints import tool_choice
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.responses.items import (
     CallOutputItem,

@@ -15,7 +15,7 @@ from radixkv.text.chat_formats.answer import ContentDelta, ReasoningDelta
 from radixkv_server.apis.common.cache_diagnosis import CacheDiagnosis
 from radixkv_server.apis.common.fields import plain_choice
 from radixkv_server.apis.common.logprobs import LogprobsFormat
-from radixkv_server.apis.common.usage import usage_details
+from radixkv_server.apis.common.usage_json import usage_details
 from radixkv_server.apis.responses.errors import ErrorForm, ResponsesDialect, error_json, frame
 from radixkv_server.apis.responses.items import item_id
 from radixkv_server.apis.responses.output import CompactedItems, OutputItems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Details of the usage that several APIs share: the cache's work for the prompts."""
+"""Usage as JSON, in the form of several APIs: the cache's work for the prompts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constraints on answers in the notations of several APIs: grammars, and the choice of tools."""
+"""Formats of answers in the notations of several APIs: grammars, and the choice of tools."""
 
 from __future__ import annotations
 
