@@ -109,7 +109,7 @@ class SimulatedReplica:
 
     Args:
         clock: seconds of simulated time.
-        on_first_token, on_end: called with the numbers of requests.
+        on_first_token, on_end: are told of the requests' numbers.
     """
 
     def __init__(

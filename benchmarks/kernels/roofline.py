@@ -174,7 +174,7 @@ def measure() -> dict[str, Any]:
     steps = []
     for step in STEPS:
         batch = hand_made_batch(step, spec.block_size, loaded.vocab_size)
-        seconds = median_time(lambda batch=batch: runner.execute(batch), seconds=4)  # type: ignore[misc]
+        took = median_time(lambda batch=batch: runner.execute(batch), seconds=4)  # type: ignore[misc]
         floor = floor_of(step, times, kv_bytes, bandwidth)
         flops = sum(
             shape.flops(batch.num_tokens if shape.on_all_rows else len(step.entries)) for shape in shapes
@@ -183,11 +183,11 @@ def measure() -> dict[str, Any]:
             {
                 "step": step.name,
                 "tokens": batch.num_tokens,
-                "time_s": seconds,
+                "time_s": took,
                 "floor_s": floor,
-                "over_floor": seconds / floor,
-                "tokens_per_s": batch.num_tokens / seconds,
-                "product_gflops": flops / seconds / 1e9,
+                "over_floor": took / floor,
+                "tokens_per_s": batch.num_tokens / took,
+                "product_gflops": flops / took / 1e9,
             }
         )
     return {

@@ -182,7 +182,7 @@ def measure(server: Server, size: int, at_once: int) -> list[dict[str, Any]]:
                 statuses = together(clients, partial(server.send, "POST", route, body))
                 while len(probe.times) < 20:
                     time.sleep(0.01)
-            seconds = round(time.perf_counter() - started, 2)
+            took = round(time.perf_counter() - started, 2)
             row = {
                 "megabytes": size / 1e6,
                 "route": route,
@@ -190,7 +190,7 @@ def measure(server: Server, size: int, at_once: int) -> list[dict[str, Any]]:
                 "clients": clients,
                 "status": sorted(set(statuses)),
             }
-            rows.append({**row, "took_s": seconds, "health_ms": spread(probe.times)})
+            rows.append({**row, "took_s": took, "health_ms": spread(probe.times)})
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -105,30 +105,30 @@ class Load:
 
 def measure(make: Callable[[str | None], Engine], num_steps: int) -> dict[str, float]:
     """Microseconds of a step with and without events, and blocks that are told of in one."""
-    plain, publishing = make(None), make(ADDRESS)
-    with closing(plain), closing(publishing):
-        off, on = Load(plain), Load(publishing)
+    plain, telling = make(None), make(ADDRESS)
+    with closing(plain), closing(telling):
+        off, on = Load(plain), Load(telling)
         for load in (off, on):
             for _ in range(num_steps // 4):  # until the pool is full
                 load.step()
             load.seconds.clear()
-        before = _num_published(publishing)
+        before = _told(telling)
         gc.collect()
         gc.freeze()
         for number in range(num_steps):
             for load in (off, on) if number % 2 else (on, off):
                 load.step()
         gc.unfreeze()
-        published = _num_published(publishing) - before
+        told = _told(telling) - before
     return {
         "without_us": 1e6 * statistics.fmean(off.seconds),
         "with_us": 1e6 * statistics.fmean(on.seconds),
         "ratio": sum(on.seconds) / sum(off.seconds),
-        "blocks_per_step": published / num_steps,
+        "blocks_per_step": told / num_steps,
     }
 
 
-def _num_published(engine: Engine) -> int:
+def _told(engine: Engine) -> int:
     counts = engine.stats().events
     assert counts is not None
     if counts.dropped_blocks:
@@ -158,7 +158,7 @@ def main() -> None:
         rows[name] = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
         rows[name]["ratios"] = [row["ratio"] for row in rounds]  # type: ignore[assignment]
     table = Table(title="CPU time of a step on the engine's thread", title_justify="left")
-    for column in ("model", "without events (us)", "with (us)", "ratio", "blocks published a step"):
+    for column in ("model", "without events (us)", "with (us)", "ratio", "blocks told a step"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, row in rows.items():
         cells = (f"{row['without_us']:,.0f}", f"{row['with_us']:,.0f}", f"{row['ratio']:.4f}")

@@ -145,11 +145,11 @@ def send(port: int, request: bytes) -> float:
     started = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(request)
-        answer = b""
-        while not answer.endswith(ANSWER):
+        told = b""
+        while not told.endswith(ANSWER):
             data = connection.recv(65536)
-            assert data, f"the connection ended after {answer[:200]!r}"
-            answer += data
+            assert data, f"the connection ended after {told[:200]!r}"
+            told += data
     return time.perf_counter() - started
 
 
@@ -158,10 +158,10 @@ def measure(port: int, direct: int, request: bytes, rounds: int) -> dict[str, An
     through, beside = Stream(port), Stream(direct)
     gaps: list[float] = []
     controls: list[float] = []
-    times: list[float] = []
+    took: list[float] = []
     for _ in range(rounds):
         start = time.perf_counter()
-        times.append(send(port, request))
+        took.append(send(port, request))
         time.sleep(AFTER_S)
         end = time.perf_counter()
         time.sleep(10 * PAUSE_S)
@@ -169,7 +169,7 @@ def measure(port: int, direct: int, request: bytes, rounds: int) -> dict[str, An
         controls.append(beside.longest_gap(start, end))
     through.close()
     beside.close()
-    figures = {"gap_ms": gaps, "direct_gap_ms": controls, "answered_ms": times}
+    figures = {"gap_ms": gaps, "direct_gap_ms": controls, "answered_ms": took}
     return {
         name: {"median": round(1e3 * statistics.median(values), 1), "max": round(1e3 * max(values), 1)}
         for name, values in figures.items()

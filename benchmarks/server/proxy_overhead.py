@@ -48,8 +48,8 @@ async def upstream(port: int, chunks: int, pause_s: float) -> None:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-                if reply := _at_once(head, body):
-                    writer.write(reply)
+                if told := _at_once(head, body):
+                    writer.write(told)
                     continue
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
                 writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -65,14 +65,14 @@ async def upstream(port: int, chunks: int, pause_s: float) -> None:
 
 
 def _at_once(head: bytes, body: bytes) -> bytes | None:
-    """Return the answer to a request that is not for the model; None: it is for it."""
+    """The answer to what is no request to the model."""
     if head.startswith(b"GET "):
         return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     if not head.startswith(b"POST /tokenize"):
         return None
     tokens = [int.from_bytes(body[at : at + 4], "big") & 0x1FFFF for at in range(0, len(body), 4)]
-    answer = json.dumps({"tokens": tokens, "namespace": ["", "", ""]}).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer
+    told = json.dumps({"tokens": tokens, "namespace": ["", "", ""]}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(told) + told
 
 
 async def clients(port: int, streams: int, body: bytes) -> tuple[list[float], list[float]]:
@@ -163,13 +163,13 @@ def main() -> None:
         ports = {"direct": port, **{way: free_port() for way in WAYS[1:]}}
         record = ["--record", str(Path(folder) / "record.jsonl"), "--console-port", str(free_port())]
         other, events = f"http://localhost:{port}", f",events=tcp://127.0.0.1:{free_port()}"
-        routing = ["-m", "radixkv", "proxy", "--upstream", f"http://127.0.0.1:{port}{events}"]
-        routing += ["--upstream", f"{other}{events}", "--port"]
+        told = ["-m", "radixkv", "proxy", "--upstream", f"http://127.0.0.1:{port}{events}"]
+        told += ["--upstream", f"{other}{events}", "--port"]
         for way, command in (
             ("proxy", [*proxy, str(ports["proxy"])]),
             ("proxy_recording", [*proxy, str(ports["proxy_recording"]), *record]),
             ("routing", [*proxy, str(ports["routing"]), "--upstream", other]),
-            ("routing_events", [*routing, str(ports["routing_events"])]),
+            ("routing_events", [*told, str(ports["routing_events"])]),
         ):
             started = running.enter_context(process(*command))
             assert started.stdout is not None

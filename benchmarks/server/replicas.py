@@ -102,7 +102,7 @@ def overhead(one: Server, several: Server, rounds: int) -> dict[str, float]:
     """Milliseconds that the front adds, medians: to a request of one token, and to each chunk of a stream."""
     prompt = " ".join(WORDS * 4)
     clients = {server: httpx.Client(base_url=server.url, timeout=120) for server in (one, several)}
-    times: dict[Server, list[float]] = {one: [], several: []}
+    took: dict[Server, list[float]] = {one: [], several: []}
     chunks: dict[Server, list[float]] = {one: [], several: []}
     for client in clients.values():
         for _ in range(5):
@@ -111,7 +111,7 @@ def overhead(one: Server, several: Server, rounds: int) -> dict[str, float]:
         for server, client in clients.items():
             begun = time.perf_counter()
             client.post("/v1/completions", json=body(prompt, 1)).raise_for_status()
-            times[server].append(1000 * (time.perf_counter() - begun))
+            took[server].append(1000 * (time.perf_counter() - begun))
     for _ in track(range(max(5, rounds // 10)), description="streams"):
         for server, client in clients.items():
             with client.stream("POST", "/v1/completions", json=body(prompt, 48, stream=True)) as answer:
@@ -119,8 +119,8 @@ def overhead(one: Server, several: Server, rounds: int) -> dict[str, float]:
                 arrivals = [time.perf_counter() for line in lines if line.startswith("data: {")]
             chunks[server].append(1000 * (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1))
     return {
-        "request_ms": statistics.median(times[one]),
-        "request_overhead_ms": statistics.median(times[several]) - statistics.median(times[one]),
+        "request_ms": statistics.median(took[one]),
+        "request_overhead_ms": statistics.median(took[several]) - statistics.median(took[one]),
         "chunk_ms": statistics.median(chunks[one]),
         "chunk_overhead_ms": statistics.median(chunks[several]) - statistics.median(chunks[one]),
     }
@@ -213,7 +213,7 @@ def traffic(server: Server, counts: dict[str, int], *, asking: int = 2, followin
 
 def aborted(server: Server, times: int) -> float:
     """Milliseconds from a reader's leaving until its engine says that it runs nothing, asked from outside."""
-    waits = []
+    took = []
     with httpx.Client(base_url=server.url, timeout=120) as client:
 
         def runs() -> int:
@@ -232,8 +232,8 @@ def aborted(server: Server, times: int) -> float:
             leaving.close()
             while runs():
                 pass
-            waits.append(1000 * (time.perf_counter() - begun))
-    return statistics.median(waits)
+            took.append(1000 * (time.perf_counter() - begun))
+    return statistics.median(took)
 
 
 def kill_one(server: Server, number: int) -> dict[str, float]:

@@ -322,6 +322,7 @@ class InputProcessor:
             ("stop_token_ids", params.stop_token_ids),
             ("prediction", params.prediction or ()),
             ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logprob_token_ids", params.logprob_token_ids or ()),
             ("bad_words", bad),
         ):
             self.limits.check_ids(ids, name)

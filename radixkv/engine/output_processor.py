@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome, RequestOutput
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
-from radixkv.sampling.sampler import NOTHING_LEFT, SampledToken, gather_logprobs
+from radixkv.sampling.sampler import NOTHING_LEFT, RawLogprobs, SampledToken, gather_logprobs
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
 from radixkv.scheduling.sequence import Sequence, SequenceTimes, TextSource
 
@@ -113,7 +113,7 @@ class OutputProcessor:
         try:
             sample.push(token.token_id, is_complete=sample.sampling_state.is_complete)
             if token.logprobs is not None:
-                named = name_logprobs(token.logprobs.chosen, token.logprobs.top, self._token_text)
+                named = name_logprobs(token.logprobs, self._token_text)
                 sample.record_logprobs(named)
         except ENDS_PROCESS:
             raise
@@ -140,7 +140,7 @@ class OutputProcessor:
         tokens = sample.tokens(first + 1, end + 1).tolist()
         found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
         try:
-            named = [name_logprobs(raw.chosen, raw.top, self._token_text) for raw in found]
+            named = [name_logprobs(raw, self._token_text) for raw in found]
         except ENDS_PROCESS:
             raise
         except BaseException as error:
@@ -241,7 +241,7 @@ def _ranked(samples: abc.Sequence[Sequence]) -> list[Sequence]:
 
 def _ranked_deltas(request: Request) -> list[OutputDelta]:
     """Return the n best of best_of samples, each as one delta, by mean logprob of their tokens."""
-    wanted = request.params.logprobs is not None
+    wanted = request.params.reports_logprobs
     best = _ranked(request.samples)[: request.params.n]
     return [
         _delta(
@@ -263,7 +263,7 @@ def _collect(request: Request) -> RequestOutput:
     first = request.samples[0]
     outputs = []
     for index, sample in enumerate(ranked[: params.n]):
-        wanted = params.logprobs is not None
+        wanted = params.reports_logprobs
         outputs.append(
             CompletionOutput(
                 index=index,
@@ -302,12 +302,11 @@ def _since_arrival(times: SequenceTimes) -> RequestTimes:
     return RequestTimes(*(None if mark is None else max(0.0, mark - times.arrival) for mark in marks))
 
 
-def name_logprobs(
-    chosen: tuple[int, float, int], top: list[tuple[int, float]], text_of: Callable[[int], str]
-) -> TokenLogprobs:
+def name_logprobs(raw: RawLogprobs, text_of: Callable[[int], str]) -> TokenLogprobs:
     """Turn raw logprobs into a record that carries each token's text."""
-    token_id, logprob, rank = chosen
+    token_id, logprob, rank = raw.chosen
     return TokenLogprobs(
         chosen=Logprob(token_id, logprob, rank, text_of(token_id)),
-        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(top)),
+        top=tuple(Logprob(t, value, i + 1, text_of(t)) for i, (t, value) in enumerate(raw.top)),
+        named=raw.named,
     )

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,14 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Logprobs at one position: the chosen token, then the k likeliest, likeliest first."""
+    """Logprobs at one position.
+
+    Attributes:
+        chosen: of the chosen token.
+        top: of the k likeliest, likeliest first.
+        named: natural-log probability of each token of `SamplingParams.logprob_token_ids`, by its id.
+    """
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
+    named: Mapping[int, float] = field(default_factory=dict)

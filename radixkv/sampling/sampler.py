@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -40,10 +40,11 @@ class Sampled(Protocol):
 
 @dataclass(slots=True)
 class RawLogprobs:
-    """Logprobs of one position as plain numbers: (token, logprob, rank) of the chosen one, and the top k."""
+    """Logprobs of one position as plain numbers: (token, logprob, rank) of the chosen, others' by token."""
 
     chosen: tuple[int, float, int]
     top: list[tuple[int, float]]
+    named: dict[int, float] = field(default_factory=dict)
 
 
 #: Instead of a token's id: the row is not a number.
@@ -111,7 +112,7 @@ class Sampling:
         processed: the rows that processors have changed, as they have left them.
         places: row -> its place in `processed`.
         drawing: (row, parameters, random number) of all rows to draw.
-        reported: (row, most likely tokens wanted) of all rows whose logprobs may be wanted.
+        reported: (row, parameters) of all rows whose logprobs may be wanted.
         chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
         broken: rows that are not numbers.
         logprobs: logprobs of `reported`, by row.
@@ -138,13 +139,13 @@ class Sampling:
         self.places: dict[int, int] = {}
         self.processed = self._process()
         self.drawing: list[tuple[int, SamplingParams, float]] = []
-        self.reported: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, SamplingParams]] = []
         for request, start, size in zip(requests, self.starts, sizes, strict=True):
             if not request.params.is_greedy:
                 draw_at = request.sampling_state.draw
                 self.drawing += [(start + i, request.params, draw_at(ahead + i)) for i in range(size)]
-            if request.params.logprobs is not None:
-                self.reported.extend((start + i, request.params.logprobs) for i in range(size))
+            if request.params.reports_logprobs:
+                self.reported.extend((start + i, request.params) for i in range(size))
         self.chosen: list[int]
         self.first_chosen: list[int] = []
         self.broken: list[bool]
@@ -276,19 +277,27 @@ class Sampling:
         at = to_device([j for j, _ in changed], own.device)
         return own.index_copy_(0, at, _copy(self.processed, [place for _, place in changed]))
 
-    def _logprobs(self, tokens: torch.Tensor, reported: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """Return logprobs of the chosen tokens, for `_read_logprobs`."""
+    def _logprobs(
+        self, tokens: torch.Tensor, reported: Sequence[tuple[int, SamplingParams]]
+    ) -> list[torch.Tensor]:
+        """Return logprobs of the chosen and of named tokens, for `_read_logprobs`."""
         if not reported:
             return []
         rows = [row for row, _ in reported]
         own = tokens if len(rows) == len(tokens) else _copy(tokens, rows)
-        return _logprob_columns(_rows(self.raw, rows), own, max(most for _, most in reported))
+        most = max(params.logprobs or 0 for _, params in reported)
+        named = [params.logprob_token_ids or () for _, params in reported]
+        return _logprob_columns(_rows(self.raw, rows), own, most, named)
 
-    def _read_logprobs(self, reported: Sequence[tuple[int, int]], columns: Sequence[list[float]]) -> None:
+    def _read_logprobs(
+        self, reported: Sequence[tuple[int, SamplingParams]], columns: Sequence[list[float]]
+    ) -> None:
         if reported:
             tokens = [self.chosen[row] for row, _ in reported]
-            for (row, most), own in zip(reported, _read_columns(tokens, columns), strict=True):
-                own.top = own.top[:most]
+            named = [params.logprob_token_ids or () for _, params in reported]
+            read = _read_columns(tokens, columns, named)
+            for (row, params), own in zip(reported, read, strict=True):
+                own.top = own.top[: params.logprobs or 0]
                 self.logprobs[row] = own
 
 
@@ -309,11 +318,17 @@ def gather_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -
     return _read_columns(tokens, Fetch(columns).wait())
 
 
-def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[torch.Tensor]:
-    """Return each row's logprob of its token, how many are likelier, the likeliest ids and their logprobs."""
+def _logprob_columns(
+    logits: torch.Tensor, tokens: torch.Tensor, num_top: int, named: Sequence[Sequence[int]] = ()
+) -> list[torch.Tensor]:
+    """Return each row's logprob of its token, how many are likelier, its named tokens', and the likeliest."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
     own = logprobs.gather(1, tokens[:, None])
     columns = [own, (logprobs > own).sum(dim=1)]
+    if any(named):
+        rows = [row for row, ids in enumerate(named) for _ in ids]
+        flat = [token for ids in named for token in ids]
+        columns.append(logprobs[to_device(rows, logits.device), to_device(flat, logits.device)])
     if num_top:
         columns += _likeliest(logprobs, min(num_top, logprobs.shape[1]))
     return columns
@@ -332,14 +347,20 @@ def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
     return ids.gather(1, order), values
 
 
-def _read_columns(tokens: Sequence[int], columns: Sequence[list[float]]) -> list[RawLogprobs]:
+def _read_columns(
+    tokens: Sequence[int], columns: Sequence[list[float]], named: Sequence[Sequence[int]] = ()
+) -> list[RawLogprobs]:
     values, likelier, *top = columns
+    others: list[dict[int, float]] = [{} for _ in tokens]
+    if any(named):
+        flat = iter(top.pop(0))
+        others = [dict(zip(ids, flat, strict=False)) for ids in named]
     likeliest: list[list[tuple[int, float]]] = [[] for _ in tokens]
     if top:
         size = len(top[0]) // len(tokens)
         pairs = [(int(token), value) for token, value in zip(*top, strict=True)]
         likeliest = [pairs[i * size : (i + 1) * size] for i in range(len(tokens))]
     return [
-        RawLogprobs((token, value, int(count) + 1), own)
-        for token, value, count, own in zip(tokens, values, likelier, likeliest, strict=True)
+        RawLogprobs((token, value, int(count) + 1), own, named)
+        for token, value, count, own, named in zip(tokens, values, likelier, likeliest, others, strict=True)
     ]

@@ -21,6 +21,7 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_LOGPROBS = 1024
+MAX_NAMED_LOGPROBS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_BAD_WORDS = 1024
@@ -85,6 +86,8 @@ class SamplingParams:
             which end with these tokens.
         logprobs: None: none; k >= 0: the chosen token's logprob and the k likeliest tokens'.
         prompt_logprobs: the same for the prompt's tokens.
+        logprob_token_ids: tokens whose logprobs are wanted at each place of the output, at most 128, whether
+            they are likely or not (`TokenLogprobs.named`). None: none.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: spellings of special tokens that stay in the text regardless, such as marks
@@ -124,6 +127,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     kept_special_tokens: Sequence[str] = ()
@@ -186,6 +190,14 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value, wanted = getattr(self, name), f"must be an integer from 0 to {MAX_LOGPROBS}"
             require(value is None or (is_int(value) and 0 <= value <= MAX_LOGPROBS), name, wanted, value)
+        named = self.logprob_token_ids
+        if named is not None:
+            wanted = f"must be 1 to {MAX_NAMED_LOGPROBS} token ids (integers >= 0), or None"
+            good = isinstance(named, Sequence) and not isinstance(named, str | bytes)
+            good = good and 0 < len(named) <= MAX_NAMED_LOGPROBS
+            require(
+                good and all(is_int(one) and one >= 0 for one in named), "logprob_token_ids", wanted, named
+            )
 
     def _check_stops(self) -> None:
         stop, ids = self.stop, self.stop_token_ids
@@ -229,6 +241,11 @@ class SamplingParams:
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """True if logprobs of the output are wanted."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
     def num_samples(self) -> int:

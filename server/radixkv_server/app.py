@@ -40,6 +40,7 @@ from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
 from radixkv_server.apis.ollama.routes import API as OLLAMA_API
 from radixkv_server.apis.openai.routes import API as OPENAI_API
+from radixkv_server.apis.rerank.routes import API as RERANK_API
 from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
@@ -75,6 +76,7 @@ APIS = (
     SERVICE_API,
     LLAMA_CPP_API,
     OLLAMA_API,
+    RERANK_API,
     ADAPTERS_API,
     CACHE_API,
 )

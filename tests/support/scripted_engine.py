@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import abc
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -427,8 +427,8 @@ class ScriptedEngine(EngineClient):
                     text,
                     new,
                     logprobs=None
-                    if params.logprobs is None
-                    else [_logprobs(t, params.logprobs) for t in new],
+                    if not params.reports_logprobs
+                    else [_logprobs(t, params.logprobs or 0, params.logprob_token_ids or ()) for t in new],
                     finish_reason=reason,
                     stop_reason=sample.stop_reason,
                     prompt=asked.outcome if tells else None,
@@ -477,10 +477,10 @@ def allowed_token(mask: GrammarMask, wanted: int) -> int:
     return next((token for token in (257, *b'}]"0') if token in allowed), allowed[0])
 
 
-def _logprobs(token: int, num_top: int) -> TokenLogprobs:
-    """The chosen token at -0.5; the likeliest are it and its neighbours in the vocabulary."""
+def _logprobs(token: int, num_top: int, named: Iterable[int] = ()) -> TokenLogprobs:
+    """The chosen token at -0.5; the likeliest are it and its neighbours; named at -1, -2, ..."""
     top = tuple(Logprob((token + i) % 256, -0.5 - i, i + 1) for i in range(num_top))
-    return TokenLogprobs(Logprob(token, -0.5, 1), top)
+    return TokenLogprobs(Logprob(token, -0.5, 1), top, {one: -1.0 - i for i, one in enumerate(named)})
 
 
 def _prompt_logprobs(asked: Asked) -> list[TokenLogprobs | None] | None:

@@ -20,7 +20,14 @@ from radixkv.errors import ConfigError
 from radixkv.regular_file import open_regular
 
 #: Paths that a line may name.
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/score",
+)
 
 
 class BadLine(Exception):

@@ -7,7 +7,7 @@ import re
 
 _ONE_MODEL = "this server runs the model that it was started with; GET /v1/models names it"
 _NO_VECTORS = (
-    "this server generates text and computes no vectors or scores of texts; use a model made for that. "
+    "this server generates text and computes no vectors of texts; use a model made for that. "
     "POST /v1/completions with echo and logprobs tells how likely a text is"
 )
 _NO_BATCHES = "send the requests themselves, as many at once as you like: the server queues them"
@@ -21,8 +21,12 @@ _READ = "POST /v1/chat/completions gives calls and reasoning as fields of their 
 #: Pattern of a path -> one clause; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (
     (
-        r"(/v1|/v2|/api)?/(rerank(ing)?|score|classify|pooling|encode|similarity|predict|embed.*)",
+        r"(/v1|/v2|/api)?/(classify|pooling|encode|similarity|predict|embed.*)",
         _NO_VECTORS,
+    ),
+    (
+        r"(/v1|/api)?/reranking|/api/(rerank|score)|/v2/score",
+        "POST /v1/rerank and POST /v1/score judge documents",
     ),
     (r"/v1/(moderations|audio/.*|images/.*|videos.*)", "this server takes and gives text only"),
     (r"/v1/(messages/)?batches.*", _NO_BATCHES),

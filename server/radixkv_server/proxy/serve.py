@@ -109,7 +109,7 @@ async def serve(
     beside = [asyncio.create_task(feed.run())] if is_needed else []
     if isinstance(settings.upstream, Fleet):
         beside.append(asyncio.create_task(settings.upstream.run()))
-        beside.append(asyncio.create_task(_report_states(settings.upstream, feed)))
+        beside.append(asyncio.create_task(_tell_states(settings.upstream, feed)))
     gc.freeze()  # what is here stays: collections, which hold up all streams, need not look at it
     on_ready(server.sockets[0].getsockname()[1])
     try:
@@ -128,7 +128,7 @@ def _pass_over(passage: Passage) -> None:
     """Ignore a passage, where nothing is recorded or shown."""
 
 
-async def _report_states(fleet: Fleet, feed: Feed) -> None:
+async def _tell_states(fleet: Fleet, feed: Feed) -> None:
     """Pass the states of upstreams to the console, again and again."""
     while True:
         feed.put_states(fleet.states())

@@ -62,13 +62,13 @@ class ReplicaDirectory(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in a new list of replicas from Ray Serve."""
         super().update_replicas(replicas)
-        self._publish_names()
+        self._tell()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Drop a replica found dead before Ray Serve's controller reports it."""
         super().on_replica_actor_died(replica_id)
-        self._publish_names()
+        self._tell()
 
-    def _publish_names(self) -> None:
+    def _tell(self) -> None:
         names = frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
         _WATCHED.update(f"{self.app_name}#{self._deployment_id.name}", names)

@@ -51,7 +51,7 @@ class Front:
         self._joining = Joining(engines)
         self._thread.start(self._joining.keep_up())
         engine = self._joining.engine()
-        self._thread.start(self._joining.report_queues())
+        self._thread.start(self._joining.tell_queues())
         _APP.set(_Served(create_app(engine, settings)))
 
     async def __del__(self) -> None:
@@ -137,7 +137,7 @@ class Joining:
             if self._made.done():
                 self._made.result().remove(name)
 
-    async def report_queues(self) -> None:
+    async def tell_queues(self) -> None:
         """Report the waiting time of prompts to the replicas, for Ray Serve's autoscaler, until cancelled."""
         engine = self._made.result()
         while True:

@@ -240,8 +240,8 @@ class TestTokenize:
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
-        ("POST", "/v1/rerank", "computes no vectors or scores"),
-        ("POST", "/score", "computes no vectors or scores"),
+        ("POST", "/api/rerank", "/v1/rerank"),
+        ("POST", "/classify", "computes no vectors"),
         ("POST", "/v1/batches", "the server queues them"),
         ("POST", "/v1/messages/batches", "the server queues them"),
         ("GET", "/v1/files", "keeps no files"),
@@ -251,7 +251,7 @@ class TestTokenize:
         ("POST", "/generate", "POST /v1/completions"),
         ("POST", "/flush_cache", "POST /v1/cache/reset"),
         ("POST", "/reset_prefix_cache", "POST /v1/cache/reset"),
-        ("POST", "/reranking", "computes no vectors or scores"),
+        ("POST", "/reranking", "/v1/rerank"),
         ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
         ("GET", "/models", "begins with /v1"),
         ("POST", "/v1/tokenize", "has no /v1"),
