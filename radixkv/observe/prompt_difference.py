@@ -19,8 +19,9 @@ from radixkv.observe.tools_difference import tools_breaker
 TAIL_TOKENS = 16
 #: That must be the same after a difference for a user's message to be the same one.
 _MIN_SAME_CHARS = 120
-_MAX_CHARS = 100_000  # of a message that are compared
-_CHARS_BEFORE = 1024  # of a longer one, before the place where it differs
+_MAX_CHARS = 100_000  # of a message that are compared as they are
+_MAX_DIFFERING = 12_000  # of these, from the place where they differ, that are compared word by word
+_CHARS_BEFORE = 1024  # of a message that is cut, before that place
 _MAX_EXAMPLES = 64  # messages
 _MIN_MOVED = 24  # characters of text that moved
 _SUMMARY = re.compile(
@@ -83,31 +84,52 @@ def _in_history(old: Sequence[MessageParts], new: Sequence[MessageParts]) -> Bre
     at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
     if at is None:
         return None
-    one, other = _around_difference(old[at], new[at])
-    found = _at_message([*old[:at], one, *old[at + 1 :]], [*new[:at], other, *new[at + 1 :]], at)
+    one, other = _around_difference(old[at], new[at], _MAX_CHARS)
+    if at + 1 == len(old) and _goes_on(one, other):
+        return None
+    found = rewritten(one, other) if one.role == other.role else None
+    if found is None:
+        if one.role:  # a prompt that is no chat may show its tools as JSON, which is read whole
+            one, other = _around_difference(one, other, _MAX_DIFFERING)
+        found = _changed([*old[:at], one, *old[at + 1 :]], [*new[:at], other, *new[at + 1 :]], at)
     if found is None:
         return None
     return replace(found, message=at, place=message_name([message.role for message in new], at))
 
 
-def _around_difference(one: MessageParts, other: MessageParts) -> tuple[MessageParts, MessageParts]:
-    """Return two messages with long texts cut around the first place where they differ."""
-    if max(len(one.text), len(other.text)) <= _MAX_CHARS:
+def _around_difference(
+    one: MessageParts, other: MessageParts, most: int
+) -> tuple[MessageParts, MessageParts]:
+    """Return two messages; texts that are too long are cut around the first place where they differ.
+
+    Args:
+        most: characters that may differ, and those from the place on that are kept.
+    """
+    texts = one.text, other.text
+    longest = max(map(len, texts))
+    if longest <= most:
         return one, other
-    first = common_length(one.text, other.text)
-    part = slice(max(0, first - _CHARS_BEFORE), first + _MAX_CHARS)
+    first = common_length(*texts)
+    same_after = common_length(*(text[first:][::-1] for text in texts))
+    if longest <= _MAX_CHARS and longest - first - same_after <= most:
+        return one, other
+    part = slice(max(0, first - _CHARS_BEFORE), first + most)
     return replace(one, text=one.text[part]), replace(other, text=other.text[part])
 
 
-def _at_message(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
+def _goes_on(one: MessageParts, other: MessageParts) -> bool:
+    """Tell whether a message begins with all of an earlier one."""
+    return (
+        one.role == other.role
+        and other.text.startswith(one.text)
+        and other.reasoning.startswith(one.reasoning)
+        and other.calls[: len(one.calls)] == one.calls
+    )
+
+
+def _changed(old: Sequence[MessageParts], new: Sequence[MessageParts], at: int) -> Breaker | None:
+    """Find the cause of a message that changed its meaning."""
     one, other = old[at], new[at]
-    goes_on = at + 1 == len(old) and one.role == other.role and other.text.startswith(one.text)
-    if goes_on and other.reasoning.startswith(one.reasoning) and other.calls[: len(one.calls)] == one.calls:
-        return None
-    if one.role == other.role:
-        found = rewritten(one, other)
-        if found is not None:
-            return found
     found = _drawn_anew(old, new, at) or _moved(old, new, at) or _shortened(old, new, at)
     if found is not None:
         return found

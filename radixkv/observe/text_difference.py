@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -13,6 +14,8 @@ _MAX_WORDS = 600  # of each text that are compared at once
 _MAX_LINES = 3000
 #: Numbers, words, white space, single characters; each of a script without blanks, too.
 _WORDS = re.compile(r"\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|\s+|[\s\S]")
+#: The same, without white space.
+_SEEN_WORDS = re.compile(r"\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +152,17 @@ def _joined(
 
 def share_in_common(old: str, new: str) -> float:
     """Return the share of the shorter text's words that are in the other one, at any place: 0 to 1. O(n)."""
-    counts: dict[str, int] = {}
-    one, other = (_WORDS.findall(text) for text in (old, new))
-    one, other = ([word for word in words if not word.isspace()] for words in (one, other))
-    for word in one:
-        counts[word] = counts.get(word, 0) + 1
-    same = 0
-    for word in other:
-        if counts.get(word, 0):
-            counts[word] -= 1
-            same += 1
-    return same / max(1, min(len(one), len(other)))
+    head = _end_of_word(old, common_length(old, new))
+    one, other = old[head:], new[head:]
+    tail = _end_of_word(one[::-1], common_length(one[::-1], other[::-1]))
+    both = len(_SEEN_WORDS.findall(old[:head])) + len(_SEEN_WORDS.findall(one[len(one) - tail :]))
+    counts = [Counter(_SEEN_WORDS.findall(text[: len(text) - tail])) for text in (one, other)]
+    shorter = both + min(count.total() for count in counts)
+    return (both + (counts[0] & counts[1]).total()) / max(1, shorter)
+
+
+def _end_of_word(text: str, length: int) -> int:
+    """Return the length of the beginning of a text, at most `length`, that ends with white space; 0: none."""
+    while length and not text[length - 1].isspace():
+        length -= 1
+    return length
