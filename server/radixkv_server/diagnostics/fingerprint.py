@@ -5,6 +5,11 @@
     each token of the prompt, at its position                                                one hash each
 
 No text is kept. All hashes are keyed with a secret of this process, and meaningless to others.
+
+Every chat gets its fingerprint before it runs, although few are ever asked about: which ones is not known
+until a later request names them, and then their bodies are gone. It costs little: 0.65 ms of CPU time for a
+chat of 50 messages and 15 tools with 12,000 tokens, about as much as validating its body; 2.4 ms with
+100,000 tokens.
 """
 
 from __future__ import annotations
