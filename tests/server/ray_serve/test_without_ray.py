@@ -266,7 +266,7 @@ def test_what_replicas_share_is_in_a_folder_that_nobody_else_writes_to(
     assert folder.stat().st_mode & 0o777 == 0o700
     assert private_folder() == folder
     folder.chmod(0o777)
-    with pytest.raises(ConfigError, match="nobody else may write"):
+    with pytest.raises(ConfigError, match="others can't write to"):
         private_folder()
     folder.rmdir()
     folder.symlink_to(tmp_path)
