@@ -2,7 +2,7 @@
 """OpenAPI document of an app's routes, made of the models that check their bodies.
 
 Routes read their bodies by hand, so each `Api` names the models. A model's schema says less than its
-validators check, never more: what it allows may still get a 400 that names the field.
+validators check, never more: a body that it allows may still get a 400 that names the field.
 """
 
 from __future__ import annotations
