@@ -277,7 +277,8 @@ def compaction(make: Maker, old: Chat, new: Chat) -> Label:
     way = make.rng.choice(("summary", "dropped", "cleared"))
     if way == "summary":
         summary = {"role": "user", "content": make.one_of("summaries")}
-        new["messages"] = [system, summary, *said[-make.rng.choice((1, 3, 5)) :]]
+        kept = new["messages"][make.rng.choice(_places(new, "user")[-2:]) :]
+        new["messages"] = [system, summary, *kept]
         return "compaction", 1, way
     if way == "dropped":
         new["messages"] = [system, *said[make.rng.choice((4, 8)) :]]
