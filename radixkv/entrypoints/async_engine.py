@@ -177,7 +177,7 @@ class AsyncEngine(RendersChats, EngineClient):
         Raises:
             ConfigError, ModelLoadError: see `radixkv.entrypoints.builder.build_engine`.
         """
-        from radixkv.entrypoints.builder import build_engine
+        from radixkv.entrypoints.builder import build_engine  # heavy: loaders and models
 
         restarts = config.tensor_parallel > 1 if config.restart_engine is None else config.restart_engine
         restart = RestartPolicy() if restarts else None

@@ -168,8 +168,8 @@ class _ForkServer:
 
 
 def _load(config: EngineConfig) -> LoadedModel:
-    """The model with its layers as they are served, computed on this thread alone: others are not copied."""
-    import torch
+    """Load the model with its layers as they are served, on this thread alone: others are not copied."""
+    import torch  # heavy, as what follows is: whoever asks for an engine does without it
 
     from radixkv.engine.startup import return_freed_memory
     from radixkv.model.device_paths import check_instruction_set, rewrite_layers
@@ -193,8 +193,8 @@ def _load(config: EngineConfig) -> LoadedModel:
 
 
 def _serve(loaded: LoadedModel, request: bytes, channel: Channel) -> NoReturn:
-    """In a copy."""
-    import numpy as np
+    """Serve in a copy of the process, and end it."""
+    import numpy as np  # heavy: see `_load`
     import torch
 
     status = 1
@@ -215,7 +215,7 @@ def _serve(loaded: LoadedModel, request: bytes, channel: Channel) -> NoReturn:
 
 
 def _name(name: str) -> None:
-    """Return the process name that `ps -o comm` shows."""
+    """Set the process name that `ps -o comm` shows."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
