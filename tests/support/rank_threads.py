@@ -32,6 +32,7 @@ class _Worker:
     def __init__(self, config: EngineConfig, rank: int, meeting: Path) -> None:
         self._config, self._rank, self._meeting = config, rank, meeting
         self.error: BaseException | None = None
+        self.has_loaded = threading.Event()  # or has failed
         self._theirs: list[Channel] = []
         ours = []
         for own, other in (socket.socketpair(), socket.socketpair()):
@@ -44,6 +45,7 @@ class _Worker:
         config = self._config
         try:
             loaded = load_model(config, show_progress=False)
+            self.has_loaded.set()
             communicator = Communicator(
                 self._meeting,
                 self._rank,
@@ -56,6 +58,7 @@ class _Worker:
             Rank(runner, communicator, self._theirs[1]).serve(self._theirs[0])
         except BaseException as error:
             self.error = error
+            self.has_loaded.set()
 
 
 class RankThreads:
@@ -74,6 +77,10 @@ class RankThreads:
     def meet(self, fingerprint: str, device: torch.device, *, in_order: bool) -> Communicator:
         for worker in self.workers:
             worker.thread.start()
+        for worker in self.workers:
+            worker.has_loaded.wait()
+            if worker.error is not None:
+                raise worker.error
         return Communicator(self._meeting, 0, self.size, device, in_order=in_order)
 
     def serves(self) -> None:

@@ -26,7 +26,7 @@ from radixkv.model.loading.embedded_fetch import EmbeddedModel, obtain_gguf
 from radixkv.model.loading.model_cache import folder_damage, models_folder, replace_folder, write_manifest
 
 #: Raised when the files that a conversion writes change, so that older folders are made again.
-_CONVERSION_FORMAT = 1
+_CONVERSION_FORMAT = 2
 _GENERATION_CONFIG = "generation_config.json"
 
 EMBEDDED_MODELS = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 _T = TypeVar("_T")
+
+#: Held while transformers reads a model: it changes state of its whole process meanwhile, such as how weights
+#: are initialised and tied, so that another thread's model would lack tensors.
+_ALONE = threading.Lock()
 
 
 class Pretrained:
@@ -137,6 +142,7 @@ class Pretrained:
                 raise unsupported(self.source.name, architecture_name(hf_config), reason) from error
 
         with (
+            _ALONE,
             progress_bar("Reading weights", 1, unit="percent", show=show_progress, patience=2.0) as update,
             counted_weights(update),
         ):
