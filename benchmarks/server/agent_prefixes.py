@@ -220,7 +220,9 @@ def _turns(server: LiveServer, key: str, ends: list[float]) -> list[Turn]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("-k", default="", help="only agents whose name has this text")
     options.add_argument("--json", type=Path, help="write the figures to this file")
     asked = options.parse_args()

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from radixkv.channel import Channel
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.parallel.joined_saves import HEADER, JoinedSaves
 
@@ -34,21 +35,21 @@ def own_copy(begun: threading.Event | None = None, goes_on: threading.Event | No
 
 
 @pytest.fixture
-def rank_1() -> Iterator[tuple[JoinedSaves, Connection]]:
+def rank_1() -> Iterator[tuple[JoinedSaves, Channel]]:
     """The saves of two ranks, and the connection on which the second one sends its blocks."""
-    received, sent = Pipe()
+    received, sent = map(Channel.over, socket.socketpair())
     group: Any = SimpleNamespace(workers=[SimpleNamespace(data=received)], waiting=contextlib.nullcontext)
-    with received, sent:
+    with contextlib.closing(received), contextlib.closing(sent):
         yield JoinedSaves(group), sent
 
 
-def send_block(connection: Connection, save: int) -> None:
-    connection.send_bytes(np.array((save, 0), HEADER).tobytes())
-    connection.send_bytes(bytes([save]) * RANK_BYTES)
+def send_block(connection: Channel, save: int) -> None:
+    connection.send(np.array((save, 0), HEADER).tobytes())
+    connection.send(bytes([save]) * RANK_BYTES)
 
 
 def test_a_save_that_all_ranks_have_sent_still_ends_on_the_thread_that_helps(
-    rank_1: tuple[JoinedSaves, Connection],
+    rank_1: tuple[JoinedSaves, Channel],
 ) -> None:
     saves, connection = rank_1
     for save in (7, 8, 9):
