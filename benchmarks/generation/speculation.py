@@ -70,7 +70,7 @@ def decode(engine: Engine, requests: list[list[int]], workload: str) -> dict[str
 def compare(engines: dict[str, Engine], workload: str, batch: int, rounds: int) -> dict[str, Any]:
     """One workload at one batch size, the engines in turns."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
-    every = prompts(engines["on"].tokenizer, workload)
+    every = prompts(engines["on"].model.tokenizer, workload)
     for turn in range(rounds):
         # Alone, another request each turn; the order of the engines alternates.
         requests = every[:batch] if batch > 1 else [every[turn % len(every)]]

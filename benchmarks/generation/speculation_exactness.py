@@ -92,7 +92,7 @@ def same_tokens(num_requests: int) -> dict[str, Any]:
         name: build_engine(EngineConfig(num_blocks=768, speculation=speculation, deterministic=True))
         for name, speculation in (("off", "off"), ("on", "auto"))
     }
-    every = {workload: prompts(engines["on"].tokenizer, workload) for workload in WORKLOADS}
+    every = {workload: prompts(engines["on"].model.tokenizer, workload) for workload in WORKLOADS}
     embedded = []
     for i in range(min(num_requests, ON_EMBEDDED)):
         workload = WORKLOADS[i % len(WORKLOADS)]

@@ -32,11 +32,12 @@ from typing import Any
 
 import httpx
 
-from radixkv import EngineConfig
+from radixkv import EngineConfig, SamplingParams
+from radixkv.cache.keys import EncodedTokens
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.async_engine import AsyncEngine
 from radixkv.sampling.structured import StructuredOutputs
-from radixkv.scheduling.request import Request
+from radixkv.scheduling.request import PromptLike, Request
 
 # The trials of clients are tests, and import each other by their names alone.
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests" / "support")]
@@ -79,7 +80,8 @@ class GuidedEngine(AsyncEngine):
 
     def _guided(self, request: Request) -> Request:
         prompt = request.prompt
-        ids = prompt.token_ids.tolist() if hasattr(prompt, "token_ids") else list(prompt)
+        assert isinstance(prompt, EncodedTokens)  # as the server encodes it
+        ids = prompt.token_ids.tolist()
         told = _TOLD.findall(self.tokenizer.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
         if not told:
             return request
@@ -92,12 +94,18 @@ class GuidedEngine(AsyncEngine):
             return f"<[{self.tokenizer.encode(text, add_special_tokens=False)[0]}]>"
         return json.dumps(text)
 
-    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
-        async for delta in super().stream(self._guided(request)):
+    async def stream(
+        self, prompt: PromptLike | Request, params: SamplingParams | None = None
+    ) -> AsyncGenerator[OutputDelta]:
+        assert isinstance(prompt, Request)
+        async for delta in super().stream(self._guided(prompt), params):
             yield delta
 
-    async def generate(self, request: Request) -> RequestOutput:
-        return await super().generate(self._guided(request))
+    async def generate(
+        self, prompt: PromptLike | Request, params: SamplingParams | None = None
+    ) -> RequestOutput:
+        assert isinstance(prompt, Request)
+        return await super().generate(self._guided(prompt), params)
 
 
 @dataclass

@@ -135,8 +135,10 @@ def tokenizer_of(file: GGUFFile) -> Any:
         )
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = values.get(f"tokenizer.ggml.{key}_token_id")
-        is_known = isinstance(token, int) and 0 <= token < backend.get_vocab_size()
-        options[f"{name}_token"] = backend.id_to_token(token) if is_known else None
+        if isinstance(token, int) and 0 <= token < backend.get_vocab_size():
+            options[f"{name}_token"] = backend.id_to_token(token)
+        else:
+            options[f"{name}_token"] = None
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
