@@ -210,6 +210,23 @@ class TestSampler:
         alone = sample(logits, [0, 2, 3], plain)
         assert [mixed[0], *mixed[2:]] == alone
 
+    def test_named_logprobs_are_told_beside_rows_with_other_wishes(self) -> None:
+        wishes: list[dict[str, Any]] = [
+            {"logprob_token_ids": [7, 2]},
+            {},
+            {"logprobs": 2, "logprob_token_ids": (5,)},
+            {"logprobs": 3, "temperature": 1.0},
+        ]
+        rows = [Row(SamplingParams(**{"temperature": 0.0, **wish})) for wish in wishes]
+        logits = torch.randn(len(rows), 32, generator=torch.Generator().manual_seed(1))
+        expected = torch.log_softmax(logits, 1)
+        for i, (token, wish) in enumerate(zip(sample(logits, range(4), rows), wishes, strict=True)):
+            assert (token.logprobs is None) == (not wish)
+            if token.logprobs is not None:
+                named = {one: float(expected[i, one]) for one in wish.get("logprob_token_ids", ())}
+                assert token.logprobs.named == pytest.approx(named)
+                assert len(token.logprobs.top) == wish.get("logprobs", 0)
+
     def test_logprobs_are_the_models_own(self) -> None:
         row = Row(SamplingParams(temperature=0.0, logit_bias={7: 100.0}, logprobs=0))
         logits = random_logits(1)

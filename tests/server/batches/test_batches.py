@@ -122,7 +122,7 @@ async def test_a_batch_that_was_cut_off_goes_on_and_asks_no_line_twice(tmp_path:
     again = ScriptedEngine()
     counts = await run(again, requests, answers)
     assert counts.total == 21 - done
-    assert len(again.requests) == 21 - done - (b"invalid_line" not in answers.read_bytes())
+    assert len(again.requests) == 21 - done, "the bad line had its error before anything was asked"
     assert set(answers_in(answers)) == {f"c{i}" for i in range(20)} | {21}
 
     finished = await run(again, requests, answers)
