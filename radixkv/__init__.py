@@ -105,7 +105,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ModuleNotFoundError as error:
-        from radixkv.entrypoints.extras import missing_package
+        from radixkv.entrypoints.extras import missing_package  # of use after an error alone
 
         raise missing_package(error, f"radixkv.{name}") or error from None
     value = getattr(home, name)

@@ -42,7 +42,7 @@ class EncodedTokens:
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """The tokens, int32 [len], read-only; needs numpy. O(1)."""
-        import numpy as np
+        import numpy as np  # heavy
 
         return np.frombuffer(self.data, "<i4")
 

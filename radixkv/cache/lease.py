@@ -68,7 +68,7 @@ _SPARE_ENTRIES = array("i", [0] * 4)  # room in a new block table, so that the f
 def _make_view() -> Callable[[array[int]], Any]:
     """Return the function that makes an int32 view of an array, without a copy."""
     try:
-        import numpy as np
+        import numpy as np  # heavy
     except ImportError:
         return memoryview
     return functools.partial(np.frombuffer, dtype=np.int32)

@@ -88,7 +88,7 @@ def proxy(
     Clients are given http://HOST:PORT in the place of the API's own address. Keys go through and are kept
     nowhere.
     """
-    from radixkv_server.proxy.fleet import Fleet, FleetMember
+    from radixkv_server.proxy.fleet import Fleet, FleetMember  # heavy: FastAPI
     from radixkv_server.proxy.observer import ObserverSettings
     from radixkv_server.proxy.serve import ProxySettings, serve
     from radixkv_server.proxy.upstream import Upstream

@@ -70,7 +70,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
     """Print the address, the console and a request to try; the curl line works when pasted."""
-    from radixkv.engine.startup import resident_memory
+    from radixkv.engine.startup import resident_memory  # heavy: torch or transformers
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     body = {
@@ -131,14 +131,14 @@ def serve(config: EngineConfig, settings: ServerSettings, replica_settings: Repl
     if replica_settings.ray_address is None:  # a cluster's machines have files of their own
         check_start(config, fetch=True)
     with no_collections():
-        from radixkv_server.app import check_port_is_free, serve_engine, with_tenants
+        from radixkv_server.app import check_port_is_free, serve_engine, with_tenants  # heavy: FastAPI
 
     configure_logging(settings.log_format, settings.log_level)
     if replica_settings.ray_address is None:  # a cluster's Ray Serve may listen already
         check_port_is_free(settings.host, settings.port)
     console = Console(stderr=True)
     if replica_settings.replicas is not None:
-        from radixkv_server.ray_serve.serve import serve_replicas
+        from radixkv_server.ray_serve.serve import serve_replicas  # heavy: FastAPI
 
         console.print(f"Starting {replica_settings.replicas} x {config.model} ...", highlight=False)
         serve_replicas(

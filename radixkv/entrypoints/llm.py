@@ -106,7 +106,7 @@ class LLM:
 
     @_with_arguments_of(EngineConfig)
     def __init__(self, *args: Any, tier: Tier | None = None, **options: Any) -> None:
-        from radixkv.entrypoints.builder import build_engine
+        from radixkv.entrypoints.builder import build_engine  # heavy: torch or transformers
 
         self._begin(build_engine(EngineConfig(*args, **options), tier=tier))
 

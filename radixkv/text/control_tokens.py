@@ -146,7 +146,7 @@ class ControlTokens:
 
     def _build_marked_backend(self) -> None:
         """Copy the tokenizer with every control token respelled; takes about a second, once, when needed."""
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer  # slow to import
 
         state = json.loads(self._backend.to_str())
         renamed = {text: self._open + text + self._close for text in self._spellings.values()}

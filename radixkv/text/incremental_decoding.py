@@ -260,7 +260,7 @@ def _text_filter(part: dict[str, Any]) -> Callable[[], TextFilter] | None:
 
 def _joiner(parts: list[dict[str, Any]]) -> Callable[[list[str]], str]:
     """Return a function that joins spelled tokens, by the parts of a decoder up to the joining one."""
-    from tokenizers import decoders
+    from tokenizers import decoders  # slow to import
 
     decoder = decoders.Fuse()
     decoder.__setstate__(json.dumps({"type": "Sequence", "decoders": parts}).encode())

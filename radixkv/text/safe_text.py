@@ -31,7 +31,7 @@ def _repaired(text: str) -> str:
     """Return a text without lone surrogates, and with the halves that meet joined. O(n)."""
     if len(text) <= _SHORT_CHARS:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    import numpy as np
+    import numpy as np  # heavy
 
     codes = np.array([text], f"<U{len(text)}").view("<u4").copy()
     is_lead, is_trail = codes & 0xFFFFFC00 == 0xD800, codes & 0xFFFFFC00 == 0xDC00

@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError
 def _adaptive() -> EvictionPolicy:
     """Import the one policy that computes with numpy, which the cache does without."""
     try:
-        from radixkv.cache.eviction.adaptive import Adaptive
+        from radixkv.cache.eviction.adaptive import Adaptive  # it needs numpy, which the cache does without
     except ImportError as error:
         raise ConfigError(
             f"the eviction policy adaptive computes with numpy: pip install numpy ({error})"

@@ -154,7 +154,7 @@ def audit_command(
         if json_file is not None:
             _write_json(json_file, result, rows)
     if html_file is not None:
-        from radixkv_server.console.offline_page import write_page
+        from radixkv_server.console.offline_page import write_page  # heavy: FastAPI
 
         write_page(html_file, result, _tree_of(observer), observer.coding.unit_bytes)
     print_report(Console(), result)
@@ -193,7 +193,7 @@ def _coding_of(name: str) -> PromptCoding:
     if name == BYTES:
         return byte_coding()
     require_engine("radixkv audit --model")
-    from radixkv.model.loading.loader import load_tokenizer, tokenizer_of_file
+    from radixkv.model.loading.loader import load_tokenizer, tokenizer_of_file  # heavy: torch or transformers
     from radixkv_server.recorded_prompts import ServedModelCoding
 
     path = Path(name)

@@ -54,7 +54,7 @@ def _bytes_of(messages: list[Message], tools: Any | None) -> npt.NDArray[np.uint
 
 def _load_pretrained(name: str) -> Any:
     """A transformers tokenizer from a folder, a file or the hub."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # heavy
 
     try:
         if Path(name).is_file():
@@ -79,7 +79,7 @@ def load_tokenizer(name: str) -> PromptTokenizer:
     """
     if name == "bytes":
         return _bytes_of
-    from radixkv.text.tokenizer import Tokenizer
+    from radixkv.text.tokenizer import Tokenizer  # heavy: torch or transformers
 
     tokenizer = Tokenizer(_load_pretrained(name))
 

@@ -26,7 +26,7 @@ def require_matplotlib(path: Path | None = None) -> Any:
         ConfigError: matplotlib is not installed, or it can't write that kind of file.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # optional, and slow to import
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(f"plots need matplotlib: {install_command('plot')}, or leave --plot out") from None

@@ -48,7 +48,7 @@ def typed_messages() -> Iterator[str]:
 
 def prompt_reader() -> Callable[[], str]:
     """A function that reads one message from the terminal; lines are remembered in `history_file()`."""
-    from prompt_toolkit import PromptSession
+    from prompt_toolkit import PromptSession  # optional, and slow to import
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent

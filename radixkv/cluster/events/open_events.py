@@ -23,7 +23,7 @@ def open_events(text: str | None) -> EventPublisher | None:
         return None
     spec = parse_events(text)
     try:
-        from radixkv.cluster.events.publisher import EventPublisher
+        from radixkv.cluster.events.publisher import EventPublisher  # optional: the extra `events`
     except ImportError as error:
         raise ConfigError(f"--kv-events: {error}; {install_command('events')}") from None
     return EventPublisher(spec)

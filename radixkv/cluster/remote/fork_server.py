@@ -171,7 +171,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     """Load the model with its layers as they are served, on this thread alone: others are not copied."""
     import torch  # heavy, as what follows is: whoever asks for an engine does without it
 
-    from radixkv.engine.startup import return_freed_memory
+    from radixkv.engine.startup import return_freed_memory  # heavy: torch or transformers
     from radixkv.model.device_paths import check_instruction_set, rewrite_layers
     from radixkv.model.loading.loader import load_model
 

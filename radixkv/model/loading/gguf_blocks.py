@@ -17,6 +17,7 @@ nothing is dequantised.
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,7 +50,7 @@ _Array = np.ndarray[Any, Any]
 def reason_against() -> str | None:
     """Why blocks can't be kept on this machine; None: they can."""
     try:
-        from radixkv_kernels.cpu.linear.block_method import methods
+        from radixkv_kernels.cpu.linear.block_method import methods  # needs numba, which is optional
     except ImportError:
         return "numba can't be used (the extra `cpu` installs it)"
     if not methods():
@@ -74,7 +75,7 @@ def load_gguf(
         ModelLoadError: a parameter of the model is not in the file, or has another shape there; or sizes or
             factors of frequencies that do not fit.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # heavy
 
     if not file.tensors:
         raise ModelLoadError(f"{file.path} has a vocabulary and no weights; give the model's file.")
@@ -149,7 +150,7 @@ class _Placing:
     @functools.cached_property
     def _rows(self) -> BlockRows:
         """Rows of inputs in int8, which products of blocks share; it takes numba."""
-        from radixkv_kernels.cpu.linear.block_rows import BlockRows
+        from radixkv_kernels.cpu.linear.block_rows import BlockRows  # needs numba, which is optional
 
         return BlockRows()
 
@@ -193,6 +194,7 @@ class _Placing:
             for name, value in stacked_experts(module, tensors).items():
                 setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
+        # needs numba, which is optional
         from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
         from radixkv.model.cpu_layers.packed_linear import PackedLinear
         from radixkv.model.cpu_layers.whole_weights import FileExperts
@@ -230,12 +232,11 @@ class _Placing:
     def tell_widened(self, show: bool) -> None:
         """Print which formats were rounded to bfloat16."""
         if self._widened and show:
-            import sys
-
             kinds = ", ".join(f"{count} of {name}" for name, count in sorted(self._widened.items()))
             print(f"Rounded to bfloat16, since no kernel multiplies them: {kinds}.", file=sys.stderr)
 
     def _linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
+        # needs numba, which is optional
         from radixkv.model.cpu_layers.whole_weights import FileProduct, PlainProduct
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
@@ -266,7 +267,7 @@ class _Placing:
 
     def _reordered(self, module: nn.Linear, tensor: Any) -> WholeProduct | None:
         """A product whose columns are in another order, or whose parts differ in format; None: neither."""
-        from radixkv.model.cpu_layers.whole_weights import FileProduct
+        from radixkv.model.cpu_layers.whole_weights import FileProduct  # needs numba, which is optional
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
 
         parts = getattr(tensor, "parts", [tensor])
@@ -294,7 +295,7 @@ class _Placing:
 
     def _restored(self, tensor: Any) -> _Array:
         """A tensor as float32, as the model has it."""
-        import gguf
+        import gguf  # slow to import
 
         plain = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         return np.asarray(self._conversion.restore(plain, tensor.name), dtype=np.float32)
@@ -341,7 +342,7 @@ def _is_same_but_for_ones(one: torch.Size, other: torch.Size) -> bool:
 
 
 def _embedding(module: nn.Embedding, tensor: Any) -> nn.Module:
-    from radixkv.model.cpu_layers.block_linear import BlockEmbedding
+    from radixkv.model.cpu_layers.block_linear import BlockEmbedding  # needs numba, which is optional
 
     scale = getattr(module, "embed_scale", 1.0)
     return BlockEmbedding(tensor.data, int(tensor.tensor_type), float(scale))

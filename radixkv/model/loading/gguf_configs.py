@@ -63,7 +63,7 @@ def config_of(file: GGUFFile) -> Any:
         ModelLoadError: an architecture that is not in the table, layers that differ in a size, or factors
             that do not fit the model's rotary frequencies.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig  # heavy
 
     architecture = file.architecture
     row = ARCHITECTURES.get(architecture)

@@ -55,7 +55,7 @@ def convert_gguf(source: Path, target: Path, *, show_progress: bool = True) -> N
         OSError: the target can't be written (full disk, permissions).
         ModelLoadError: the file can't be read.
     """
-    import torch
+    import torch  # heavy
 
     from radixkv.model.loading.gguf_blocks import load_gguf
     from radixkv.model.loading.gguf_tokenizer import tokenizer_of
@@ -98,7 +98,7 @@ def _untied_state(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _write_weights(state: dict[str, torch.Tensor], path: Path, show_progress: bool) -> None:
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError  # heavy
     from safetensors.torch import save_file
 
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())

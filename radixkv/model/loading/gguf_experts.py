@@ -65,7 +65,7 @@ def expected_shapes(module: Any, tensors: dict[str, Any]) -> dict[str, tuple[int
 
 def rounded_formats(module: Any, tensors: dict[str, Any]) -> list[str]:
     """Names of the formats that `pack_experts` rounds to bfloat16."""
-    from radixkv_kernels.cpu.linear.block_formats import FORMATS
+    from radixkv_kernels.cpu.linear.block_formats import FORMATS  # needs numba, which is optional
 
     kinds = [tensors[f"{name}.weight"].tensor_type for name in (*_first(module, tensors), "down")]
     if all(kind in FORMATS for kind in kinds):
@@ -88,6 +88,7 @@ def pack_experts(module: Any, tensors: dict[str, Any], rows: Any, own: range) ->
         rows: the `BlockRows` of the model.
         own: the experts that it answers for.
     """
+    # needs numba, which is optional
     from radixkv.model.cpu_layers.block_experts import BlockExperts, PackedExperts
     from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
     from radixkv_kernels.cpu.linear.block_formats import FORMATS
@@ -149,7 +150,7 @@ def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Ten
 
 def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) -> nn.Module:
     """One expert's weights, one above the other."""
-    from radixkv.model.cpu_layers.packed_linear import PackedLinear
+    from radixkv.model.cpu_layers.packed_linear import PackedLinear  # needs numba, which is optional
 
     weight = torch.cat(
         [torch.from_numpy(_dequantised(each, kind)) for each, kind in zip(data, kinds, strict=True)]
@@ -164,6 +165,6 @@ def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) ->
 
 
 def _dequantised(data: _Array, kind: Any) -> _Array:
-    import gguf
+    import gguf  # slow to import
 
     return np.array(gguf.quants.dequantize(data, kind), dtype=np.float32)

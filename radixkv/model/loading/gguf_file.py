@@ -75,7 +75,7 @@ class GGUFFile:
 
     def dequantised(self, name: str) -> ndarray[Any, Any]:
         """A tensor as float32 in the shape of its rows."""
-        import gguf
+        import gguf  # slow to import
         import numpy as np
 
         tensor = self.tensors[name]
@@ -107,7 +107,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def _open_part(path: Path) -> tuple[dict[str, Any], dict[str, FileTensor]]:
-    import numpy as np
+    import numpy as np  # heavy
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -171,7 +171,7 @@ class _Header:
 
     def _tensors(self, count: int) -> int:
         """Check the tensors; returns how many layers they belong to."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # slow to import
 
         sizes = {
             int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType if kind in GGML_QUANT_SIZES

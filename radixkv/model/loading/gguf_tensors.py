@@ -51,7 +51,7 @@ def tensor_names(model: Any, architecture: str) -> dict[str, str]:
     Args:
         architecture: the file's.
     """
-    import gguf
+    import gguf  # slow to import
 
     base = ARCHITECTURES[architecture].base
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -113,7 +113,7 @@ class JoinedTensor:
     @property
     def tensor_type(self) -> Any:
         """The format of `data`."""
-        import gguf
+        import gguf  # slow to import
 
         kinds = {part.tensor_type for part in self.parts}
         return kinds.pop() if self.is_stack and len(kinds) == 1 else gguf.GGMLQuantizationType.F32
@@ -131,7 +131,7 @@ class JoinedTensor:
     @property
     def data(self) -> Any:
         """The blocks, or float32 where the parts' formats differ; made anew each time."""
-        import gguf
+        import gguf  # slow to import
 
         if self.is_stack and len({part.tensor_type for part in self.parts}) == 1:
             return np.concatenate([part.data for part in self.parts])

@@ -104,7 +104,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
         KeyError: its vocabulary, or the scores of that, are missing.
         ModelLoadError: it has a kind of tokenizer that can't be built.
     """
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast  # heavy
 
     values = file.values
     kind = values.get("tokenizer.ggml.model")

@@ -52,7 +52,7 @@ def progress_bar(
         yield update
         update(total)
         return
-    from rich.console import Console
+    from rich.console import Console  # slow to import
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -77,7 +77,7 @@ def progress_bar(
 @contextmanager
 def counted_weights(report: Update) -> Iterator[None]:
     """Report the share of weights that transformers has read, in place of its own bar, within the block."""
-    from transformers.utils import logging
+    from transformers.utils import logging  # heavy
 
     def counted(bar: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if len(args) != 1 or not isinstance(args[0], Collection):  # not the bar of the weights

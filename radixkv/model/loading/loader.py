@@ -104,7 +104,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     Raises:
         ModelLoadError: unknown or unreachable model, unreadable tokenizer.
     """
-    from radixkv.text.tokenizer import Tokenizer
+    from radixkv.text.tokenizer import Tokenizer  # heavy: torch or transformers
 
     source = find_model(config, True, whole=False)
     with quiet_transformers():
@@ -118,7 +118,7 @@ def tokenizer_of_file(path: Path) -> Tokenizer:
     Raises:
         ModelLoadError: it can't be read.
     """
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast  # heavy
 
     from radixkv.text.tokenizer import Tokenizer
 
@@ -190,7 +190,7 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
-    import torch
+    import torch  # heavy
 
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
@@ -251,7 +251,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
 
 
 def _device(config: EngineConfig) -> torch.device:
-    import torch
+    import torch  # heavy
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
@@ -273,7 +273,7 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
     elif config.quantization is not None or config.dtype != "auto":
         reason = "--dtype and --quantization choose what the weights become instead"
     else:
-        from radixkv.model.loading.gguf_blocks import reason_against
+        from radixkv.model.loading.gguf_blocks import reason_against  # heavy: torch or transformers
 
         reason = reason_against()
     if reason is not None and config.gguf == "packed":
@@ -282,7 +282,7 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    import torch
+    import torch  # heavy
 
     if config.dtype == "auto":
         if device.type == "cpu":

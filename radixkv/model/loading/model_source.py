@@ -98,7 +98,7 @@ def _suggestion(name: str) -> str:
 
 
 def _fetch_from_hub(name: str, allow_download: bool, show_progress: bool, with_code: bool) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download  # slow to import
     from huggingface_hub.utils import disable_progress_bars
 
     if not show_progress:

@@ -70,7 +70,7 @@ class Pretrained:
             return config
         from transformers import AutoConfig
 
-        from radixkv.model.loading.model_checks import unsupported
+        from radixkv.model.loading.model_checks import unsupported  # heavy: torch or transformers
 
         def read() -> Any:
             try:
@@ -95,10 +95,10 @@ class Pretrained:
             ModelLoadError: unreadable, or in need of code that is not trusted.
         """
         if self.source.gguf_file is not None:
-            from radixkv.model.loading.gguf_tokenizer import tokenizer_of
+            from radixkv.model.loading.gguf_tokenizer import tokenizer_of  # heavy: torch or transformers
 
             return self.explained("tokenizer", lambda: tokenizer_of(self.file))
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # heavy
 
         return self.explained(
             "tokenizer", lambda: AutoTokenizer.from_pretrained(self.source.folder, **self._keywords)
@@ -112,7 +112,7 @@ class Pretrained:
         """
         if self.source.gguf_file is not None:
             return self._file_model(hf_config, show_progress, dtype).to(device)
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # heavy
 
         from radixkv.model.attention_hook import ATTENTION_NAME
         from radixkv.model.loading.model_checks import architecture_name, unsupported
@@ -165,7 +165,7 @@ class Pretrained:
         self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None, for_ranks: bool = False
     ) -> Any:
         """The model of a GGUF file, read tensor by tensor; `dtype`: dequantised, None: as blocks."""
-        from radixkv.model.loading.gguf_blocks import load_gguf
+        from radixkv.model.loading.gguf_blocks import load_gguf  # heavy: torch or transformers
 
         model = self.explained(
             "weights",
@@ -238,7 +238,7 @@ class Pretrained:
 
 def _has_causal_class(hf_config: Any) -> bool:
     """Return False if transformers has a class for text and images alone for a configuration."""
-    from transformers.models.auto.modeling_auto import (
+    from transformers.models.auto.modeling_auto import (  # heavy
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
@@ -249,7 +249,7 @@ def _has_causal_class(hf_config: Any) -> bool:
 
 def _attention(hf_config: Any) -> str:
     """Name of the attention that a model is built with."""
-    from radixkv.model.attention_hook import register_attention_hook
+    from radixkv.model.attention_hook import register_attention_hook  # heavy: torch or transformers
     from radixkv.model.own_attention import has_own_attention
 
     return "eager" if has_own_attention(str(hf_config.model_type)) else register_attention_hook()
@@ -257,7 +257,7 @@ def _attention(hf_config: Any) -> str:
 
 def _with_our_attention(model: Any) -> Any:
     """The model with all of its attention going through the hook."""
-    from radixkv.model.attention_hook import ATTENTION_NAME
+    from radixkv.model.attention_hook import ATTENTION_NAME  # heavy: torch or transformers
     from radixkv.model.latent_attention import absorb_latents
     from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' logs below errors, its progress bars and Python warnings within the block."""
-    from transformers.utils import logging
+    from transformers.utils import logging  # heavy
 
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()

@@ -148,7 +148,7 @@ def _inflate(data: bytes, most: int) -> bytes:
 
 
 def _unpack_brotli(data: bytes, most: int) -> bytes:
-    import brotli
+    import brotli  # optional
 
     packed, plain = brotli.Decompressor(), bytearray()
     while len(plain) < most and (piece := packed.process(data, output_buffer_limit=_PIECE_BYTES)):
@@ -158,7 +158,7 @@ def _unpack_brotli(data: bytes, most: int) -> bytes:
 
 
 def _unpack_zstd(data: bytes, most: int) -> bytes:
-    import zstandard
+    import zstandard  # optional
 
     packed = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     return bytes(packed.stream_reader(data, read_across_frames=True).read(most))

@@ -115,7 +115,7 @@ def _reasoning(fields: Mapping[str, Any]) -> _Table | None:
 
 def _reads_calls(given: Mapping[str, Any], chat_format: ChatFormat) -> bool:
     """Return whether transformers reads by a template the calls that a format writes."""
-    from transformers.utils.chat_parsing import parse_response
+    from transformers.utils.chat_parsing import parse_response  # heavy
 
     if _CALLS_FIELD not in given["fields"]:
         return True
