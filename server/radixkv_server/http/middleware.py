@@ -37,12 +37,15 @@ from radixkv_server.metrics.tracing import Tracing
 from radixkv_server.tenants.registry import TenantRegistry
 from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 
+logger = logging.getLogger("radixkv.server")
 access_logger = logging.getLogger("radixkv.access")
 
 #: Status of a connection that has become a WebSocket.
 STATUS_SWITCHED = 101
 # OpenAI's SDKs read the first, Anthropic's the second.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+#: Routes that balancers and scrapers ask all the time.
+_PROBES = frozenset({"/health", "/health/ready", "/metrics", "/ping"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -80,7 +83,7 @@ class RequestObserver:
         record.end()
         if self.tracing is not None:
             self.tracing.request_ended(scope, route, record)
-        if self.access_log and route not in ("/health", "/metrics"):
+        if self.access_log and route not in _PROBES:
             extra = {"fields": access_fields(scope, record)}
             access_logger.info("%s", access_line(scope, record), extra=extra)
 
@@ -178,9 +181,6 @@ def access_line(scope: Scope, record: RequestRecord) -> str:
         words.append(f"error={record.error_code}")
     words.append(f"id={record.request_id}")
     return " ".join(words)
-
-
-logger = logging.getLogger("radixkv.server")
 
 
 async def raise_router_error(request: Request, error: Exception) -> Response:

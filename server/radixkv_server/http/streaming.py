@@ -22,6 +22,8 @@ from radixkv_server.dialect import Dialect
 from radixkv_server.errors import is_expected, shutting_down, to_api_error
 from radixkv_server.http.request_record import RequestRecord
 
+logger = logging.getLogger("radixkv.server")
+
 T = TypeVar("T")
 
 
@@ -48,9 +50,6 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
             if not each.done():
                 each.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-logger = logging.getLogger("radixkv.server")
 
 
 class EventStream(Response):

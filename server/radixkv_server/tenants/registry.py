@@ -27,6 +27,8 @@ from radixkv_server.tenants.api_keys import KeyRing
 from radixkv_server.tenants.keys_file import KeysFile, read_keys_file
 from radixkv_server.tenants.tenant import Account, Limits, Tenant
 
+logger = logging.getLogger("radixkv.server")
+
 #: Assumed tokens of an answer that has not ended and has no limit.
 ASSUMED_ANSWER_TOKENS = 256
 
@@ -217,9 +219,6 @@ class RateReservation:
     def state(self) -> list[LimitState]:
         """See `Limiter.state`."""
         return self._limiter.state()
-
-
-logger = logging.getLogger("radixkv.server")
 
 
 class KeySettings(Protocol):
