@@ -149,7 +149,7 @@ class Lease:
 
     @property
     def report(self) -> MissReport:
-        """Why the tokens beyond `num_cached_tokens` were not found when the lease was acquired."""
+        """Report on the tokens beyond `num_cached_tokens`, which the lease did not find when acquired."""
         if self._report is None:
             if self.due is None:
                 self._report = MissReport(Reason.SKIPPED, self.num_tokens, 0, skipped="reports are off")

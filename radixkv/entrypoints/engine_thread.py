@@ -46,7 +46,7 @@ _NOTHING = _Command(lambda engine: None, lambda error: None)
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What every thread may use of an engine. Holds no memory of the model's.
+    """Facts and clients of an engine that every thread may use. Holds no memory of the model's.
 
     Attributes:
         summary: figures for the start-up banner; None: the engine was not made by `build_engine`.

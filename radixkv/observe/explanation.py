@@ -111,7 +111,7 @@ class MissPlace:
 
     @property
     def in_tools(self) -> bool | None:
-        """Whether it is in the text of the tools; None: not known."""
+        """True if it is in the text of the tools; None: not known."""
         return None if self.part is None else self.part == "the tools"
 
     def without_texts(self) -> MissPlace:
@@ -223,7 +223,7 @@ class Explanation:
 
     @property
     def advice(self) -> str | None:
-        """What to do, with the cause, its place and its cost; None: nothing."""
+        """One sentence: the cause, its place, its cost and the remedy; None: there is nothing to do."""
         advice = self._advice()
         if not self.tools_first_tokens:
             return advice

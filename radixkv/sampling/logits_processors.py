@@ -48,7 +48,7 @@ class LogitsProcessor(ABC):
 
     @property
     def failure(self) -> str | None:
-        """Why the request can't go on, if so: known after `apply` at the latest."""
+        """Reason why the request can't go on; None: it can. Known after `apply` at the latest."""
         return None
 
     def forced_tokens(self) -> list[int]:

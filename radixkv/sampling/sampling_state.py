@@ -76,7 +76,7 @@ class SamplingState:
 
     @property
     def failure(self) -> str | None:
-        """Why no token can be chosen, if so; None: not because of a processor."""
+        """Reason why no token can be chosen; None: no processor forbids all."""
         return next((p.failure for p in self.processors if p.failure is not None), None)
 
     def forced_tokens(self) -> list[int]:

@@ -88,7 +88,7 @@ class PrefixPin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request ends before its time: a sentence for its user, and a code for programs."""
+    """Reason why a request ends before its time: a sentence for its user, and a code for programs."""
 
     message: str
     code: str

@@ -63,6 +63,21 @@ def test_it_shows_text_not_token_ids(tmp_path: Path) -> None:
     assert 'cached   "1. Count the ships' in shown
 
 
+def test_causes_and_advice_are_those_of_a_server(tmp_path: Path) -> None:
+    old = [{"role": "system", "content": f"It is 2026-11-21 09:12. {RULES}"}, *chat("How many?")[1:]]
+    new = [{"role": "system", "content": f"It is 2026-11-21 09:47. {RULES}"}, *chat("How many?")[1:]]
+    report = tmp_path / "reports.json"
+    shown = run(write(tmp_path / "a.json", old), write(tmp_path / "b.json", new), "--json", report).output
+    first, second = json.loads(report.read_text(encoding="utf-8"))
+    assert first["breaker"] is None
+    assert second["breaker"] == {"kind": "timestamp", "place": "the system prompt"}
+    assert second["advice"] in shown
+    texts = [write(tmp_path / f"{n}.txt", f"It is 2026-11-21 09:{n}. {RULES}") for n in (12, 47)]
+    assert run(*texts, "--json", report).exit_code == 0
+    found = json.loads(report.read_text(encoding="utf-8"))[1]["breaker"]
+    assert found == {"kind": "timestamp", "place": "the prompt"}
+
+
 def test_settings_of_the_engine_come_from_a_file(tmp_path: Path) -> None:
     prompt = write(tmp_path / "a.txt", RULES)
     settings = write(tmp_path / "explain.toml", "block-size = 32\n[engine]\npin_budget = 2")

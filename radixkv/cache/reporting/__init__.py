@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a prompt missed: ghosts of evicted blocks, explanations, events."""
+"""Reports on misses: ghosts of evicted blocks, explanations, events."""

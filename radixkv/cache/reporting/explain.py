@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a prompt missed: MissReport, and how its reason is found.
+"""MissReport: the reason why a prompt missed, and the search for it.
 
 The reasons, in the order in which they are tried for the first token that was not found:
 

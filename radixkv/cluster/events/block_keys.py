@@ -67,7 +67,7 @@ def _parts(namespace: NamespaceKey) -> bytes:
 
 
 def state_name(key: int) -> int:
-    """What the state after a block is called on the wire: unlike all blocks, for who ignores the medium."""
+    """Name on the wire of the state after a block: unlike all blocks, for readers that ignore the medium."""
     return key ^ _STATE
 
 

@@ -30,7 +30,7 @@ from radixkv.cluster.events.wire import (
 
 
 class _Owner(NamedTuple):
-    """Whose blocks they are, as the wire tells it."""
+    """Owner of blocks, in the wire's terms."""
 
     key: bytes
     label: str | None

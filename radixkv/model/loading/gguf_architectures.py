@@ -21,7 +21,7 @@ _More = Callable[[Callable[..., Any], GGUFFile], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a file becomes a model of transformers.
+    """Conversion of one architecture's files to a model of transformers.
 
     Attributes:
         model_type: transformers' name of it.

@@ -48,7 +48,7 @@ _Array = np.ndarray[Any, Any]
 
 
 def reason_against() -> str | None:
-    """Why blocks can't be kept on this machine; None: they can."""
+    """Return the reason why blocks can't be kept on this machine; None: they can."""
     try:
         from radixkv_kernels.cpu.linear.block_method import methods  # needs numba, which is optional
     except ImportError:
@@ -337,7 +337,7 @@ class _Placing:
 
 
 def _is_same_but_for_ones(one: torch.Size, other: torch.Size) -> bool:
-    """Whether shapes differ in dimensions of size 1 only: those of convolutions and decays come and go."""
+    """Return True if shapes differ in dimensions of size 1 only, as those of convolutions and decays do."""
     return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 

@@ -206,14 +206,14 @@ def _mamba2_with_prefix(of: _Of, file: GGUFFile) -> dict[str, Any]:
 
 
 def _layers_with(of: _Of, file: GGUFFile, tensor: str) -> list[bool]:
-    """Whether each layer has a tensor."""
+    """Return for each layer whether it has a tensor."""
     names = set(file.tensors)
     count = of("block_count") - of("nextn_predict_layers", 0)
     return [f"blk.{layer}.{tensor}" in names for layer in range(count)]
 
 
 def _attends(of: _Of, file: GGUFFile) -> list[bool]:
-    """Whether each layer has attention."""
+    """Return for each layer whether it has attention."""
     return _layers_with(of, file, "attn_k.weight")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor of a GGUF file is which parameter of a model, and what its values and rows become."""
+"""Tables from tensors of a GGUF file to parameters of a model, with the changes to values and rows."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class JoinedTensor:
 
     @property
     def is_stack(self) -> bool:
-        """Whether the parts' rows follow each other."""
+        """True if the parts' rows follow each other."""
         return all(len(part.shape) == 2 for part in self.parts)
 
     @property
@@ -143,7 +143,7 @@ class JoinedTensor:
 
 
 class Conversion:
-    """What llama.cpp's conversion does to values and rows of tensors, by a row of the table.
+    """Row of the table: the change that llama.cpp's conversion makes to a tensor's values and rows.
 
     Args:
         config: of the model, for text.

@@ -176,7 +176,7 @@ def _byte_level(file: GGUFFile) -> Tokenizer:
 
 
 def _pre_tokenizer(file: GGUFFile) -> Any:
-    """How text is split by the file's name for it; a warning if that is unknown."""
+    """Return the splitter of text that the file names; warn if the name is unknown."""
     name = str(file.values.get("tokenizer.ggml.pre", "not stated"))
     patterns = _SPLITS.get(name)
     if patterns is None:

@@ -31,7 +31,7 @@ class Caller:
 
     @property
     def owner(self) -> Owner:
-        """Whose K/V is asked about."""
+        """Owner of the K/V that is asked about."""
         return Owner(self.tenant, self.salt, self.adapter)
 
     @property
