@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leasing: the decision what a new lease holds, copies and allocates.
+"""Leasing: the decision on blocks that a new lease holds, copies and allocates.
 
 Decide, then act: nothing changes before it is certain that the blocks can be had, so nothing has changed when
 `OutOfBlocks` is raised.
@@ -25,7 +25,7 @@ from radixkv.cache.states.lease_windows import begin
 
 
 class Leasing:
-    """Maker of the leases of one cache, with counts of what they found."""
+    """Maker of the leases of one cache; counts the tokens that they found."""
 
     def __init__(
         self,

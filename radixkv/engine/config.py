@@ -42,7 +42,7 @@ class _SettingsGroup:
         """End the chain of the groups' checks."""
 
     def require(self, condition: bool, name: str, expected: str) -> None:
-        """Raise ConfigError unless the setting is what is expected."""
+        """Raise ConfigError unless the setting has an expected value."""
         if not condition:
             raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)!r} ({place_of(name)})")
 

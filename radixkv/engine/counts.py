@@ -213,7 +213,7 @@ class Counters:
         return ended - started
 
     def snapshot(self, scheduler: Scheduler, num_generated: int, cache: CacheStats) -> EngineStats:
-        """Return these counts with those of scheduler and cache; hooks add their own."""
+        """Return these counts, and the scheduler's and the cache's; hooks add their own."""
         scheduled = scheduler.stats
         return EngineStats(
             num_waiting=scheduler.num_waiting,

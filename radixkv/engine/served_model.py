@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ServedModel: what an engine knows of its model beside the runner that computes it."""
+"""ServedModel: an engine's knowledge of its model, beside the runner that computes it."""
 
 from __future__ import annotations
 

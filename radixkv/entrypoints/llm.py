@@ -149,7 +149,7 @@ class LLM:
         return SamplingParams(**self.engine.model.default_sampling)
 
     def close(self) -> None:
-        """End the engine: its tiers write what they have. May be called again; other calls fail then."""
+        """End the engine; its tiers write their data first. May be called again; other calls fail then."""
         self._is_closed = True
         self.engine.close()
 

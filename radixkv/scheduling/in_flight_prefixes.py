@@ -104,7 +104,7 @@ class InFlightPrefixes:
         self._awaited[request] = producer, until
 
     def admitted(self, request: Sequence) -> None:
-        """Note that a request waits for nobody any more. O(1)."""
+        """Note that a request no longer waits. O(1)."""
         self._awaited.pop(request, None)
 
     def produced_until(self, request: Sequence) -> int:

@@ -144,7 +144,7 @@ class AdmissionPolicy:
         return (self.rank(request), request.arrival_order)
 
     def fits_reserve(self, num_tokens: int, reserve: int) -> bool:
-        """Return True if a prompt with so many tokens to compute may start in the reserve of a step."""
+        """Return True if a prompt with `num_tokens` to compute may start in the reserve of a step."""
         return True
 
     # ------------------------------------------------------------------ bound on overtaking

@@ -42,8 +42,8 @@ class RunningRequests:
         self._stats = stats
         self._requests: dict[int, Sequence] = {}
         self._rows: dict[int, Entry] = {}
-        self._without_row: dict[int, Sequence] = {}  # those that are no rows
-        # What the leases of rows have of their tokens; and rows by that.
+        self._without_row: dict[int, Sequence] = {}  # requests without a row
+        # The key of each row's committed tokens, and rows by that key.
         self._committed: dict[int, PrefixKey] = {}
         self._by_committed: dict[PrefixKey, dict[int, Sequence]] = {}
         self._num_by_tenant: Counter[str] = Counter()

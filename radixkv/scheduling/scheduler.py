@@ -469,7 +469,7 @@ class Scheduler:
             self._states.completed(batch.entries)
 
     def step_computed(self, num_tokens: int, seconds: float) -> None:
-        """Record how long a step of so many tokens lasted."""
+        """Record that a step of `num_tokens` took so many seconds."""
         if self._guard is not None:
             self._guard.computed(num_tokens, seconds)
 

@@ -37,7 +37,7 @@ from radixkv.observe.prompt_difference import TAIL_TOKENS
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.client_rules import CLIENT_RULES
 
-#: Causes to act upon, of what these rules do not find.
+#: Causes to act upon that these rules do not find.
 _FAULTS: dict[Reason, Fault] = {
     Reason.DIVERGED: "prompt",
     Reason.EXPIRED: "time",
