@@ -72,7 +72,7 @@ def test_causes_and_advice_are_those_of_a_server(tmp_path: Path) -> None:
     assert first["breaker"] is None
     assert second["breaker"] == {"kind": "timestamp", "place": "the system prompt"}
     assert second["advice"] in shown
-    texts = [write(tmp_path / f"{n}.txt", f"It is 2026-11-21 09:{n}. {RULES}") for n in (12, 47)]
+    texts = [write(tmp_path / f"{n}.txt", f"It is 2026-11-21 09:{n}. {RULES * 4}") for n in (12, 47)]
     assert run(*texts, "--json", report).exit_code == 0
     found = json.loads(report.read_text(encoding="utf-8"))[1]["breaker"]
     assert found == {"kind": "timestamp", "place": "the prompt"}
