@@ -82,12 +82,15 @@ def test_the_next_turn_finds_the_whole_turn_before_it(served: Served, name: str)
     served.model.thinks = template.format.thinking is not None
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Where is it warm? Ask {name}."}]
     named = {"type": "function", "function": {"name": "look_again"}}
-    before, is_exact, why = 0, True, FORCED[name]
+    before, why = 0, FORCED[name]
+    is_exact: bool | None = True  # None: the template drops thoughts of the first answer alone, and repeats
+    # those after it, but for blanks that the noise may have put between thoughts and calls
     for choice, is_parallel in (("required", True), (named, False), ("required", False)):
         fields = {"tool_choice": choice, "parallel_tool_calls": is_parallel}
         told = served.ask(template.text, messages, **fields)
         usage, answer = told["usage"], told["choices"][0]["message"]
-        assert (usage["prompt_tokens_details"]["cached_tokens"] >= before) is is_exact
+        if is_exact is not None:
+            assert (usage["prompt_tokens_details"]["cached_tokens"] >= before) is is_exact
         calls = answer["tool_calls"]
         assert told["choices"][0]["finish_reason"] == "tool_calls", answer
         assert answer["content"] is None
@@ -102,5 +105,7 @@ def test_the_next_turn_finds_the_whole_turn_before_it(served: Served, name: str)
             or (why == THOUGHTS and answer.get("reasoning_content"))
             or (why == QUOTES and any("'" in call["function"]["arguments"] for call in calls))
         )
+        if why == THOUGHTS and len(messages) > 1:
+            is_exact = None
         messages += [answer, *results]
         before = usage["prompt_tokens"] + usage["completion_tokens"] - 1  # the last token is not computed
