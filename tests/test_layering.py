@@ -37,7 +37,7 @@ FLOORS = (
     ("errors", "helper_process", "regular_file"),
     ("channel", "option_names"),
     ("engine.config", "entrypoints.extras"),
-    ("cache", "text", "cluster.loop_thread"),
+    ("cache", "images", "text", "cluster.loop_thread"),
     ("text.chat_formats", "sampling.structured"),
     ("sampling",),
     ("scheduling",),
@@ -57,6 +57,7 @@ HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 #: rest of `radixkv.entrypoints.extras.SERVING`, except inside functions that nobody needs there.
 BASE = (
     "radixkv.cache",
+    "radixkv.images",
     "radixkv.observe",
     "radixkv.observe.audit",
     "radixkv.cli.audit_command",
@@ -70,6 +71,7 @@ NOT_IN_BASE = (
 )
 TORCH_FREE = (
     "radixkv.cache",
+    "radixkv.images",
     "radixkv.tiers",
     "radixkv.cluster.events",
     "radixkv.cluster.routing",

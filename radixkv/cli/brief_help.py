@@ -43,7 +43,7 @@ PANELS: dict[str, tuple[str, str]] = {
     ),
     "Chats and answers": (
         "chat_format response_store",
-        "images normalize_clients canonical_tools tools_first trust_request_chat_template",
+        "images image_urls normalize_clients canonical_tools tools_first trust_request_chat_template",
     ),
     "Logs and metrics": (
         "log_level access_log",

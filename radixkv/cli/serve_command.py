@@ -40,6 +40,7 @@ _RENAMED = {
     "canonical_tools": "--canonical-tools",
     "tools_first": "--tools-first",
     "vllm_metrics": "--vllm-metrics",
+    "image_urls": "--image-urls",
     # Times are in seconds, by name and not by letter.
     **{
         item.name: "--" + item.name.removesuffix("_s").replace("_", "-")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from radixkv.engine.counts import EngineStats
     from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.outputs import OutputDelta, RequestOutput
+    from radixkv.images.image_processor import ImageProcessor
     from radixkv.scheduling.request import Request
     from radixkv.text.text_tokenizer import TextTokenizer
 
@@ -49,6 +50,7 @@ class EngineFacts:
         limits: of prompts.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         tokenizer: None: prompts are token ids, and answers have no text.
+        image_processor: how the model takes images; None: it does not see.
     """
 
     config: EngineConfig
@@ -57,6 +59,7 @@ class EngineFacts:
     limits: PromptLimits
     default_sampling: Mapping[str, Any]
     tokenizer: TextTokenizer | None
+    image_processor: ImageProcessor | None = None
 
 
 class EngineClient(ABC):
@@ -98,6 +101,10 @@ class EngineClient(ABC):
         tokenizer = self.facts.tokenizer
         assert tokenizer is not None, "this engine has no tokenizer"
         return tokenizer
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        return self.facts.image_processor
 
     @property
     @abstractmethod

@@ -130,6 +130,9 @@ class Request:
         session_done: no later prompt goes on from this one: when it has ended, what only it needed is evicted
             first.
         text: the prompt as text, where it was tokenised on the way; None: it came as token ids.
+        images: the images whose tokens the prompt has, in their order, as the engine's `image_processor`
+            gives
+            them.
         stream: each step gives deltas, not only the end the whole output.
 
     Attributes:
@@ -159,6 +162,7 @@ class Request:
     keep_tokens: int | None = None
     session_done: bool = False
     text: str | None = None
+    images: Sequence[Any] = ()
     stream: bool = False
     is_checked: bool = field(init=False, default=False)
     adapter: Any = field(init=False, default=None)

@@ -126,6 +126,7 @@ async def _running(context: ServerContext) -> AsyncIterator[None]:
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
         context.cache_feed.close()
+        context.images.close()
         await context.background.close()
         await context.responses.close()
         if context.tracing is not None:

@@ -15,11 +15,13 @@ from starlette.requests import HTTPConnection
 
 from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.client import EngineClient
-from radixkv.errors import EngineOverloadedError
+from radixkv.errors import ConfigError, EngineOverloadedError
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.node_names import NodeNames
 from radixkv_server.chats.call_memory import CallMemory
+from radixkv_server.chats.image_fetcher import ImageFetcher
+from radixkv_server.chats.image_loader import ImageLoader
 from radixkv_server.chats.templates import ChatTemplates
 from radixkv_server.diagnostics.fingerprint import FingerprintStore
 from radixkv_server.errors import ApiError, shutting_down
@@ -52,6 +54,7 @@ class ServerContext:
     engine: EngineClient
     settings: ServerSettings
     bodies: BodyReader
+    images: ImageLoader
     prompts: PromptEncoder
     templates: ChatTemplates
     metrics: ServerMetrics
@@ -87,7 +90,17 @@ class ServerContext:
                 settings.max_json_depth,
                 settings.max_json_parts,
                 takes_unknown=settings.unknown_fields == "warn",
-                images=settings.images,
+                images=_images(engine, settings),
+                image_urls=settings.image_urls,
+            ),
+            images=ImageLoader(
+                max_images=settings.max_images,
+                max_bytes=settings.max_image_bytes,
+                max_pixels=settings.max_image_pixels,
+                max_kept_bytes=settings.max_kept_image_bytes,
+                fetcher=ImageFetcher(settings.max_image_bytes, settings.image_url_timeout_s)
+                if settings.image_urls
+                else None,
             ),
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format, tools_first=settings.tools_first),
@@ -224,6 +237,20 @@ class ServerContext:
             param="model",
             code="model_not_found",
         )
+
+
+def _images(engine: EngineClient, settings: ServerSettings) -> str:
+    """Return what is done with images: `ServerSettings.images`, for this model.
+
+    Raises:
+        ConfigError: they are to be shown to a model that does not see.
+    """
+    if settings.images == "show" and engine.image_processor is None:
+        raise ConfigError(
+            "images is 'show', but this model does not see: leave --images out, or choose placeholder or "
+            "refuse"
+        )
+    return "show" if settings.images == "auto" and engine.image_processor is not None else settings.images
 
 
 def context_of(request: HTTPConnection) -> ServerContext:

@@ -49,6 +49,7 @@ class _TokenizerAlone:
         self.limits = PromptLimits(2**31 - 1, 2**31 - 1, 16, None)
         self.model_name = ""
         self.cache = None
+        self.image_processor = None
 
     async def tokenize(self, text: str, **options: bool) -> list[int]:
         return self.tokenizer.encode(text, **options)

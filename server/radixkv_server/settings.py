@@ -22,7 +22,7 @@ from radixkv_server.tenants.api_keys import (
 
 MIB = 1024 * 1024
 UNKNOWN_FIELDS = ("refuse", "warn")
-IMAGES = ("auto", "placeholder", "refuse")
+IMAGES = ("auto", "show", "placeholder", "refuse")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class ServerLimits:
         max_background_responses: most unfinished background responses of a tenant.
         max_websockets: most open WebSockets of a tenant.
         background_timeout_s: longest time of a background response, including its wait in the queue.
+        max_images: most images in a chat.
+        max_image_bytes: largest file of an image.
+        max_image_pixels: most pixels of an image, checked before it is decoded; all images of a chat may have
+            four times as many.
+        max_kept_image_bytes: most bytes of decoded images that are kept for later turns.
+        image_url_timeout_s: longest time for fetching an image, redirects included.
 
     Raises:
         ConfigError: a value is out of range.
@@ -69,6 +75,11 @@ class ServerLimits:
     max_background_responses: int = 64
     max_websockets: int = 256
     background_timeout_s: float = 3600.0
+    max_images: int = 100
+    max_image_bytes: int = 20 * MIB
+    max_image_pixels: int = 36_000_000
+    max_kept_image_bytes: int = 128 * MIB
+    image_url_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for item in fields(ServerLimits):
@@ -102,9 +113,11 @@ class ServerSettings(ServerLimits):
         allowed_origins: origins (`https://app.example`) that browsers may call from; `*` accepts all.
         unknown_fields: handling of fields that no API of this server knows: `refuse` the request, or ignore
             them and `warn` in the answer's `warning` header.
-        images: handling of images, files and sounds in messages, which the model can't see: `placeholder`
-            shows it a short text in their place, `refuse` refuses the request, `auto` refuses them in the
-            user's latest message, and replaces them in earlier messages and in results of tools.
+        images: handling of images, files and sounds in messages: `show` shows images to a model that sees,
+            `placeholder` shows it a short text in their place, `refuse` refuses the request, `auto` shows
+            images where the model sees; what it can't see, `auto` and `show` refuse in the user's latest
+            message, and replace in earlier messages and in results of tools.
+        image_urls: fetch images that are given by their http(s) addresses; only public addresses are reached.
         shutdown_delay_s: time after SIGTERM in which the server still listens, not ready and answering 503 to
             new requests, so that load balancers notice before connections are refused.
         shutdown_grace_s: time that running requests have after SIGTERM or SIGINT.
@@ -144,6 +157,7 @@ class ServerSettings(ServerLimits):
     allowed_origins: tuple[str, ...] = ()
     unknown_fields: str = "refuse"
     images: str = "auto"
+    image_urls: bool = False
     shutdown_delay_s: float = 1.0
     shutdown_grace_s: float = 30.0
     chat_format: str = AUTO

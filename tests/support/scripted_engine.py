@@ -37,6 +37,7 @@ from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
 from radixkv.grammar.work import Effort
+from radixkv.images.image_processor import ImageProcessor
 from radixkv.observe.advisor import Advisor
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampling_params import SamplingParams
@@ -45,6 +46,8 @@ from radixkv.scheduling.request import FinishReason, PrefixPin, Request, Request
 from radixkv.scheduling.sequence import Sequence
 from radixkv.text.incremental_decoding import ByteLevelDecoder, IncrementalDecoder
 
+#: What the template writes for an image.
+IMAGE_PLACEHOLDER = "\0"
 CONTROLS = {256: "<|im_start|>", 257: "<|im_end|>"}
 
 
@@ -111,7 +114,10 @@ class ByteTokenizer:
             if message["content"] == "refused by the template":
                 raise InvalidRequestError("the template refuses this", param="messages")
             thought = message.get("reasoning_content")
-            text = f"{message['role']}\n" + (f"think {thought}\n" if thought else "") + message["content"]
+            content = message["content"]
+            if isinstance(content, list):
+                content = "".join(part.get("text", IMAGE_PLACEHOLDER) for part in content)
+            text = f"{message['role']}\n" + (f"think {thought}\n" if thought else "") + content
             for call in message.get("tool_calls", ()):
                 text += f"call {call['function']['name']}({_as_object(call['function']['arguments'])!r})"
             ids += [256, *self.encode(text), 257]
@@ -146,6 +152,7 @@ class Asked:
     cache_key_hint: str = ""
     keep_tokens: int | None = None
     session_done: bool = False
+    images: abc.Sequence[Any] = ()
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -202,6 +209,7 @@ class ScriptedEngine(EngineClient):
         step: tokens in each delta of a stream.
         fail: called with the request and the number of tokens already given; may return an error to raise
             there, or a finish reason to end with.
+        image_processor: how images become tokens; None: the model does not see.
     """
 
     is_healthy = True
@@ -221,13 +229,20 @@ class ScriptedEngine(EngineClient):
         script: Callable[[str], str] = what_to_say,
         step: int = 1,
         fail: Callable[[Asked, int], BaseException | FinishReason | None] | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
         tokenizer = tokenizer or ByteTokenizer()
         limits = PromptLimits(
             max_model_len, context_length or max_model_len, block_size=16, vocab_size=tokenizer.vocab_size
         )
         self._facts = EngineFacts(
-            EngineConfig(), "scripted", model_fingerprint, limits, default_sampling or {}, tokenizer
+            EngineConfig(),
+            "scripted",
+            model_fingerprint,
+            limits,
+            default_sampling or {},
+            tokenizer,
+            image_processor,
         )
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
@@ -342,6 +357,7 @@ class ScriptedEngine(EngineClient):
             cache_key_hint=request.cache_key_hint,
             keep_tokens=request.keep_tokens,
             session_done=request.session_done,
+            images=request.images,
         )
         asked.outcome = self._look_up(asked)
         self.requests.append(asked)

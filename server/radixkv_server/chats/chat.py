@@ -37,6 +37,7 @@ from radixkv.text.chat_formats.formats import KnownTemplate
 from radixkv.text.chat_formats.template_input import reasoning_of
 from radixkv.text.chat_formats.thinking import Thinking
 from radixkv.text.text_tokenizer import TextTokenizer
+from radixkv_server.chats.image_marks import ImageSource, with_words
 
 Message = dict[str, Any]
 #: Where an answer has its reasoning: in fields of its own, in the content with its marks, or nowhere.
@@ -69,6 +70,7 @@ class Chat:
             reasoning as `reasoning_content`, and content as text. Called once, off the event loop if they are
             long.
         param: name of the messages' field in the body, for errors.
+        images: sources of the images whose marks the messages have, by their keys (`chats.image_marks`).
         tools: in OpenAI's form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
         unlisted_tools: further tools that may be called; messages of the prompt describe them.
         tool_choice: `auto`, `none`, `required`, or the name of the function to call.
@@ -89,6 +91,7 @@ class Chat:
     source: Sequence[Any]
     convert: Callable[[], list[Message]]
     param: str = "messages"
+    images: Mapping[str, ImageSource] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()
     unlisted_tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
@@ -133,11 +136,13 @@ class ChatPrompt:
     Attributes:
         chat: the chat before it was rendered.
         ids: tokens of the prompt; their number is not checked.
-        messages: messages given to the template.
+        messages: messages given to the template, with marks for images.
         tools: tools in the form that the prompt shows.
         template: the template's traits, and the format of the answer.
         tokenizer: of the model.
         client_rule: rule that held the client's own text constant; None: none applied.
+        images: its images, as the engine takes them.
+        image_words: words for its images, by the keys of their marks.
     """
 
     chat: Chat
@@ -147,6 +152,14 @@ class ChatPrompt:
     template: KnownTemplate
     tokenizer: TextTokenizer
     client_rule: ClientRule | None
+    images: Sequence[Any] = ()
+    image_words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown_messages(self) -> Sequence[Message]:
+        """Its messages as people and comparisons see them: with words for images."""
+        messages: Sequence[Message] = with_words(list(self.messages), self.image_words)
+        return messages
 
     @property
     def format(self) -> ChatFormat:
@@ -171,13 +184,13 @@ class ChatPrompt:
     @property
     def last_message(self) -> str:
         """Beginning of the last message with text."""
-        texts = (message.get("content") for message in reversed(self.messages))
+        texts = (message.get("content") for message in reversed(self.shown_messages))
         return next((text for text in texts if isinstance(text, str) and text), "")[:SHOWN_CHARS]
 
     @property
     def parts(self) -> MakeParts:
         """Maker of the parts by which prompts are compared."""
-        return partial(PromptParts.of_chat, self.messages, self.tools)
+        return partial(PromptParts.of_chat, self.shown_messages, self.tools)
 
     def hint(self, report: MissReport) -> str | None:
         """Name a change by the template or client to an earlier turn that explains a miss; None: no such."""
@@ -196,7 +209,7 @@ class ChatPrompt:
     def place_name(self, before: Sequence[int], after: Sequence[int]) -> str | None:
         """Name the message that contains a place, by the token ids before and after it; None: not known."""
         texts = (b"".join(map(self.tokenizer.token_bytes, ids)) for ids in (before, after))
-        return place_name(self.messages, self.tools, *texts)
+        return place_name(self.shown_messages, self.tools, *texts)
 
     def readers(self) -> AnswerReaders:
         """Make the readers of its answers."""

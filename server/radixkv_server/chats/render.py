@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.errors import InvalidRequestError
@@ -15,6 +17,9 @@ from radixkv.text.chat_formats.client_rules import ClientRule, normalized
 from radixkv.text.chat_formats.template_input import template_messages, template_tools
 from radixkv_server.chats.chat import Chat, ChatPrompt, Message
 from radixkv_server.chats.constraint import answer_constraint
+from radixkv_server.chats.image_loader import LoadedImages
+from radixkv_server.chats.image_marks import chat_keys, has_marks, template_content
+from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.grammar_places import GrammarPlaces
@@ -37,19 +42,25 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     if settings.canonical_tools:
         tools = canonical_tools(tools)  # as shown; what may be called, and how, is as the client says
     given, more = template_tools(tools, template.format, template.traits)
+    images = await context.images.load([*chat.images], chat.images, chat.param)
+    shown_keys: Sequence[str] = ()
     messages: list[Message] = []
     rule: ClientRule | None = None
 
     def convert() -> list[Message]:
-        nonlocal messages, rule
+        nonlocal messages, rule, shown_keys
         messages = chat.convert()
         if chat.orders_results:
             messages = [messages[at] for at in order_of_results(messages, chat.param)]
         if settings.normalize_clients == "on":
             messages, rule = normalized(messages)
-        return template_messages(
+        prepared = template_messages(
             messages, tools, template.format, template.traits, tools_first=settings.tools_first
         )
+        if not chat.images:
+            return prepared
+        shown_keys = [key for key in chat_keys(prepared) if key in images.shown]
+        return [_with_parts(message, images) for message in prepared]
 
     ids = await context.prompts.render_chat(
         [chat.source, () if given or more else tools],
@@ -61,7 +72,21 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     )
     if rule is not None:
         _log_rule(context, rule)
-    return ChatPrompt(chat, ids, messages, tools, template, context.engine.tokenizer, rule)
+    inputs: Sequence[Any] = ()
+    processor = context.engine.image_processor
+    if shown_keys and processor is not None:
+        rendered, shown = list(map(int, ids)), [images.shown[key] for key in shown_keys]
+        ids, inputs = await off_loop(lambda: processor.place(rendered, shown))
+    tokenizer = context.engine.tokenizer
+    return ChatPrompt(chat, ids, messages, tools, template, tokenizer, rule, inputs, images.words)
+
+
+def _with_parts(message: Message, images: LoadedImages) -> Message:
+    """Return a message as the template gets it: its images are parts of their own."""
+    content = message.get("content")
+    if not isinstance(content, str) or not has_marks(content):
+        return message
+    return {**message, "content": template_content(content, images.unshown)}
 
 
 async def chat_request(context: ServerContext, prompt: ChatPrompt) -> tuple[Request, GrammarPlaces]:
@@ -86,7 +111,8 @@ async def chat_request(context: ServerContext, prompt: ChatPrompt) -> tuple[Requ
         prompt_only=chat.prompt_only,
     )
     checkpoints = await _steady_ends(context, prompt, encoded)
-    return Request(encoded, params, checkpoints=checkpoints, **chat.request_options), places
+    options = {**chat.request_options, "images": prompt.images}
+    return Request(encoded, params, checkpoints=checkpoints, **options), places
 
 
 async def _steady_ends(context: ServerContext, prompt: ChatPrompt, encoded: EncodedTokens) -> tuple[int, ...]:

@@ -96,16 +96,23 @@ class BodyReader:
         max_parts: most arrays, objects and members of objects. Each is an object of Python's, which takes
             memory, and time in the garbage collector for all requests.
         takes_unknown: drop unknown fields with a warning instead of refusing them.
-        images: see `ServerSettings.images`.
+        images, image_urls: see `Ignored`.
     """
 
     def __init__(
-        self, max_depth: int, max_parts: int, *, takes_unknown: bool = False, images: str = "auto"
+        self,
+        max_depth: int,
+        max_parts: int,
+        *,
+        takes_unknown: bool = False,
+        images: str = "auto",
+        image_urls: bool = False,
     ) -> None:
         self._max_depth = max_depth
         self._max_parts = max_parts
         self._takes_unknown = takes_unknown
         self._images = images
+        self._image_urls = image_urls
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, request: Request, model: type[Model], max_bytes: int) -> Model:
@@ -122,6 +129,10 @@ class BodyReader:
         record.ignored += ignored
         set_text_owner(record.tenant, parsed)
         return parsed
+
+    def ignored(self) -> Ignored:
+        """Return the context for the check of another body, with nothing ignored yet."""
+        return Ignored(self._takes_unknown, self._images, self._image_urls)
 
     async def parse(
         self, body: bytes, choose: Callable[[Json], type[Model]], max_bytes: int
@@ -145,7 +156,7 @@ class BodyReader:
         value = parse_json(body, self._max_depth, self._max_parts)
         if not isinstance(value, dict):
             raise bad_request("The request body must be a JSON object.", code="invalid_json")
-        model, ignored = choose(value), Ignored(self._takes_unknown, self._images)
+        model, ignored = choose(value), self.ignored()
         try:
             return model.model_validate(value, context=ignored), ignored.describe(value)
         except ValidationError as error:

@@ -21,6 +21,8 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from pydantic import BaseModel
 
+from radixkv_server.chats.image_marks import ImageSource
+
 Json = dict[str, Any]
 State = Literal["supported", "without effect", "refused"]
 
@@ -71,15 +73,21 @@ def asks_for_nothing(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Ignored:
-    """Ignored parts of one body, as its models find them.
+    """Ignored parts of one body, and its images, as its models find them.
 
     Args:
         takes_unknown: unknown fields are dropped, not refused.
-        images: see `ServerSettings.images`.
+        images: see `ServerSettings.images`; `auto` for a model that doesn't see.
+        image_urls: see `ServerSettings.image_urls`.
+
+    Attributes:
+        sources: the images that are to be shown, by their keys.
     """
 
     takes_unknown: bool = False
     images: str = "auto"
+    image_urls: bool = False
+    sources: dict[str, ImageSource] = field(default_factory=dict)
     _noted: list[tuple[Json, str, str]] = field(default_factory=list)
     _said: list[str] = field(default_factory=list)
 

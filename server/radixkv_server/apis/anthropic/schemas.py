@@ -23,7 +23,7 @@ from radixkv_server.apis.anthropic.blocks import (
 from radixkv_server.apis.anthropic.context_edits import ContextEdits
 from radixkv_server.apis.anthropic.tools import AnthropicTool, AnyTool, KnownTool, client_tools, is_deferred
 from radixkv_server.apis.common.fields import MAX_TOOLS, ByType, RequestFields
-from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.common.media import TEXT_ONLY, WithImages
 from radixkv_server.chats.breakpoints import MAX_BREAKPOINTS, CacheControl, check_breakpoints
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel, unsupported
 from radixkv_server.http.fields import EmptyCounts, Refused, WithoutEffect
@@ -103,7 +103,7 @@ class ContinueThread(StrictModel):
 _THREAD = ByType("thread", lambda kind, known: f"thread: there is no type {kind!r}, only {known}.")
 
 
-class CountTokensRequest(StrictModel):
+class CountTokensRequest(WithImages):
     """Body of POST /v1/messages/count_tokens: all fields that determine the prompt."""
 
     messages: Annotated[list[InputMessage], FAIL_FAST, TEXT_ONLY]

@@ -69,7 +69,7 @@ async def prepare_messages(
     """Return the generation that answers a conversation."""
     model, caller = context.resolve_model(body.model), record.caller
     threads = Threads(context.responses, caller.name)
-    whole = await threads.whole(body)
+    whole = await threads.whole(body, context.bodies.ignored())
     body, context_management = await _edited(context, whole, caller)
     chat, conversation = _chat_of(context, body, caller)
     chat = replace(
@@ -177,6 +177,7 @@ def _chat_of(context: ServerContext, body: CountTokensRequest, caller: Tenant) -
     chat = Chat(
         source=[body.system, *body.messages],
         convert=lambda: conversation.convert(body, recall),
+        images=body.image_sources,
         tools=[tool.for_template() for tool in body.listed_tools],
         unlisted_tools=[tool.for_template() for tool in body.loaded_tools],
         tool_choice="auto" if choice is None else choice.name or _CHOICES[choice.type],

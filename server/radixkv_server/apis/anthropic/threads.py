@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from radixkv_server.apis.anthropic.schemas import MessagesRequest
+from radixkv_server.chats.image_marks import ImageSource, with_parts
 from radixkv_server.dialect import Json, dump
 from radixkv_server.errors import ApiError, bad_request
 from radixkv_server.http.body import as_data, validation_error
+from radixkv_server.http.fields import Ignored
 from radixkv_server.response_store import ResponseStore, StoreError
 
 logger = logging.getLogger("radixkv.server")
@@ -35,8 +37,11 @@ class Threads:
         self._store = store
         self._tenant = tenant
 
-    async def whole(self, body: MessagesRequest) -> MessagesRequest:
+    async def whole(self, body: MessagesRequest, ignored: Ignored) -> MessagesRequest:
         """Return the body of the whole conversation, as if the client had sent that. O(text).
+
+        Args:
+            ignored: context for the check of that body.
 
         Raises:
             ApiError: 404; the answer to be continued was not kept, or no longer is. 400; the body sends again
@@ -56,8 +61,9 @@ class Threads:
             "messages": [*thread["messages"], *fields["messages"]],
             "thread": {"type": "create"},
         }
+        ignored.sources.update(body.image_sources)  # the new messages have their marks already
         try:
-            return MessagesRequest.model_validate(fields)
+            return MessagesRequest.model_validate(fields, context=ignored)
         except ValidationError as error:
             raise validation_error(error, MessagesRequest) from None
 
@@ -68,7 +74,10 @@ class Threads:
         """
         if body.thread is None:
             return
-        messages = [_without_breakpoints(as_data(message)) for message in body.messages]
+        messages = [
+            _with_images(_without_breakpoints(as_data(message)), body.image_sources)
+            for message in body.messages
+        ]
         answer = {"role": "assistant", "content": list(content)}
         kept = {
             "system": as_data(body.system),
@@ -94,6 +103,22 @@ class Threads:
             )
         thread: Json = json.loads(data)
         return thread
+
+
+def _with_images(value: Json, sources: Mapping[str, ImageSource]) -> Json:
+    """Return a message or block with a block of its own for each image, also of blocks in it."""
+    content = value.get("content")
+    if isinstance(content, list):
+        content = [_with_images(block, sources) for block in content]
+    content = with_parts(content, sources, lambda text: {"type": "text", "text": text}, _image_block)
+    return value if content is None else {**value, "content": content}
+
+
+def _image_block(source: ImageSource) -> Json:
+    if source.is_address:
+        return {"type": "image", "source": {"type": "url", "url": source.data}}
+    # The media type is not read: the file says what it is.
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": source.data}}
 
 
 def _without_breakpoints(value: Json) -> Json:

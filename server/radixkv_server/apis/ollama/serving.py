@@ -41,7 +41,7 @@ async def prepare_ollama(
         request, places = await _raw(context, body), GrammarPlaces("format")
     else:
         fields = body.chat(partial(context.calls.recall, caller.name))
-        ignored = Ignored(context.settings.unknown_fields == "warn", context.settings.images)
+        ignored = context.bodies.ignored()
         chat = _checked(ChatCompletionRequest, fields, ignored)
         request, prompt, places = await completion_request(context, chat, caller)
         readers = prompt.readers()

@@ -40,7 +40,7 @@ from radixkv_server.apis.common.fields import (
     check_logprobs,
     check_stream_options,
 )
-from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.common.media import TEXT_ONLY, WithImages
 from radixkv_server.chats.breakpoints import Breakpoint, CacheControl, check_breakpoints
 from radixkv_server.chats.chat import ReasoningPlace
 from radixkv_server.errors import bad_request
@@ -390,7 +390,7 @@ AnyChatTool = Annotated[
 ]
 
 
-class ChatFields(ChatTemplateFields):
+class ChatFields(WithImages, ChatTemplateFields):
     """Fields that determine how messages are rendered."""
 
     tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None

@@ -139,6 +139,7 @@ def chat_of(
     return Chat(
         source=messages,
         convert=lambda: template_messages(messages, recall),
+        images=body.image_sources,
         tools=[tool.for_template() for tool in body.tools or ()],
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         options=options,

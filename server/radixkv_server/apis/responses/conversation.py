@@ -19,6 +19,8 @@ from radixkv_server.apis.responses.items import (
     item_id,
     messages_of,
     owner_of,
+    with_images,
+    with_marks,
 )
 from radixkv_server.apis.responses.provider_items import since_compaction
 from radixkv_server.apis.responses.schemas import ConversationFields, ResponsePromptFields
@@ -26,6 +28,7 @@ from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.stored_conversations import StoredConversations, check_ids
 from radixkv_server.apis.responses.tools import Toolbox
 from radixkv_server.chats.chat import Chat
+from radixkv_server.chats.image_marks import ImageSource
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
 from radixkv_server.errors import ApiError
@@ -53,7 +56,7 @@ async def items_of(
     if isinstance(body.input, str):
         given = [MessageItem(role="user", content=body.input)]
     found = await find_references(given, stored, conversations)
-    new = plain_items(given, found, response_id)
+    new = [with_images(item, body.image_sources) for item in plain_items(given, found, response_id)]
     if body.conversation_id is not None:
         check_ids(before, [item for item in new if item["id"] not in found], "input")
     return before, new
@@ -100,7 +103,8 @@ def chat_of(
     context: ServerContext, body: ResponsePromptFields, items: Sequence[Json], tools: Toolbox, caller: Tenant
 ) -> Chat:
     """Make the chat of a conversation's items, without items that a compaction replaced."""
-    items = since_compaction(items)
+    images: dict[str, ImageSource] = dict(body.image_sources)
+    items = [with_marks(item, images) for item in since_compaction(items)]
     options = body.template_options(trusted=context.settings.trust_request_chat_template)
     choice, allowed = tool_choice(tools.choice(plain_choice(body.tool_choice)))
 
@@ -109,6 +113,7 @@ def chat_of(
         source=[body.instructions, *items],
         convert=lambda: messages_of(body.instructions, items, tools, recall)[0],
         param="input",
+        images=images,
         tools=tools.functions,
         unlisted_tools=tools.unlisted,
         tool_choice=choice,
@@ -133,10 +138,12 @@ def marked_items(
     for plain, item in zip(new, body.input or (), strict=False):
         if isinstance(item, MessageItem | CallOutputItem):
             content = item.content if isinstance(item, MessageItem) else item.output
-            marked[id(plain)] = list(marked_parts(content))
+            marked[plain["id"]] = list(marked_parts(content))
     if not any(marked.values()):
         return []
     _, places = messages_of(body.instructions, shown, tools, lambda _, given: given)
     return [
-        (place, part) for item, place in zip(shown, places, strict=True) for part in marked.get(id(item), ())
+        (place, part)
+        for item, place in zip(shown, places, strict=True)
+        for part in marked.get(item["id"], ())
     ]

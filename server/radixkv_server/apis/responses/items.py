@@ -7,7 +7,7 @@ messages: a turn renders to the same tokens in every later turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +20,7 @@ from radixkv_server.apis.responses.configuration import UPDATE, ConfigurationIte
 from radixkv_server.apis.responses.provider_items import ProviderItem, call_of, is_provider_item, result_of
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.chats.call_memory import Recall
+from radixkv_server.chats.image_marks import ImageSource, with_parts
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -260,6 +261,44 @@ def summaries_in(items: Iterable[Json]) -> list[Json]:
 # ---------------------------------------------------------------------- messages
 
 
+def with_images(item: Json, sources: Mapping[str, ImageSource]) -> Json:
+    """Return a plain item with a part of its own for each image whose mark its text has."""
+    for name in ("content", "output"):
+        content = with_parts(item.get(name), sources, _input_text, _input_image)
+        if content is not item.get(name):
+            item = {**item, name: content}
+    return item
+
+
+def _input_text(text: str) -> Json:
+    return {"type": "input_text", "text": text}
+
+
+def _input_image(source: ImageSource) -> Json:
+    return {"type": "input_image", "image_url": source.data, "detail": source.detail}
+
+
+def with_marks(item: Json, sources: dict[str, ImageSource]) -> Json:
+    """Return a plain item with marks in place of its images, which `sources` gets by their keys."""
+    for name in ("content", "output"):
+        parts = item.get(name)
+        if isinstance(parts, list) and any(part.get("type") == "input_image" for part in parts):
+            item = {**item, name: [_marked(part, sources) for part in parts]}
+    return item
+
+
+def _marked(part: Json, sources: dict[str, ImageSource]) -> Json:
+    if part.get("type") != "input_image":
+        return part
+    source = ImageSource(part["image_url"], part["detail"], "input")
+    return _input_text(sources.setdefault(source.key, source).mark)
+
+
+def _text_of(content: str | Iterable[Json]) -> str:
+    """Return the text of a message or an output: its parts joined by line breaks."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
 def messages_of(
     instructions: str | None, items: Iterable[Json], tools: Toolbox, recall: Recall
 ) -> tuple[list[Json], list[int]]:
@@ -281,7 +320,8 @@ def messages_of(
         kind = item["type"]
         if kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
-            messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+            output = {"role": "tool", "content": _text_of(item["output"]), "tool_call_id": item["call_id"]}
+            messages.append(output)
         elif kind == UPDATE:
             pass  # see `configuration`
         elif is_provider_item(item):
@@ -300,7 +340,7 @@ def messages_of(
         elif kind == "message" and item["role"] != "assistant":
             turn = None
             role = "system" if item["role"] == "developer" else item["role"]
-            messages.append({"role": role, "content": item["content"][0]["text"]})
+            messages.append({"role": role, "content": _text_of(item["content"])})
         else:
             if turn is None or not _continues(turn, kind):
                 turn = {"role": "assistant", "content": ""}

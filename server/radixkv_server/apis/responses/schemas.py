@@ -23,7 +23,7 @@ from radixkv_server.apis.common.fields import (
     check_logprobs,
     check_stream_options,
 )
-from radixkv_server.apis.common.media import TEXT_ONLY
+from radixkv_server.apis.common.media import TEXT_ONLY, WithImages
 from radixkv_server.apis.responses.configuration import ConfigurationFields
 from radixkv_server.apis.responses.items import InputItem
 from radixkv_server.apis.responses.tools import AnyTool
@@ -89,7 +89,7 @@ AnyConversation = Annotated[
 ]
 
 
-class ConversationFields(StrictModel):
+class ConversationFields(WithImages):
     """The fields that name the conversation of a body."""
 
     input: Annotated[Annotated[list[InputItem], FAIL_FAST] | str, TEXT_ONLY] | None = None

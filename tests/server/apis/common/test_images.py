@@ -144,9 +144,11 @@ def test_a_server_may_replace_all_or_refuse_all(api: Api) -> None:
             assert "--images refuse" in answer.json()["error"]["message"]
 
 
-def test_the_setting_is_one_of_three() -> None:
-    with pytest.raises(ConfigError, match="images must be one of auto, placeholder, refuse, not 'show'"):
-        ServerSettings(images="show")
+def test_the_setting_is_one_of_four() -> None:
+    with pytest.raises(
+        ConfigError, match="images must be one of auto, show, placeholder, refuse, not 'hide'"
+    ):
+        ServerSettings(images="hide")
 
 
 @pytest.mark.parametrize(
