@@ -21,8 +21,13 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 PAIRS = make_pairs("measure", 11, 2 * len(KINDS_MADE))
 
 
+#: Pairs that one engine's advice can look into at once; each then needs 64 more lookups.
+PAIRS_OF_A_SERVER = 12
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server; with a parameter, one for each of its values."""
     folder = save_long_context_model(tmp_path_factory.mktemp("model") / "noise")
     engine = AsyncEngine.from_config(EngineConfig(str(folder), num_blocks=8192))
     keys = tuple(f"t{n}=key-{n}" for n in range(len(PAIRS) + 9))
@@ -62,7 +67,10 @@ def check(told: Any, pair: Pair) -> None:
     assert found["remedy"]
 
 
-@pytest.mark.parametrize("number", by_day(range(len(PAIRS)), *range(0, len(PAIRS), 6)))
+CASES = [(number // PAIRS_OF_A_SERVER, number) for number in range(len(PAIRS))]
+
+
+@pytest.mark.parametrize(("server", "number"), by_day(CASES, *CASES[::6]), indirect=["server"])
 def test_every_view_names_it(server: LiveServer, number: int) -> None:
     pair = PAIRS[number]
     with client_of(server, number) as client:
@@ -71,7 +79,13 @@ def test_every_view_names_it(server: LiveServer, number: int) -> None:
         compared = client.post(
             "/v1/cache/explain", json={"compare": {"prompt": plain(pair.new), "with": plain(pair.old)}}
         ).json()
-        for told in (explained, compared, send(client, pair.new)):
+        views = [explained, send(client, pair.new)]
+        if any("reasoning_content" in message for message in pair.old["messages"]):
+            # The template writes no such field: only the answer in the cache differs.
+            assert compared["shared_tokens"] == compared["with_tokens"]
+        else:
+            views.append(compared)
+        for told in views:
             check(told, pair)
         if pair.kind is not None:
             points = client.get("/v1/cache/advice").json()["data"]
