@@ -80,7 +80,7 @@ def test_every_view_names_it(server: LiveServer, number: int) -> None:
             "/v1/cache/explain", json={"compare": {"prompt": plain(pair.new), "with": plain(pair.old)}}
         ).json()
         views = [explained, send(client, pair.new)]
-        # The template writes no such field: the prompts are the same, and only the answer in the cache differs.
+        # The template writes no such field: the prompts are equal, and only the answer in the cache differs.
         is_shown = not any("reasoning_content" in message for message in pair.old["messages"])
         if is_shown:
             views.append(compared)
