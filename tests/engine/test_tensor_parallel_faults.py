@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -55,8 +56,12 @@ def server(model: str) -> Iterator[LiveServer]:
         speculation="off",
         warm_up="quick",
     )
-    with live_server(AsyncEngine.from_config(config)) as running:
+    engine = AsyncEngine.from_config(config)
+    with live_server(engine) as running:
         yield running
+    asyncio.run(engine.close())
+    # One of them may have been starting in the place of another.
+    assert not psutil.wait_procs(ranks(), timeout=30)[1]
 
 
 def answer(http: httpx.Client) -> str:
