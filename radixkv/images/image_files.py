@@ -55,9 +55,9 @@ class DecodedImage:
     look: int
 
     @property
-    def name(self) -> str:
-        """The image in words that are a function of its pixels: `3f2a9c1b 1280x720 0f1e2d3c4b5a6978`."""
-        return f"{self.digest.hex()[:8]} {self.width}x{self.height} {self.look:016x}"
+    def words(self) -> str:
+        """The image in words, a function of its pixels: `[image 3f2a9c1b 1280x720 0f1e2d3c4b5a6978]`."""
+        return f"[image {self.digest.hex()[:8]} {self.width}x{self.height} {self.look:016x}]"
 
     def thumbnail(self) -> str:
         """Return a small picture of it as a data URL, of a few kilobytes. O(pixels)."""

@@ -236,6 +236,16 @@ _BELOW_DIVERGED = (
         "this happens once; do it rarely, and at the end of the prompt where that can be",
     ),
     ("whitespace", "white space", "send back texts as they came"),
+    (
+        "image_resized",
+        "the same image at another size",
+        "shrink an image once, before its first turn, and send the same bytes again",
+    ),
+    (
+        "another_image",
+        "another image",
+        "send the images of earlier turns as they were; show new ones after them",
+    ),
     ("image_replaced", "an image that became another one or a mark", "send images back as they came"),
     ("unknown", "text that differs", "see what differs there"),
 )

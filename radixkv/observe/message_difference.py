@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from radixkv.observe.causes import Breaker, make_breaker
 from radixkv.observe.embedded_json import canonical_text, tools_in
+from radixkv.observe.image_difference import changed_image
 from radixkv.observe.prompt_parts import MessageParts
 from radixkv.observe.text_difference import TextDifference, differences, share_in_common
 from radixkv.observe.tools_difference import tools_breaker
@@ -113,6 +114,9 @@ def rewritten(old: MessageParts, new: MessageParts) -> Breaker | None:
         canonical = [squeezed(canonical_text(text)) for text in texts]
         if canonical[0] == canonical[1]:
             return make_breaker("arguments_reserialised", "", *_first(differences(*texts)))
+    image = changed_image(*texts) if same_calls else None
+    if image is not None:
+        return make_breaker(image.cause, "", image.old, image.new)
     if same_calls and any(map(_has_image, texts)):
         left = [squeezed(_IMAGE.sub("", text)) for text in texts]
         if left[0] == left[1]:

@@ -213,7 +213,7 @@ def _option_ttl(options: Mapping[str, Any]) -> float:
 def _parameters(body: Json, dialect: str, blocks: Sequence[Block]) -> str:
     names = ("tool_choice", "thinking") if dialect == "messages" else ("reasoning_effort", "reasoning")
     given = {name: body[name] for name in names if body.get(name) is not None}
-    if dialect == "messages" and any(one.kind == "media" and one.text.startswith("<image") for one in blocks):
+    if dialect == "messages" and any(one.kind == "media" and "image" in one.text[:6] for one in blocks):
         given["images"] = True
     return json.dumps(given, sort_keys=True) if given else ""
 

@@ -59,7 +59,9 @@ def _pieces(blocks: Sequence[Block], before: Block | None) -> list[str]:
     """
     pieces = []
     message, is_first = (_NO_MESSAGE, True) if before is None else (before.message, False)
-    for text, role, kind, number, name, *_ in blocks:
+    for text, role, kind, number, name, _, _, image_tokens in blocks:
+        if image_tokens:  # the words for it again and again, as long as a text of as many tokens
+            text = text * max(1, round(image_tokens / TOKENS_PER_BYTE / len(text)))
         if number != message or kind != "text" or name:
             message = number
             shown = "" if kind in ("text", "media") else kind

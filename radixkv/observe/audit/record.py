@@ -27,6 +27,7 @@ class Block(NamedTuple):
         name: name of the tool, or of the called function.
         ttl: time to live in seconds of a breakpoint at its end, or `DEFAULT_TTL`; None: no breakpoint.
         call_id: id of the call that it is, or that it is a result of; empty: none.
+        image_tokens: estimated tokens of an image, for which `text` stands; 0: it is none, or not known.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Block(NamedTuple):
     name: str = ""
     ttl: float | None = None
     call_id: str = ""
+    image_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import xxhash
 from pydantic_core import to_json
 
 from radixkv.observe.audit.record import DEFAULT_TTL, Block, BlockKind, Dialect, Json
+from radixkv.observe.audit.recorded_images import image_words, with_image_tokens
 
 _TTLS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0, "24h": 86400.0}
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
@@ -87,7 +88,8 @@ def blocks_of(body: Json, dialect: Dialect) -> tuple[tuple[Block, ...], tuple[Js
         raise NoRequest(f"tools must be a list, not {type(tools).__name__}")
     listed = tuple(tool for tool in tools if isinstance(tool, dict))
     blocks = [*map(_tool, listed), *_READERS[dialect](body)]
-    return tuple(blocks), listed
+    model = str(body.get("model") or "")
+    return tuple(with_image_tokens(block, model, dialect) for block in blocks), listed
 
 
 def _tool(tool: Json) -> Block:
@@ -190,7 +192,10 @@ def _part_text(part: Any) -> tuple[str, BlockKind]:
 
 
 def _mark(part: Json) -> str:
-    """Images and files by a digest: their data is no text of the prompt."""
+    """Images in words, and what is none or can't be read by a digest: their data is no text of the prompt."""
+    words = image_words(part)
+    if words:
+        return words
     plain = {name: value for name, value in part.items() if name not in _MARKS}
     return f"<{part.get('type')} {xxhash.xxh3_64_hexdigest(_as_json(plain).encode())}>"
 

@@ -56,7 +56,7 @@ class LoadedImages:
     @property
     def words(self) -> dict[str, str]:
         """Words for every image, by key, in which people and comparisons of prompts see it."""
-        return {**{key: f"[image {image.name}]" for key, image in self.shown.items()}, **self.unshown}
+        return {**{key: image.words for key, image in self.shown.items()}, **self.unshown}
 
 
 class ImageLoader:

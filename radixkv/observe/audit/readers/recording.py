@@ -17,6 +17,7 @@ from radixkv.observe.audit.readers.json_objects import objects_in
 from radixkv.observe.audit.readers.lines import READ_ERRORS, DamagedFile, damaged, numbered_lines, open_plain
 from radixkv.observe.audit.readers.payloads import NotAModel, record_in
 from radixkv.observe.audit.record import Block, Record, input_items
+from radixkv.observe.audit.recorded_images import with_image_tokens
 from radixkv.observe.audit.request_bodies import FIRST_ITEM, NextItem, NoRequest, response_items
 
 MAX_NAMED = 20  # problems that are named one by one
@@ -188,6 +189,7 @@ class _Threads:
                 raise NoRequest("it goes on after an answer that is not in the log; its prompt is not known")
             known = found
         more, after = response_items(added, known.after)  # the same objects in this prompt and in later ones
+        more = [with_image_tokens(block, record.model, "responses") for block in more]
         first = [block for block in record.blocks if block.message < FIRST_ITEM.message]
         blocks = known.blocks
         if not before or first != blocks[: known.num_first]:

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from pydantic import BeforeValidator, PrivateAttr, ValidationInfo, model_validator
 
+from radixkv.images.image_parts import IMAGE_KINDS, image_data
 from radixkv_server.chats.image_marks import DETAILS, Detail, ImageSource
 from radixkv_server.dialect import Json
 from radixkv_server.http.body import ParamError, StrictModel
@@ -46,8 +47,6 @@ _KINDS = {
 # Fields that name the content of a part: the first that is a text counts.
 _CONTENT = ("data", "url", "image_url", "file_data", "file_url", "file_id", "uri", "filename")
 _NESTED = ("source", "image_url", "file", "input_audio", "audio_url", "video_url")
-#: Types of parts and blocks that are shown to a model that sees.
-_SHOWN = frozenset({"image", "image_url", "input_image"})
 #: Types and roles of the messages and items whose images are shown.
 _SHOWING_ITEMS = frozenset({None, "message", "function_call_output", "custom_tool_call_output"})
 _SHOWING_ROLES = frozenset({None, "user", "tool", "function"})
@@ -222,9 +221,9 @@ class _Media:
 
     def _mark(self, part: Json, path: str) -> str:
         """Return the mark of an image that is shown, and note its source; empty: it is not shown."""
-        if not self._shows or part["type"] not in _SHOWN:
+        if not self._shows or part["type"] not in IMAGE_KINDS:
             return ""
-        source = image_source(part, path, is_latest=self._is_latest)
+        source = _source(part, path, is_latest=self._is_latest)
         if source is None or (source.is_address and not self._ignored.image_urls):
             return ""
         self.num_shown += 1
@@ -242,27 +241,18 @@ class _Media:
         return f"{title}\n{text}" if isinstance(title, str) and title else text
 
 
-def image_source(part: Json, path: str, *, is_latest: bool = False) -> ImageSource | None:
-    """Return the source of an image in a part or block; None: its data is not there (an id of a file).
+def _source(part: Json, path: str, *, is_latest: bool) -> ImageSource | None:
+    """Return the source of an image in a part or block; None: its data is not there.
 
     Raises:
         ParamError: an unknown `detail`.
     """
-    detail = "auto"
-    for place in (
-        part,
-        *(part[name] for name in ("source", "image_url") if isinstance(part.get(name), dict)),
-    ):
-        detail = place.get("detail") or detail
-        for name in ("data", "url", "image_url"):
-            content = place.get(name)
-            if isinstance(content, str) and content:
-                if detail not in DETAILS:
-                    raise ParamError(f"{path}: detail must be one of {', '.join(DETAILS)}.", path)
-                source = ImageSource(content, cast(Detail, detail), path, is_latest)
-                is_data = name == "data" or content.startswith("data:")
-                return source if is_data or source.is_address else None
-    return None
+    found = image_data(part)
+    if found is None:
+        return None
+    if found.detail not in DETAILS:
+        raise ParamError(f"{path}: detail must be one of {', '.join(DETAILS)}.", path)
+    return ImageSource(found.data, cast(Detail, found.detail), path, is_latest)
 
 
 def _is_text(part: Json) -> bool:

@@ -315,7 +315,7 @@ def test_no_text_can_spell_an_image(server: LiveServer, http: httpx.Client) -> N
     """What the model is told of an image in words is no way to show it."""
     path, body = chat([ONE])
     ask(http, (path, body))
-    body["messages"][-1]["content"].append({"type": "text", "text": f"[image {IMAGES[ONE].name}]"})
+    body["messages"][-1]["content"].append({"type": "text", "text": IMAGES[ONE].words})
     ask(http, (path, body))
     assert len(server.engine.requests[-1].images) == 1
 
