@@ -6,6 +6,7 @@ releases the lease and queues the request again. All rules of admission are in h
 the policies differ (`radixkv.scheduling.policy`):
 
  1. The first of a line, or the most urgent, may be entitled to room: running requests are preempted for it.
+    Background requests are preempted for any other one that waits for a slot or for blocks.
  2. Requests are tried in the policy's order, with those overtaken too often first in their lines.
  3. A request whose next tokens are being computed waits for them.
  4. A request fits if there are a sequence slot and the blocks, and one block of headroom is left for each
@@ -93,12 +94,41 @@ class AdmissionControl:
             self._long_prompts.begin_step()
         if not len(self._waiting):
             return None
-        request = self._policy.entitled(self._waiting.firsts(), self._running.num_of)
+        if self._running.background and self._waiting.num_foreground:
+            self._displace_background(plan)
+        request = self._policy.entitled(self._waiting.firsts(), self._running.num_foreground_of)
         if request is not None and len(self._running) and self._has_turn(plan, request):
             result = self.foresee(plan, request)
             if result not in (AdmissionResult.ADMITTED, AdmissionResult.IN_FLIGHT):
                 self._displace(plan, request)
         return request
+
+    def _displace_background(self, plan: StepPlan) -> None:
+        """Preempt background requests, the latest first, until the others that wait have slots and blocks."""
+        slots = blocks = 0
+        victims = list(self._running.background)
+        for request in self._waiting.foreground():
+            if self._in_flight.is_produced(request) or not self._has_turn(plan, request):
+                continue
+            slots += request.num_sequence_slots
+            needed = self._needed_blocks(plan, request)
+            blocks += needed
+            while victims:
+                in_pool, allowed = self._room(plan, request.namespace)
+                at_ceiling = needed > allowed and blocks <= in_pool
+                if slots <= plan.sequence_slots and blocks <= in_pool and not at_ceiling:
+                    break
+                if at_ceiling and slots <= plan.sequence_slots:
+                    shares = self._cache.shares_quota
+                    own = [one for one in victims if shares(one.namespace, request.namespace)]
+                    if not own:
+                        break
+                    victims.remove(own[-1])
+                    self.preempt(plan, own[-1])
+                else:
+                    self.preempt(plan, victims.pop())
+            if not victims:
+                return
 
     def _displace(self, plan: StepPlan, request: Sequence) -> None:
         """Preempt running requests for a waiting one, if that makes it fit."""
@@ -207,13 +237,18 @@ class AdmissionControl:
         if not len(self._running):
             return AdmissionResult.ADMITTED
         in_pool, allowed = self._room(plan, request.namespace, freed)
+        needed = self._needed_blocks(plan, request)
+        if needed <= allowed:
+            return AdmissionResult.ADMITTED
+        return AdmissionResult.AT_CEILING if needed <= in_pool else AdmissionResult.NO_BLOCKS
+
+    def _needed_blocks(self, plan: StepPlan, request: Sequence) -> int:
+        """Return the blocks that a waiting request would take beside those of its cached prefix."""
         size = self._cache.block_size
         needed = -(-request.num_tokens // size) + request.num_forks
         if not request.needs_prompt_logits:
             needed -= self._match(plan, request).num_tokens // size
-        if needed <= allowed:
-            return AdmissionResult.ADMITTED
-        return AdmissionResult.AT_CEILING if needed <= in_pool else AdmissionResult.NO_BLOCKS
+        return needed
 
     def _any_fits(self, plan: StepPlan, requests: abc.Sequence[Sequence]) -> bool:
         """Return True if trying `requests` makes sense at all: usually none fits into a pool in full use.

@@ -147,8 +147,8 @@ class LongPrompts:
         has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)
         if has_turn and not self._displaces_used(request, needed):
             return True
-        may_begin_early = self._policy.may_begin_early(request, self._running.num_of)
-        if not may_begin_early or any(other in self._early for other in rivals):
+        may_begin_early = self._policy.may_begin_early(request, self._running.num_foreground_of)
+        if not may_begin_early or request.is_background or any(other in self._early for other in rivals):
             return False
         self._early.add(request)
         return True

@@ -24,6 +24,9 @@ A request may be passed for `max_overtake` steps:
                      takes one place in `max_overtake`
 
 A request kept waiting by its own tenant's ceiling bars only that tenant: other tenants don't use its room.
+
+Background requests (`Request.background`) are a class of their own under every policy: the last rank, in a line
+of their own, never promoted, and no part of what their tenants were served.
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ if TYPE_CHECKING:  # the command line lists the policies, and does without numpy
 
 Urgency = tuple[float, int]
 MatchedTokens = Callable[[abc.Sequence["Sequence"]], abc.Sequence[int]]
+
+
+#: Line of all background requests. No tenant's line: a name has no control character.
+BACKGROUND = "\0background"
 
 
 class Barred(Enum):
@@ -109,6 +116,10 @@ class AdmissionPolicy:
 
     def line(self, request: Sequence) -> str:
         """Return the name of the request's line: there is one, or one for each tenant. O(1)."""
+        return BACKGROUND if request.is_background else self.foreground_line(request)
+
+    def foreground_line(self, request: Sequence) -> str:
+        """Return the line of a request that is no background request. O(1)."""
         return ""
 
     def sort_key(self) -> Callable[[Sequence], Urgency] | None:
@@ -137,7 +148,7 @@ class AdmissionPolicy:
 
     def rank(self, request: Sequence) -> float:
         """Return the request's class of urgency: a smaller one is tried earlier, and never passed."""
-        return 0
+        return math.inf if request.is_background else 0
 
     def urgency(self, request: Sequence) -> Urgency:
         """Return rank and arrival: a smaller pair is more urgent."""
@@ -164,7 +175,7 @@ class AdmissionPolicy:
 
         Args:
             firsts: the first of each line, in the order that the queue is kept in.
-            num_running: how many requests of a tenant run.
+            num_running: how many requests of a tenant run, background requests left out.
         """
         return None
 
@@ -265,6 +276,8 @@ class PriorityPolicy(AdmissionPolicy):
         return self.urgency
 
     def rank(self, request: Sequence) -> float:
+        if request.is_background:
+            return math.inf
         return -math.inf if request in self.passed.promoted else request.priority
 
     def overtaken(self, line: Iterable[Sequence], latest: int) -> Iterable[Sequence]:
@@ -317,7 +330,7 @@ class FairPolicy(AdmissionPolicy):
                 raise ConfigError(f"the weight of namespace {tenant!r} must be above 0, not {weight!r}")
         self.served: dict[str, float] = {}
 
-    def line(self, request: Sequence) -> str:
+    def foreground_line(self, request: Sequence) -> str:
         return tenant_of(request.namespace)
 
     def merge(self, lines: Mapping[str, Collection[Sequence]], limit: int) -> list[Sequence]:

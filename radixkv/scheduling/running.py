@@ -47,6 +47,7 @@ class RunningRequests:
         self._committed: dict[int, PrefixKey] = {}
         self._by_committed: dict[PrefixKey, dict[int, Sequence]] = {}
         self._num_by_tenant: Counter[str] = Counter()
+        self._background: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -67,17 +68,36 @@ class RunningRequests:
         """Number of a tenant's running requests. O(1)."""
         return self._num_by_tenant[tenant]
 
+    @property
+    def background(self) -> Collection[Sequence]:
+        """Running background requests in the order of their admission."""
+        return self._background.values()
+
+    def num_foreground_of(self, tenant: str) -> int:
+        """Number of a tenant's running requests without background requests. O(background requests)."""
+        return self._num_by_tenant[tenant] - sum(
+            tenant_of(request.namespace) == tenant for request in self._background.values()
+        )
+
     def rows_by_tenant(self) -> dict[str, int]:
-        """Number of rows of each running tenant, 0 included. O(tenants + requests that are no rows)."""
+        """Number of rows of each running tenant, 0 included, without background requests.
+
+        O(tenants + requests that are no rows + background requests).
+        """
         counts = dict(self._num_by_tenant)
-        for request in self._without_row.values():
+        for request in self._background.values():
             counts[tenant_of(request.namespace)] -= 1
+        for request in self._without_row.values():
+            if not request.is_background:
+                counts[tenant_of(request.namespace)] -= 1
         return counts
 
     def add(self, request: Sequence) -> None:
         """Add a request that has got a lease. O(1)."""
         self._num_by_tenant[tenant_of(request.namespace)] += 1
         self._requests[request.arrival_order] = self._without_row[request.arrival_order] = request
+        if request.is_background:
+            self._background[request.arrival_order] = request
 
     def remove(self, request: Sequence, *, flush: bool = True) -> bool:
         """Take a request out, if it is in; return True if it was a row. O(1).
@@ -87,6 +107,7 @@ class RunningRequests:
         """
         was_row = self.drop_row(request, flush=flush)
         self._without_row.pop(request.arrival_order, None)
+        self._background.pop(request.arrival_order, None)
         if self._requests.pop(request.arrival_order, None) is not None:
             tenant = tenant_of(request.namespace)
             self._num_by_tenant[tenant] -= 1
@@ -259,6 +280,7 @@ class RunningRequests:
         assert sum(len(alike) for alike in self._by_committed.values()) == len(self._rows)
         counted = Counter(tenant_of(request.namespace) for request in self._requests.values())
         assert self._num_by_tenant == counted, "the tenants' running requests are miscounted"
+        assert self._background == {k: one for k, one in self._requests.items() if one.is_background}
 
 
 def flush_tokens(request: Sequence) -> None:

@@ -43,6 +43,17 @@ from radixkv.scheduling.state_steps import StateSteps, make_state_steps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
+#: Beside other requests, background prompts get at most this part of a step's tokens: one in four.
+BACKGROUND_SHARE = 4
+
+
+def in_two(requests: abc.Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Return the background requests apart from the others, which come first."""
+    found: tuple[list[Sequence], list[Sequence]] = [], []
+    for request in requests:
+        found[request.is_background].append(request)
+    return found
+
 
 class Scheduler:
     """Admission, chunking, sharing and preemption over one `PrefixCache`. Not thread-safe.
@@ -258,7 +269,9 @@ class Scheduler:
         if len(waiting):  # it must be certain that no admission would be possible
             if num_ending or len(running) < self.max_num_seqs:
                 return None
-            if self.policy.entitled(waiting.firsts(), running.num_of) is not None:
+            if self.policy.entitled(waiting.firsts(), running.num_foreground_of) is not None:
+                return None
+            if running.background and waiting.num_foreground:
                 return None
         size, rows = self.cache.block_size, []
         for entry in entries:
@@ -272,7 +285,8 @@ class Scheduler:
             row.block_table = request.lease.block_table
             row.slot_offset = (int(row.block_table[block]) - block) * size
             request.last_scheduled_step = self.stats.num_steps
-        for tenant, count in Counter([tenant_of(row.request.namespace) for row in rows]).items():
+        served = [tenant_of(row.request.namespace) for row in rows if not row.request.is_background]
+        for tenant, count in Counter(served).items():
             self.policy.on_served(tenant, count)
         self.stats.num_steps += 1
         self.stats.num_steps_ahead += 1
@@ -304,7 +318,8 @@ class Scheduler:
         entitled = admission.make_room(plan)
         prompts = self._schedule_decodes(plan)
         plan.num_prompts = len(prompts) + len(waiting)
-        order = admission.in_order(plan, entitled)
+        order, order_behind = in_two(admission.in_order(plan, entitled))
+        prompts, prompts_behind = in_two(prompts)
         if order:
             plan.set_reserve()
         admission.admit_in_order(plan, admission.more_urgent(order, prompts))
@@ -313,6 +328,8 @@ class Scheduler:
         plan.reserve = 0
         self._schedule_prompts(plan, [r for r in prompts if r.arrival_order not in plan.entries])
         self._spend_rest(plan, postponed)
+        if prompts_behind or order_behind:
+            self._fill_behind(plan, prompts_behind, order_behind)
         if self._drafter is not None and plan.budget > 0:
             self._add_drafts(plan, self._drafter)
         if plan.is_empty and len(waiting) and not plan.stuck:
@@ -320,8 +337,28 @@ class Scheduler:
         waiting.count_passed(plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken)
         if waiting.promotes:
             for request in self._running.without_row:
-                if request.last_scheduled_step < plan.number - self.config.max_overtake:
+                is_late = request.last_scheduled_step < plan.number - self.config.max_overtake
+                if is_late and not request.is_background:
                     self.policy.passed.promoted.add(request)
+
+    def _fill_behind(
+        self, plan: StepPlan, prompts: abc.Sequence[Sequence], order: abc.Sequence[Sequence]
+    ) -> None:
+        """Give background requests what the others have left of the step.
+
+        Beside others that run, they get a share of its tokens, so that steps stay short; none is admitted
+        while one of the others waits.
+        """
+        kept_back = 0
+        if len(self._running.background) < len(self._running):
+            kept_back = max(0, plan.budget - self.max_num_batched_tokens // BACKGROUND_SHARE)
+        plan.budget -= kept_back
+        self._schedule_prompts(plan, prompts)
+        postponed: list[Sequence] = []
+        if not self._waiting.num_foreground:
+            postponed = self._admission.admit_in_order(plan, order)
+        self._spend_rest(plan, postponed)
+        plan.budget += kept_back
 
     def _fill_with(self, plan: StepPlan, request: Sequence) -> None:
         """Schedule nothing but this request."""
@@ -446,7 +483,8 @@ class Scheduler:
         for entry in entries:
             end = min(entry.start + entry.count, entry.request.num_prompt_tokens)
             self.stats.computed_prompt_tokens += max(0, end - entry.start)
-            self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
+            if not entry.request.is_background:
+                self.policy.on_served(tenant_of(entry.request.namespace), entry.count)
         drop_idle_copies(entries, self.cache.block_size)
         batch = build_batch(rows + entries, self.cache.block_size, len(rows))
         if self._states is not None:

@@ -170,6 +170,10 @@ class Sequence:
     def priority(self) -> int:
         return self.request.priority
 
+    @property
+    def is_background(self) -> bool:
+        return self.request.background
+
     def append(self, token_id: int) -> None:
         """Add an output token; O(1) amortised."""
         if self.num_tokens == len(self._tokens):

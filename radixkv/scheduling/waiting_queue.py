@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from sortedcontainers import SortedKeyList
 
-from radixkv.scheduling.policy import AdmissionPolicy, Barred, MatchedTokens
+from radixkv.scheduling.policy import BACKGROUND, AdmissionPolicy, Barred, MatchedTokens
 from radixkv.scheduling.sequence import Sequence
 
 # Most waiting requests that are looked at in one step.
@@ -43,7 +43,8 @@ class WaitingQueue:
 
     def add(self, request: Sequence) -> None:
         """Add a new request at the end. O(1); O(log n) or O(tenants) where the policy needs it."""
-        self._policy.on_arrival(request, self._lines.keys())
+        if not request.is_background:
+            self._policy.on_arrival(request, self._lines.keys() - {BACKGROUND})
         self.put_back(request)
 
     def put_back(self, request: Sequence) -> None:
@@ -84,17 +85,45 @@ class WaitingQueue:
             found.sort(key=lambda request: request.arrival_order)
         return found
 
-    def firsts(self) -> Iterator[Sequence]:
-        """Iterate over the first of each line, in the order that is kept. O(1) each."""
+    @property
+    def num_background(self) -> int:
+        return len(self._lines.get(BACKGROUND, ()))
+
+    @property
+    def num_foreground(self) -> int:
+        return self._length - self.num_background
+
+    def foreground(self) -> Iterator[Sequence]:
+        """Iterate over the requests that are no background requests, by line or by urgency."""
         if self._by_urgency is not None:
-            return iter(self._by_urgency[:1])
-        return (next(iter(self._line(name))) for name in list(self._lines))
+            return islice(self._by_urgency, self.num_foreground)
+        return chain.from_iterable(self._line(name) for name in list(self._lines) if name != BACKGROUND)
+
+    def firsts(self) -> Iterator[Sequence]:
+        """Iterate over the first of each line but the background's, in the order that is kept. O(1) each."""
+        if self._by_urgency is not None:
+            return islice(self._by_urgency, min(1, self.num_foreground))
+        return (next(iter(self._line(name))) for name in list(self._lines) if name != BACKGROUND)
 
     def in_order_of_trial(self, matched_tokens: MatchedTokens) -> list[Sequence]:
-        """Return at most `LOOKAHEAD` requests in the order of trial. O(n log n) for n looked at."""
+        """Return at most `LOOKAHEAD` requests in the order of trial, background requests last.
+
+        O(n log n) for n looked at.
+        """
         if self._by_urgency is not None:
             return list(islice(self._by_urgency, LOOKAHEAD))
-        waiting = self._policy.merge({name: self._line(name) for name in list(self._lines)}, LOOKAHEAD)
+        lines = {name: self._line(name) for name in list(self._lines)}
+        background = lines.pop(BACKGROUND, None)
+        order = self._ordered(lines, LOOKAHEAD, matched_tokens)
+        if background is not None and len(order) < LOOKAHEAD:
+            order += self._ordered({BACKGROUND: background}, LOOKAHEAD - len(order), matched_tokens)
+        return order
+
+    def _ordered(
+        self, lines: Mapping[str, Collection[Sequence]], limit: int, matched_tokens: MatchedTokens
+    ) -> list[Sequence]:
+        """Return at most `limit` requests of these lines in the order of trial."""
+        waiting = self._policy.merge(lines, limit)
         if not waiting:
             return []
         ordered = list(self._policy.order(waiting, matched_tokens))
@@ -143,7 +172,7 @@ class WaitingQueue:
             for request in self._policy.overtaken(self._line(name), latest):
                 num_steps = steps(request)
                 passed.overtaken[request] = count = passed.overtaken.get(request, 0) + num_steps
-                if self._by_urgency is None:
+                if self._by_urgency is None or name == BACKGROUND:
                     continue
                 if count >= self._bound:
                     self._promote(request, self._by_urgency)
