@@ -89,6 +89,10 @@ class EngineStoppedError(RadixKVError):
 ENDS_ENGINE = (*ENDS_PROCESS, EngineStoppedError)
 
 
+class OutOfDeviceMemoryError(RadixKVError):
+    """The device had no memory for what a step computes beside its K/V; a smaller step may have."""
+
+
 class OutOfBlocks(RadixKVError):
     """Fewer blocks can be had (free or evictable) than were asked for; nothing was changed.
 

@@ -48,6 +48,7 @@ from radixkv.errors import (
     ContextLengthExceededError,
     EngineOverloadedError,
     InvalidRequestError,
+    OutOfDeviceMemoryError,
 )
 from radixkv.sampling.sampler import SampledToken
 from radixkv.sampling.sampling_params import SamplingParams
@@ -358,6 +359,14 @@ class Engine:
         """Take a step back in which runner or sampler failed: its requests wait again."""
         self._counters.pause()
         requests = self.scheduler.rollback(batch)
+        if isinstance(error, OutOfDeviceMemoryError) and self.scheduler.lower_budget(batch.num_tokens):
+            logger.warning(
+                "no memory for a step of %d tokens: steps have at most %d from now on. Lower "
+                "--gpu-memory-utilization or --max-num-batched-tokens",
+                batch.num_tokens,
+                self.scheduler.max_num_batched_tokens,
+            )
+            return
         if not isinstance(error, ENDS_ENGINE):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
         for request, failure in self._faults.step_failed(requests, error):

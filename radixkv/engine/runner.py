@@ -164,6 +164,7 @@ class Runner(Protocol):
 
         Raises:
             EngineStoppedError: `failure` is set.
+            OutOfDeviceMemoryError: for a batch of this size.
             BaseException: whatever else went wrong. Slots that the batch names may have been written; the
                 caller rolls them back.
         """

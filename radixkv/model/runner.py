@@ -30,7 +30,7 @@ from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import first_steps
 from radixkv.model.whole_vectors import AlignedActivations
-from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.device_arrays import frees_memory, to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
 from radixkv_kernels import AttentionPlan, Bytes, GroupedKV, KVLayout, KVSpec, make_backend, make_kv
@@ -248,6 +248,7 @@ class ModelRunner:
         """See `radixkv.engine.runner.Runner`."""
         self.kv.load_blocks(blocks, data)
 
+    @frees_memory()
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step.

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on their way to the logits' device and back, without waiting on the way there."""
+"""Arrays on their way to the logits' device and back, without waiting on the way there; its lack of memory."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from radixkv.errors import OutOfDeviceMemoryError
 
 
 def to_device(array: np.ndarray[Any, Any] | Sequence[int], device: torch.device) -> torch.Tensor:
@@ -45,3 +48,21 @@ class Fetch:
         self._copied.synchronize()
         numbers = iter(self._numbers.tolist())
         return [list(itertools.islice(numbers, len(column))) for column in self._flat]
+
+
+@contextmanager
+def frees_memory() -> Iterator[None]:
+    """Return what torch keeps for later to the device if memory runs out in this block.
+
+    Its parts may each have been too small, and be enough together.
+
+    Raises:
+        OutOfDeviceMemoryError: it ran out.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        lines = str(error).splitlines()
+        error.__traceback__ = None  # its frames hold the tensors of the step
+        torch.cuda.empty_cache()
+        raise OutOfDeviceMemoryError(lines[0] if lines else "out of memory") from None

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from radixkv.sampling.device_arrays import Fetch, to_device
+from radixkv.sampling.device_arrays import Fetch, frees_memory, to_device
 from radixkv.sampling.draws import draw
 from radixkv.sampling.logits_processors import apply_processors, prepare_processors
 from radixkv.sampling.sampling_params import SamplingParams
@@ -118,6 +118,7 @@ class Sampling:
         logprobs: logprobs of `reported`, by row.
     """
 
+    @frees_memory()
     def __init__(
         self,
         logits: torch.Tensor,
@@ -241,6 +242,7 @@ class Sampling:
             return drawn.tokens, drawn.missing
         return tokens.index_copy(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
 
+    @frees_memory()
     def runs(self) -> list[list[SampledToken]]:
         """Return the tokens of each request: the agreeing beginning of its draft, and one more.
 

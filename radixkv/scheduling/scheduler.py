@@ -506,6 +506,18 @@ class Scheduler:
         if self._states is not None:
             self._states.completed(batch.entries)
 
+    def lower_budget(self, num_tokens: int) -> bool:
+        """Halve the token budget, or the size of a step that found no memory if that was smaller.
+
+        Returns:
+            False: that would be less than a block; the budget stays.
+        """
+        budget = min(self.max_num_batched_tokens, num_tokens) // 2
+        if budget < self.cache.block_size:
+            return False
+        self.max_num_batched_tokens = budget
+        return True
+
     def step_computed(self, num_tokens: int, seconds: float) -> None:
         """Record that a step of `num_tokens` took so many seconds."""
         if self._guard is not None:
