@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on their way to the logits' device and back, without waiting on the way there; its lack of memory."""
+"""Arrays on their way to the logits' device and back, without a wait on the way there; its lack of memory."""
 
 from __future__ import annotations
 
