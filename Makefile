@@ -35,7 +35,7 @@ help:
 	@echo "make dist       build and check what a release uploads: wheel and sdist"
 	@echo "make publish-docs  the documentation of this version on the branch gh-pages"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
-	@echo "make bench-gpu  numbers, kernels and engine on a GPU, part by part (10 minutes)"
+	@echo "make bench-gpu  numbers, kernels and engine on a GPU, in three runs (25 minutes)"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make agents     how much of their prompts Claude Code, Codex and opencode find in the cache, turn by turn (minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 requests in small pools,"

@@ -13,25 +13,26 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_machine import copy_rate, matmul_rate
+from benchmarks.gpu_machine import matmul_rate, read_rate
 from benchmarks.gpu_numbers import has_type
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import Bench, Sizes, milliseconds, profiled
 
-#: Shares of the card's own speeds, measured in the same run.
-DECODE_TARGET, PREFILL_TARGET, SHARED_TARGET = 0.8, 0.45, 1.7
+#: Decodes: most times SDPA's milliseconds on contiguous tensors. Prompts: share of the product's speed. A
+#: shared prefix: how many times as fast as without sharing. All measured in the same run.
+DECODE_TARGET, PREFILL_TARGET, SHARED_TARGET = 1.05, 0.70, 1.7
 
 
 def table(sizes: Sizes, report: Report) -> None:
     """All loads; one that fails is a line, and the next one runs."""
-    copy, matmul = copy_rate(sizes), matmul_rate(sizes)
-    report(**{"copy TB/s": copy / 1e12, "matmul TFLOP/s": matmul / 1e12})
+    read, matmul = read_rate(sizes), matmul_rate(sizes)
+    report(**{"read TB/s": read / 1e12, "matmul TFLOP/s": matmul / 1e12})
     small = sizes.small
     loads: list[tuple[str, Callable[[], dict[str, Any]]]] = []
     for requests in (2,) if small else (1, 32, 64):
         for context in (40,) if small else (2048, 8192, 32768):
             name = f"decode {requests} x {context}"
-            loads.append((name, functools.partial(decode, sizes, requests, context, copy)))
+            loads.append((name, functools.partial(decode, sizes, requests, context, read)))
     chunk = (6, 70) if small else (512, 32768)
     prompts = [(48, 48)] if small else [(n, n) for n in (2048, 8192, 16384)]
     loads += [
@@ -39,7 +40,7 @@ def table(sizes: Sizes, report: Report) -> None:
         for rows, context in [*prompts, chunk]
     ]
     latents = [(2, 1)] if small else [(32, 1), (1, 2048)]
-    loads += [(f"latents {n} x {t}", functools.partial(latent, sizes, n, t, copy)) for n, t in latents]
+    loads += [(f"latents {n} x {t}", functools.partial(latent, sizes, n, t, read)) for n, t in latents]
     loads.append(("shared prefix", functools.partial(shared, sizes)))
     loads.append(("fp8", functools.partial(fp8, sizes)))
     loads.append(("merge", functools.partial(merge, sizes)))
@@ -64,7 +65,10 @@ def beside(bench: Bench, sizes: Sizes, sdpa: Callable[[], Any]) -> dict[str, Any
                 contenders[name] = run
         except Exception as error:
             notes[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    return milliseconds(contenders, sizes) | notes
+    times = milliseconds(contenders, sizes)
+    if "SDPA ms" in times:
+        times["times SDPA's time"] = times["radixkv ms"] / times["SDPA ms"]
+    return times | notes
 
 
 def contiguous(bench: Bench, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,16 +83,16 @@ def contiguous(bench: Bench, rows: int) -> tuple[torch.Tensor, torch.Tensor, tor
     return query, key, value
 
 
-def decode(sizes: Sizes, requests: int, context: int, copy: float) -> dict[str, Any]:
+def decode(sizes: Sizes, requests: int, context: int, read: float) -> dict[str, Any]:
     bench = Bench(sizes, [context] * requests)
     query, key, value = contiguous(bench, 1)
     sdpa = functools.partial(scaled_dot_product_attention, query, key, value, enable_gqa=True)
     times = beside(bench, sizes, sdpa)
     rate = bench.kv_bytes() / times["radixkv ms"] * 1e3
-    fields = {**times, "TB/s": rate / 1e12, "of the copy's": rate / copy}
+    fields = {**times, "TB/s": rate / 1e12, "of the read's": rate / read}
     # A lone short request is too little work for the whole of a card.
-    if requests >= 32 or sizes.small:
-        fields |= {"target": DECODE_TARGET, "met": rate / copy >= DECODE_TARGET}
+    if "times SDPA's time" in times and (requests >= 32 or sizes.small):
+        fields |= {"target": DECODE_TARGET, "met": times["times SDPA's time"] <= DECODE_TARGET}
     return fields
 
 
@@ -115,7 +119,7 @@ def prefill(sizes: Sizes, rows: int, context: int, matmul: float) -> dict[str, A
     return fields
 
 
-def latent(sizes: Sizes, requests: int, rows: int, copy: float) -> dict[str, Any]:
+def latent(sizes: Sizes, requests: int, rows: int, read: float) -> dict[str, Any]:
     """Decodes or a chunk over 8,192 latents of DeepSeek V3: 128 query heads on one of 576, values of 512."""
     context, shape, value = (40, (4, 1, 40), 32) if sizes.small else (8192, (128, 1, 576), 512)
     tokens = [rows] * requests
@@ -124,7 +128,7 @@ def latent(sizes: Sizes, requests: int, rows: int, copy: float) -> dict[str, Any
     rate = bench.kv_bytes() / times["radixkv ms"] * 1e3
     pairs = requests * rows * (context - (rows - 1) / 2)
     products = 2 * pairs * shape[0] * (shape[2] + value) / times["radixkv ms"] * 1e3
-    return {**times, "TB/s": rate / 1e12, "of the copy's": rate / copy, "TFLOP/s": products / 1e12}
+    return {**times, "TB/s": rate / 1e12, "of the read's": rate / read, "TFLOP/s": products / 1e12}
 
 
 def shared(sizes: Sizes) -> dict[str, Any]:

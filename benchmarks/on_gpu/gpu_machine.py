@@ -42,7 +42,8 @@ def machine(sizes: Sizes, report: Report) -> None:
             ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False
         )
         report(driver_clocks_power=found.stdout.strip())
-    report(**{"copy TB/s": copy_rate(sizes) / 1e12, "matmul TFLOP/s": matmul_rate(sizes) / 1e12})
+    for name, rate in (("copy TB/s", copy_rate), ("read TB/s", read_rate), ("matmul TFLOP/s", matmul_rate)):
+        report(**{name: rate(sizes) / 1e12})
 
 
 def copy_rate(sizes: Sizes) -> float:
@@ -50,6 +51,15 @@ def copy_rate(sizes: Sizes) -> float:
     source = torch.empty(1 << 16 if sizes.small else 2 << 30, dtype=torch.uint8, device=sizes.device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source), sizes)
+
+
+def read_rate(sizes: Sizes) -> float:
+    """Bytes a second that a large sum reads, as a decode does that writes next to nothing.
+
+    A copy is the wrong measure of a decode: it writes as much as it reads, and memory turns around for it.
+    """
+    source = torch.zeros(1 << 14 if sizes.small else 1 << 29, dtype=torch.float32, device=sizes.device)
+    return source.nbytes / _seconds(source.sum, sizes)
 
 
 def matmul_rate(sizes: Sizes) -> float:

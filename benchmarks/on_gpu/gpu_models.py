@@ -2,7 +2,9 @@
 """Whole tiny models of every family on the GPU: the tokens of transformers' whole pass on the CPU, whether a
 prompt is new, cached, beside others, goes on, or comes back after the pool was too small for all.
 
-Random weights in float32, so that greedy tokens have no near ties. The configurations are the tests'.
+Random weights in float32, so that greedy tokens have no near ties. The configurations are the tests'. Experts
+and states also run in bfloat16, the type that is served: there experts have other kernels, and only there are
+their steps recorded. Each token must be nearly the likeliest by the float32 model over the same weights.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ SUPPORT = Path(__file__).resolve().parents[2] / "tests" / "support"
 #: New tokens of each answer, and random prompts that push the others out.
 ANSWER, OTHERS = 8, 6
 _BLOCK = 16
+#: What a configuration says that has experts.
+_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
+#: In bfloat16, most that a chosen token's logit may be below the largest one, in spreads of the logits, and
+#: the share of tokens of which that is asked: an expert chosen by rounding changes an answer.
+_GAP, _SHARE = 0.1, 0.8
 
 
 def models(sizes: Sizes, report: Report, group: str, part: str = "1/1") -> None:
@@ -41,12 +48,13 @@ def models(sizes: Sizes, report: Report, group: str, part: str = "1/1") -> None:
         check_adapters(sizes, report)
         return
     writers = families(group)
+    check = check_bfloat16 if group == "bfloat16" else partial(check_family, states=group == "states")
     index, count = map(int, part.split("/"))
     names = list(writers)[: 1 if sizes.small else None][index - 1 :: count]
     for name in names:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                check_family(sizes, report, name, writers[name](Path(folder)), states=group == "states")
+                check(sizes, report, name, writers[name](Path(folder)))
         except Exception as error:
             # The next family may still tell something.
             report(model=name, ok=False, error=f"{type(error).__name__}: {str(error)[:400]}")
@@ -58,7 +66,9 @@ def families(group: str) -> dict[str, Callable[[Path], Path]]:
     from tiny_configs import FAMILIES, HYBRID_FAMILIES, SHAPES
     from tiny_models import save_tiny_model
 
-    names = {"plain": FAMILIES, "shapes": SHAPES, "states": HYBRID_FAMILIES}[group]
+    mixed = {name: own for name, own in {**FAMILIES, **SHAPES}.items() if _EXPERTS & own[1].keys()}
+    groups = {"plain": FAMILIES, "shapes": SHAPES, "states": HYBRID_FAMILIES}
+    names = (groups | {"bfloat16": mixed | HYBRID_FAMILIES})[group]
     return {name: partial(save_tiny_model, name=name) for name in names}
 
 
@@ -113,6 +123,55 @@ def check_family(sizes: Sizes, report: Report, name: str, folder: Path, *, state
         )
     finally:
         llm.close()
+
+
+def check_bfloat16(sizes: Sizes, report: Report, name: str, folder: Path) -> None:
+    """One line: how near the likeliest the chosen tokens are, and whether steps were recorded."""
+    prompts = [tokens(150, seed) for seed in range(4)]
+    llm = LLM(
+        model=str(folder),
+        device=sizes.device.type,
+        dtype="bfloat16",
+        num_blocks=80,
+        block_size=_BLOCK,
+        max_model_len=256,
+        warm_up="off",
+    )
+    try:
+        cold = [answers(llm, [prompt])[0] for prompt in prompts]
+        together = answers(llm, prompts)
+        graphs = getattr(llm.engine.runner, "graphs", None)
+    finally:
+        llm.close()
+    # The same weights in a type of which rounding is no matter.
+    model = whole_pass(folder, torch.bfloat16).float()
+    gaps = torch.tensor(
+        [
+            gap
+            for given in (cold, together)
+            for prompt, answer in zip(prompts, given, strict=True)
+            for gap in gaps_of(model, prompt, answer)
+        ]
+    )
+    near = float((gaps <= _GAP).float().mean())
+    report(
+        model=f"{name} bfloat16",
+        ok=near >= _SHARE and (graphs is None or (graphs.enabled and graphs.replayed > 0)),
+        near=near,
+        median_gap=float(gaps.median()),
+        same_together=sum(a == b for a, b in zip(cold, together, strict=True)) / len(prompts),
+        replayed=None if graphs is None else graphs.replayed,
+        captured=None if graphs is None else graphs.captured,
+    )
+
+
+def gaps_of(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """How far each token's logit is below its position's largest, in spreads of the logits."""
+    ids = torch.tensor([[*prompt, *answer]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    gaps: list[float] = ((logits.amax(1) - chosen) / logits.std(1)).tolist()
+    return gaps
 
 
 def check_adapters(sizes: Sizes, report: Report) -> None:
@@ -172,11 +231,11 @@ def tokens(count: int, seed: int) -> list[int]:
     return torch.randint(3, 320, (count,), generator=generator).tolist()
 
 
-def whole_pass(folder: Path) -> Any:
-    """transformers' model of a folder, in float32 on the CPU."""
+def whole_pass(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model of a folder on the CPU."""
     kind = AutoConfig.from_pretrained(folder).model_type
     chosen = AutoModelForImageTextToText if kind == "mistral4" else AutoModelForCausalLM
-    return chosen.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return chosen.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
 
 
 def greedy(model: Any, prompt: Sequence[int]) -> list[int]:

@@ -14,6 +14,9 @@ from typing import Any
 #: Takes the fields of one line of results. A field `ok` that is false makes its part fail at the end.
 Report = Callable[..., None]
 
+#: Shapes of `gpu_layers.PUBLISHED`, which needs torch.
+PUBLISHED_NAMES = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B", "gpt-oss-20b", "DeepSeek-V2-Lite")
+
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "kernels" / "interpreted"
 
 
@@ -28,32 +31,47 @@ class Part:
     arguments: tuple[str, ...] = ()
 
 
-#: One stage after the other; the parts of a stage run at the same time. 10 minutes in all.
-STAGES: tuple[tuple[Part, ...], ...] = (
-    (Part("machine", "gpu_machine:machine", 20),),
-    (
-        Part("numbers bfloat16", "gpu_numbers:numbers", 130, ("bfloat16",)),
-        Part("numbers float16", "gpu_numbers:numbers", 130, ("float16",)),
-        Part("numbers float32", "gpu_numbers:numbers", 130, ("float32",)),
-        Part("edges", "gpu_edges:edges", 130),
-        Part("bit identity", "gpu_numbers:identity", 130),
-        Part("states", "gpu_states:states", 130),
-        *(
-            Part(f"models {group} {i}/{count}", "gpu_models:models", 130, (group, f"{i}/{count}"))
-            for group, count in (("plain", 3), ("shapes", 5), ("states", 5))
-            for i in range(1, count + 1)
+#: Runs of less than 10 minutes, for machines that are lent for no longer: each of stages that come one after
+#: the other; the parts of a stage run at the same time. Numbers come before speed.
+RUNS: dict[str, tuple[tuple[Part, ...], ...]] = {
+    "numbers": (
+        (Part("machine", "gpu_machine:machine", 20),),
+        (
+            Part("numbers bfloat16", "gpu_numbers:numbers", 130, ("bfloat16",)),
+            Part("numbers float16", "gpu_numbers:numbers", 130, ("float16",)),
+            Part("numbers float32", "gpu_numbers:numbers", 130, ("float32",)),
+            Part("edges", "gpu_edges:edges", 130),
+            Part("bit identity", "gpu_numbers:identity", 130),
+            Part("states", "gpu_states:states", 130),
+            *(
+                Part(f"models {group} {i}/{count}", "gpu_models:models", 130, (group, f"{i}/{count}"))
+                for group, count in (("plain", 3), ("shapes", 5), ("states", 5))
+                for i in range(1, count + 1)
+            ),
+            Part("models adapters", "gpu_models:models", 130, ("adapters",)),
         ),
-        Part("models adapters", "gpu_models:models", 130, ("adapters",)),
+        tuple(
+            Part(f"models bfloat16 {i}/4", "gpu_models:models", 130, ("bfloat16", f"{i}/4"))
+            for i in range(1, 5)
+        ),
+        (Part("sampler", "gpu_sampler:sampler", 30),),
+        (Part("overlap", "gpu_overlap:overlap", 60),),
+        (Part("sanitizer", "gpu_edges:sanitized", 60),),
+        (Part("host", "gpu_host:host", 60),),
     ),
-    (Part("kernels", "gpu_kernels:table", 95),),
-    (Part("state speed", "gpu_states:speed", 30),),
-    (Part("steps", "gpu_steps:steps", 105),),
-    (Part("sampler", "gpu_sampler:sampler", 20),),
-    (Part("overlap", "gpu_overlap:overlap", 45),),
-    (Part("throughput radixkv", "gpu_throughput:throughput", 65, ("radixkv",)),),
-    (Part("throughput transformers", "gpu_throughput:throughput", 60, ("transformers",)),),
-    (Part("sanitizer", "gpu_edges:sanitized", 30),),
-)
+    "speed": (
+        (Part("kernels", "gpu_kernels:table", 95),),
+        (Part("state speed", "gpu_states:speed", 30),),
+        *((Part(f"layers {name}", "gpu_layers:layers", 60, (name,)),) for name in PUBLISHED_NAMES),
+        (Part("steps", "gpu_steps:steps", 105),),
+    ),
+    "peers": (
+        (Part("throughput radixkv", "gpu_throughput:throughput", 65, ("radixkv",)),),
+        (Part("throughput generate", "gpu_throughput:generate", 150),),
+        (Part("throughput transformers", "gpu_throughput:throughput", 60, ("transformers",)),),
+    ),
+}
+STAGES: tuple[tuple[Part, ...], ...] = tuple(stage for run in RUNS.values() for stage in run)
 #: Not in the list: what the sanitizer watches.
 TOY = Part("toy", "gpu_edges:toy", 40)
 

@@ -5,7 +5,7 @@ The model has a published shape and random weights. A step is `ModelRunner.execu
 the plan on the host, the copy of inputs and plan, the replay of the CUDA graph with attention inside.
 Scheduling and sampling are not in here.
 
-The roofline of a decode is what must be read from memory at least, at the speed of a large copy in the same
+The roofline of a decode is what must be read from memory at least, at the speed of a large sum in the same
 run: the weights once, each request's own keys and values once, shared ones once.
 """
 
@@ -24,16 +24,20 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.gpu_graphs import recording
-from benchmarks.gpu_machine import copy_rate
+from benchmarks.gpu_machine import read_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes, profiled
 from radixkv.engine.config import EngineConfig
-from radixkv.model.attention_hook import register_attention_hook
-from radixkv.model.attention_shape import plain_shape
+from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep, register_attention_hook
+from radixkv.model.attention_shape import AttentionShape, shape_of_calls
+from radixkv.model.latent_attention import absorb_latents
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.runner import ModelRunner, StepLimits
-from radixkv.scheduling.batch import Batch
+from radixkv.model.state_layers.registry import install_mixers
+from radixkv.model.step_context import call_model
+from radixkv.scheduling.batch import Batch, BatchStates
 from radixkv.text.tokenizer import Tokenizer
+from radixkv_kernels.states import GRID, StateSpec
 
 #: Name -> model type and what its configuration says.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,7 +74,7 @@ def random_model(shape: tuple[str, dict[str, Any]], device: torch.device, dtype:
     config = AutoConfig.for_model(kind, max_position_embeddings=32768, **settings)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
 
 
@@ -83,8 +87,8 @@ def word_tokenizer(vocab_size: int) -> Tokenizer:
 def loaded_model(model: Any, name: str) -> LoadedModel:
     """A random model as `load_model` would hand it out; its attention goes through the hook from now on."""
     model.set_attn_implementation(register_attention_hook())
+    absorb_latents(model, ATTENTION_NAME)
     config = model.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LoadedModel(
         model=model,
         tokenizer=word_tokenizer(config.vocab_size),
@@ -92,15 +96,23 @@ def loaded_model(model: Any, name: str) -> LoadedModel:
         name=name,
         dtype=model.dtype,
         device=model.device,
-        attention=plain_shape(
-            config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_size
-        ),
+        attention=layers_of(model),
         max_model_len=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=(),
         fingerprint="random",
         default_sampling={},
     )
+
+
+@torch.no_grad()
+def layers_of(model: Any) -> AttentionShape:
+    """Heads, windows and states of a model's layers, by a dry run through the hook."""
+    install_mixers(model)
+    positions = torch.arange(8, device=model.device)
+    step = PlainCausalStep(positions)
+    call_model(model, positions + 3, positions, None, step)
+    return shape_of_calls(step.calls, None, step.states.shapes, step.windows)
 
 
 def engine_config(device: torch.device, **options: Any) -> EngineConfig:
@@ -136,11 +148,13 @@ class EngineStep:
         if loaded.model.get_output_embeddings().weight is not embedding:
             # A step looks up a few rows of it only.
             weights -= embedding.nbytes
+        shapes = loaded.attention.states
         self.runner = ModelRunner(
             loaded,
             spec,
             StepLimits(max(batch * rows, 16), batch, blocks * BLOCK),
             backend="triton" if loaded.device.type == "cuda" else "cpu",
+            states=StateSpec(shapes, 2 * batch, batch) if shapes else None,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()
@@ -152,6 +166,8 @@ class EngineStep:
         self.context = context
         self.rows, self.is_prompt = rows, is_prompt
         self.bytes_read = weights + spec.bytes_per_slot * ((context - shared) * batch + shared)
+        if self.runner.states is not None:
+            self._fill_rings()
 
     def run(self) -> torch.Tensor:
         """One step; the same one every time, so that it overwrites its own token."""
@@ -170,8 +186,34 @@ class EngineStep:
             write_rows=None,
             logit_rows=wanted.astype(np.int64),
             copy_groups=[],
+            states=self._states() if self.runner.states is not None else None,
         )
         return self.runner.execute(batch)
+
+    def _fill_rings(self) -> None:
+        """Start from zero states, and decode the tokens between them and the step."""
+        states, context, rows = self.runner.states, self.context, self.rows
+        assert states is not None
+        slots = range(states.num_slots)
+        states.load(slots, [bytes(states.bytes_per_slot)] * len(slots))
+        start, graphs = context - rows, self.runner.graphs
+        self.rows, self.runner.graphs = 1, None
+        for self.context in range(start // GRID * GRID + 1, start + 1):
+            self.run()
+        self.context, self.rows, self.runner.graphs = context, rows, graphs
+
+    def _states(self) -> BatchStates:
+        """States at the grid points before and in the step; a ring holds the tokens between."""
+        requests, start = len(self.tables), self.context - self.rows
+        base, target = start // GRID * GRID, (self.context - 1) // GRID * GRID
+        states, each = BatchStates.empty(requests), np.arange(requests, dtype=np.int32)
+        states.ring_rows[:] = each
+        states.base_positions[:], states.target_positions[:] = base, max(base, target)
+        if base:
+            states.base_slots[:] = each
+        if target > base:
+            states.target_slots[:] = requests + each
+        return states
 
 
 def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
@@ -194,7 +236,7 @@ def steps(sizes: Sizes, report: Report) -> None:
     """Decodes, decodes on a shared prefix, a prompt, drafts; kernels that take the most time; recordings."""
     name, shape = next(iter((TOY_SHAPES if sizes.small else SHAPES).items()))
     dtype = torch.bfloat16 if sizes.device.type == "cuda" else torch.float32
-    speed = copy_rate(sizes)
+    speed = read_rate(sizes)
     loaded = loaded_model(random_model(shape, sizes.device, dtype), name)
     # Requests, context, of which shared, rows of each, and whether these are a prompt.
     loads = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output tokens per second of a whole engine, alone in a process: radixkv, or transformers.
+"""Output tokens per second of a whole engine, alone in a process: radixkv, or transformers in two ways.
 
-Both serve the same random weights (Llama-3.1-8B's shape in bfloat16 on a GPU), the same prompts, greedily, 64
+All serve the same random weights (Llama-3.1-8B's shape in bfloat16 on a GPU), the same prompts, greedily, 64
 requests at a time:
 
 - shared prefix: 128 requests, 2,048 tokens common to all, 128 of their own, 64 new. Target: 3 times.
@@ -9,6 +9,10 @@ requests at a time:
 
 transformers chooses its attention (`paged|flash_...` where a flash kernel is installed, else `paged|sdpa`),
 CUDA graphs and asynchronous batching by itself, and shares prefixes of whole pages (`allow_block_sharing`).
+
+`generate` is what most programs call: transformers' own loop over static batches of 1, 8 and 32 requests, of
+which a few are measured. It computes a shared prefix again for each.
+
 A round of other prompts first warms compilers, captures and memory up; then rounds with new prompts every
 time, and the median counts. Start-up is not in the figure.
 """
@@ -129,6 +133,52 @@ class TransformersEngine:
         self._stack.close()
 
 
+class StaticBatches:
+    """transformers' `generate`, a batch of equally long prompts after the other."""
+
+    attention = "generate"
+
+    def __init__(self, model: Any, batch: int) -> None:
+        self.model, self._batch = model, batch
+
+    def generate(self, prompts: list[list[int]], output: int) -> list[list[int]]:
+        answers: list[list[int]] = []
+        for start in range(0, len(prompts), self._batch):
+            ids = torch.tensor(prompts[start : start + self._batch], device=self.model.device)
+            found = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=output,
+                min_new_tokens=output,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            answers += found[:, ids.shape[1] :].tolist()
+        return answers
+
+    def close(self) -> None:
+        """Nothing of it stays."""
+
+
+#: Requests of a static batch.
+STATIC_BATCHES = (1, 8, 32)
+
+
+def generate(sizes: Sizes, report: Report) -> None:
+    """Per load and size of static batches: output tokens/s of two batches, after one to warm up."""
+    name, shape = next(iter((TOY_SHAPES if sizes.small else SHAPES).items()))
+    dtype = torch.float32 if sizes.device.type == "cpu" else torch.bfloat16
+    model = random_model(shape, sizes.device, dtype)
+    for load in TOY_LOADS if sizes.small else LOADS:
+        for batch in (1, 2) if sizes.small else STATIC_BATCHES:
+            few = dataclasses.replace(load, requests=batch)
+            speeds, _ = serve(few, StaticBatches(model, batch), shape[1]["vocab_size"], 1 if batch > 1 else 2)
+            report(
+                load=f"{name}, {load.name}",
+                **{"static batch": batch, "tokens/s": statistics.median(speeds), "target": load.target},
+            )
+
+
 def throughput(sizes: Sizes, report: Report, engine: str) -> None:
     """Per load: output tokens/s, and a checksum of each answer of the last round.
 
@@ -164,7 +214,7 @@ def throughput(sizes: Sizes, report: Report, engine: str) -> None:
 
 
 def serve(
-    load: Load, engine: RadixEngine | TransformersEngine, vocab_size: int, rounds: int
+    load: Load, engine: RadixEngine | TransformersEngine | StaticBatches, vocab_size: int, rounds: int
 ) -> tuple[list[float], list[list[int]]]:
     """Round after round on new prompts, the first not counted: tokens/s, and the last answers."""
     speeds = []

@@ -4,11 +4,15 @@
     python -m benchmarks.host_scale [--steps N] [--json FILE] [--skip-growth]
 
 **A step.** The real engine over a runner that computes nothing and returns random logits at once; 1,000
-requests decode, 10,000 wait, and the cache holds a million blocks (16 million tokens). Two situations:
+requests decode, 10,000 wait, and the cache holds a million blocks (16 million tokens). The situations:
 
-    full     every sequence slot is taken: nobody ends, nobody is admitted
-    churn    four requests end in every step (250 tokens each, on average), and four waiting ones with cached
-             prefixes are admitted for them
+    full        every sequence slot is taken: nobody ends, nobody is admitted
+    churn       four requests end in every step (250 tokens each, on average), and four waiting ones with
+                cached prefixes are admitted for them
+    ahead       as full, each step launched before the one before it is waited for, as on a GPU
+    arrivals    as ahead, and one request after the other comes with a prompt of 4,096 new tokens, of which
+                each step computes 512
+    penalty     as ahead, each request with a repetition penalty
 
 Printed per part, in milliseconds of the thread's CPU time, as median and 95th percentile over the steps:
 
@@ -56,6 +60,9 @@ FAMILY_TOKENS = 1600  # a cached prompt: 100 blocks
 OWN_TOKENS = 40  # of a request after a cached prompt, at most
 ENDLESS = 100_000
 TARGET_MS = 2.0
+SITUATIONS = ("full", "churn", "ahead", "arrivals", "penalty")
+#: Tokens of a new prompt, and of its chunks.
+ARRIVING, CHUNK = 4096, 512
 
 
 class RandomRunner:
@@ -136,18 +143,23 @@ def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[
 
 
 def make_engine(
-    num_cached: int, num_running: int, policy: str, rng: np.random.Generator
+    num_cached: int, num_running: int, policy: str, rng: np.random.Generator, **options: Any
 ) -> tuple[Engine, list[npt.NDArray[np.int32]]]:
-    """An engine of `num_running` sequence slots; its cache holds `num_cached` blocks, with room for more."""
-    room = num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) // BLOCK
+    """An engine of `num_running` sequence slots; its cache holds `num_cached` blocks, with room for more.
+
+    Args:
+        options: further settings of its `EngineConfig`.
+    """
+    room = (num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) + 2 * ARRIVING) // BLOCK
+    settings: dict[str, Any] = {"max_num_batched_tokens": num_running + 8192, **options}
     config = EngineConfig(
         block_size=BLOCK,
-        max_num_batched_tokens=num_running + 8192,
         max_num_seqs=num_running,
         max_queue=1_000_000,
         scheduling_policy=policy,
         speculation="off",  # random tokens can't be guessed
         seed=0,
+        **settings,
     )
     cache = PrefixCache(num_cached + room, BLOCK, observer=Advisor(BLOCK))
     engine = Engine(
@@ -163,11 +175,20 @@ def make_engine(
     return engine, fill(cache, num_cached, rng)
 
 
-def add(engine: Engine, families: list[npt.NDArray[np.int32]], max_tokens: int, rng: Any) -> None:
-    """Queue a request that begins with a cached prompt."""
+def add(
+    engine: Engine, families: list[npt.NDArray[np.int32]], max_tokens: int, rng: Any, **options: Any
+) -> None:
+    """Queue a request that begins with a cached prompt; `options` are further ones of its sampling."""
     own = rng.integers(1, VOCABULARY, int(rng.integers(8, OWN_TOKENS + 1)), dtype=np.int32)
     prompt = np.concatenate([families[int(rng.integers(len(families)))], own])
-    engine.add_request(prompt.tolist(), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **options)
+    engine.add_request(prompt.tolist(), params)
+
+
+def arrive(engine: Engine, rng: Any) -> None:
+    """Queue a request with a long prompt that is new, for one token."""
+    prompt = rng.integers(1, VOCABULARY, ARRIVING, dtype=np.int32)
+    engine.add_request(prompt.tolist(), SamplingParams(max_tokens=1, temperature=0.0))
 
 
 def measure_steps(
@@ -182,14 +203,18 @@ def measure_steps(
 ) -> dict[str, Any]:
     """CPU milliseconds of the parts of a step; see the module's text."""
     rng = np.random.default_rng(0)
-    engine, families = make_engine(num_cached, num_running, policy, rng)
-    churn = situation == "churn"
-    for i in range(num_running):
+    churn, arrivals = situation == "churn", situation == "arrivals"
+    options: dict[str, Any] = {"async_scheduling": not churn and situation != "full"}
+    if arrivals:
+        options["max_num_batched_tokens"] = num_running - 1 + CHUNK
+    engine, families = make_engine(num_cached, num_running, policy, rng, **options)
+    asked = {"repetition_penalty": 1.1} if situation == "penalty" else {}
+    for i in range(num_running - arrivals):
         # In a churn the first ones end `ending` a step, and so do those that replace them.
-        add(engine, families, 64 + i // ending if churn else ENDLESS, rng)
+        add(engine, families, 64 + i // ending if churn else ENDLESS, rng, **asked)
     while engine.scheduler.num_waiting:
         engine.step()
-    for _ in range(num_waiting):
+    for _ in range(0 if arrivals else num_waiting):
         add(engine, families, max(1, num_running // ending) if churn else ENDLESS, rng)
     for _ in range(40):  # the requests come to lie at different places in their blocks
         engine.step()
@@ -197,28 +222,35 @@ def measure_steps(
         while not engine.step().finished:
             pass
     watch = Stopwatch()
-    for name in ("schedule", "complete", "finish"):
+    for name in ("schedule", "schedule_ahead", "complete", "finish", "update_rows"):
         setattr(engine.scheduler, name, watch.wrap("schedule", getattr(engine.scheduler, name)))
     parts: dict[str, list[float]] = {"schedule": [], "sampling": [], "output": [], "whole step": []}
     sizes = []
     gc.collect()
     gc.freeze()  # the million blocks are no garbage; a server would not see a full collection in a step
+    before = engine.stats()
     with _Patched(watch):
         for _ in range(num_steps):
+            if arrivals and len(engine.requests) < num_running:
+                arrive(engine, rng)
             start = time.thread_time_ns()
             engine.step()
             whole = time.thread_time_ns() - start
             elapsed = watch.take()
             sizes.append(engine.scheduler.num_running)
-            for name in ("schedule", "sampling"):
-                parts[name].append(elapsed[name] / 1e6)
-            parts["output"].append((whole - elapsed["schedule"] - elapsed["sampling"]) / 1e6)
+            # A step whose requests have all ended samples nothing, and plans nothing where it ran ahead.
+            known = {name: elapsed.get(name, 0) / 1e6 for name in ("schedule", "sampling")}
+            for name, ms in known.items():
+                parts[name].append(ms)
+            parts["output"].append(whole / 1e6 - sum(known.values()))
             parts["whole step"].append(whole / 1e6)
     gc.unfreeze()
+    after = engine.stats()
     engine.check()
     return {
         "running": statistics.median(sizes),
         "waiting": engine.scheduler.num_waiting,
+        "steps_ahead": (after.steps_ahead - before.steps_ahead) / (after.steps - before.steps),
         "cached_blocks": engine.cache.stats.cached_blocks + engine.cache.stats.held_blocks,
         "parts_ms": {
             name: {"median": statistics.median(values), "p95": sorted(values)[int(0.95 * len(values))]}
@@ -282,12 +314,14 @@ def measure_growth(sizes: list[int], repeats: int = 60) -> dict[str, dict[str, f
 
 def steps_table(figures: dict[str, Any]) -> Table:
     table = Table(title=f"CPU time of a step without a model, ms (target: schedule under {TARGET_MS:g})")
-    for column in ("situation", "running", "waiting", "cached blocks", "part", "median", "p95"):
+    columns = ("situation", "running", "waiting", "ahead", "cached blocks", "part", "median", "p95")
+    for column in columns:
         table.add_column(column, justify="left" if column in ("situation", "part") else "right")
     for name, row in figures.items():
         for i, (part, values) in enumerate(row["parts_ms"].items()):
-            about = (name, f"{row['running']:,.0f}", f"{row['waiting']:,}", f"{row['cached_blocks']:,}")
-            lead = about if i == 0 else ("", "", "", "")
+            blocks, ahead = f"{row['cached_blocks']:,}", f"{row['steps_ahead']:.0%}"
+            about = (name, f"{row['running']:,.0f}", f"{row['waiting']:,}", ahead, blocks)
+            lead = about if i == 0 else ("",) * len(about)
             table.add_row(*lead, part, f"{values['median']:.2f}", f"{values['p95']:.2f}")
     return table
 
@@ -311,14 +345,14 @@ def main() -> None:
     parser.add_argument("--cached", type=int, default=1_000_000, help="cached blocks (default 1,000,000)")
     parser.add_argument("--steps", type=int, default=200, help="steps measured (default 200)")
     parser.add_argument("--policy", default="prefix", help="order of admission (default prefix)")
-    parser.add_argument("--situation", choices=("full", "churn"), action="append", help="default: both")
+    parser.add_argument("--situation", choices=SITUATIONS, action="append", help="default: all")
     parser.add_argument("--skip-growth", action="store_true", help="only the step")
     parser.add_argument("--profile", action="store_true", help="also print where the time goes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     console = Console()
     steps: dict[str, Any] = {}
-    for situation in arguments.situation or ("full", "churn"):
+    for situation in arguments.situation or SITUATIONS:
         with _profiled(arguments.profile):
             steps[situation] = measure_steps(
                 situation,
