@@ -42,7 +42,7 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import Runner
 from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary
-from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, decodes_that_go_on
+from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, entries_that_go_on
 from radixkv.errors import (
     ENDS_ENGINE,
     ContextLengthExceededError,
@@ -277,7 +277,11 @@ class Engine:
             for hook in self.hooks:
                 hook.before_step()
             self._requests.expire(self.config.request_timeout_s)
-            step = self._steps.launched_ahead() or self._steps.launch(self._schedule())
+            step = self._steps.launched_ahead()
+            if step is None:
+                step = self._steps.launch(self._schedule())
+            else:
+                self.scheduler.begin_ahead(step.batch)
             if step is not None:
                 self._steps.launch_ahead(step, self._schedule_ahead)
                 self._process(step, self._steps.wait(step))
@@ -308,10 +312,10 @@ class Engine:
         """Plan the step after one that runs; None: its tokens must be known first."""
         if self._faults.next_alone is not None:
             return None
-        going_on = decodes_that_go_on(batch.entries)
-        if not going_on or (self._drafter is not None and self._drafter.would_guess(going_on)):
+        found = entries_that_go_on(batch.entries, None if self._drafter is None else self._drafter.guessing)
+        if found is None:
             return None
-        return self._checked(self.scheduler.schedule_ahead(going_on, len(batch.entries) - len(going_on)))
+        return self._checked(self.scheduler.schedule_ahead(found.entries, found.num_ending, found.num_idle))
 
     def _checked(self, batch: Batch | None) -> Batch | None:
         """Return a planned batch with the length classes of its requests."""
@@ -330,7 +334,7 @@ class Engine:
             hook.computed(step.batch, seconds)
         self._requests.process(step, runs)
         if self._steps.looks_ahead:
-            self.scheduler.update_rows(entry.request for entry in step.batch.entries)
+            self.scheduler.update_rows(step.batch.entries)
 
     def _end_stuck(self, sample: Sequence) -> None:
         """End a request that can get no block: an answer that has begun ends here, another one fails."""

@@ -45,8 +45,8 @@ class Grammars(Protocol):
 class Drafts(DraftProposer, Protocol):
     """Guesses of next tokens, with what the engine tells of them."""
 
-    def would_guess(self, entries: abc.Sequence[Entry]) -> bool:
-        """Return True if one of these requests, whose step runs, may get a draft in the step after it."""
+    def guessing(self, entries: abc.Sequence[Entry]) -> set[Sequence]:
+        """Return those of some requests, whose step runs, that may get a draft in the step after it."""
 
     def checked(self, request: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Record that the first `num_accepted` tokens of a draft were right."""

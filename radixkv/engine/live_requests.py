@@ -218,8 +218,11 @@ class LiveRequests:
         sample.rejected_draft_tokens += num_tokens - num_accepted
 
     def _process_prompts(self, batch: Batch, logits: torch.Tensor, now: float) -> None:
-        """Record when requests began, collect logprobs of prompts, and end requests that need no more."""
-        for entry, first, end in batch.logit_spans():
+        """Record when requests began, collect logprobs of prompts, and end requests that need no more.
+
+        Rows have begun, and want a token. O(other entries).
+        """
+        for entry, first, end in batch.logit_spans(batch.num_rows):
             sample = entry.request
             if sample.times.first_scheduled is None:
                 sample.times.first_scheduled = now

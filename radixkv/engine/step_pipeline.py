@@ -7,8 +7,8 @@
 
 The host processes a step's tokens (text, stops, deltas, the ends of requests) while the next one runs. A
 request that ended or was aborted meanwhile is left out of that next step, which has computed it for nothing.
-Admissions, drafts, penalties, grammars and forks need the tokens first: where a step has one of these, no
-step runs ahead.
+Prompts go on by their next chunks meanwhile. Admissions, penalties, grammars and forks need the tokens first:
+where a step has one of these, no step runs ahead. A few requests with drafts sit the next step out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
 
 from radixkv.engine.runner import Runner
 from radixkv.errors import ENDS_PROCESS
@@ -24,10 +26,6 @@ from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampler import SampledToken, Sampling
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.sequence import Sequence
-
-if TYPE_CHECKING:
-    import torch
-
 
 MakeForks = Callable[[Sequence], abc.Sequence[Sequence]]
 
@@ -57,8 +55,8 @@ class LaunchedStep:
         drafts: the entries of requests with a draft.
         sampling: the choice of the tokens; None: no request gets one.
         kept: which of the rows of `sampling` count; None: all.
-        fed_from: for a step launched ahead, the sampling that chose its tokens, and the row of each entry
-            there; None: the host knew the tokens.
+        fed_from: for a step launched ahead, the sampling that chose the tokens of its leading entries, and
+            their rows there; None: the host knew the tokens.
         error: why it could not be launched ahead; None: it runs.
     """
 
@@ -69,7 +67,7 @@ class LaunchedStep:
     drafts: dict[Sequence, Entry] = field(default_factory=dict)
     sampling: Sampling | None = None
     kept: abc.Sequence[int] | None = None
-    fed_from: tuple[Sampling, list[int]] | None = None
+    fed_from: tuple[Sampling | None, list[int]] | None = None
     error: BaseException | None = None
 
     def drop_surplus(self) -> None:
@@ -80,14 +78,22 @@ class LaunchedStep:
         if self.fed_from is None or self.error is not None:
             return
         sampling, rows = self.fed_from
-        fed = [sampling.first_chosen[row] if sampling.first_chosen else -1 for row in rows]
-        entries = self.batch.entries
-        self.kept = kept = [i for i, entry in enumerate(entries) if _goes_on(entry, fed[i])]
-        if len(kept) < len(entries):
+        chosen = [] if sampling is None else sampling.first_chosen
+        fed = [chosen[row] if chosen else -1 for row in rows]
+        batch, entries = self.batch, self.batch.entries
+        stays = [_goes_on(entry, fed[i]) for i, entry in enumerate(entries[: len(rows)])]
+        stays += [_chunk_goes_on(entry) for entry in entries[len(rows) :]]
+        sampled = [i for i, entry in enumerate(entries) if entry.samples]
+        self.kept = kept = [row for row, i in enumerate(sampled) if stays[i]]
+        if not all(stays):
+            counts = [entry.count for entry in entries]
             self.batch = replace(
-                self.batch, entries=[entries[i] for i in kept], token_ids=self.batch.token_ids[kept]
+                batch,
+                entries=[entry for entry, stayed in zip(entries, stays, strict=True) if stayed],
+                token_ids=batch.token_ids[np.repeat(stays, counts)],
+                num_rows=sum(stays[: batch.num_rows]),
             )
-            self.requests = [self.requests[i] for i in kept]
+            self.requests = [self.requests[row] for row in kept]
 
 
 def launch(
@@ -104,7 +110,7 @@ def launch(
     Args:
         make_forks: the other samples of a request whose prompt is complete; they share their parent's row.
         started: a clock reading, in seconds.
-        after: the step whose tokens this one computes, a row for each request; None: the host knows them.
+        after: the step whose tokens the batch's rows compute; None: the host knows them.
         keeps_logits: the next step may be launched before this one is waited for.
 
     Raises:
@@ -129,20 +135,28 @@ def launch(
         step.logits = step.logits.clone()  # the next step may write its own to the same place
     if rows:
         guesses = [step.drafts[request].draft if request in step.drafts else () for request in step.requests]
-        ahead = int(fed_from is not None)
+        ahead = [0] * len(rows)
+        if fed_from is not None:
+            ahead[: batch.num_rows] = [1] * batch.num_rows
         step.sampling = Sampling(step.logits, rows, step.requests, guesses, ahead=ahead)
     return step
 
 
-def _feed(batch: Batch, after: LaunchedStep) -> tuple[Sampling, list[int]]:
-    """Give a batch the tokens that a step chooses; return its sampling, and the row of each entry there."""
+def _feed(batch: Batch, after: LaunchedStep) -> tuple[Sampling | None, list[int]]:
+    """Give a batch's rows the tokens that a step chooses; return its sampling, and the rows there."""
     sampling = after.sampling
-    assert sampling is not None
+    if not batch.num_rows or sampling is None:
+        return None, []
     places = {request.arrival_order: row for row, request in enumerate(after.requests)}
     kept = range(len(places)) if after.kept is None else after.kept
-    rows = [kept[places[entry.request.arrival_order]] for entry in batch.entries]
+    fed = batch.entries[: batch.num_rows]
+    rows = [sampling.starts[kept[places[entry.request.arrival_order]]] for entry in fed]
     tokens = sampling.tokens
-    batch.fed_tokens = tokens.index_select(0, to_device(rows, tokens.device))
+    chosen = tokens.index_select(0, to_device(rows, tokens.device))
+    if batch.num_rows < batch.num_tokens:
+        known = to_device(batch.token_ids[batch.num_rows :], tokens.device)
+        chosen = torch.cat([chosen, known])
+    batch.fed_tokens = chosen
     return sampling, rows
 
 
@@ -155,6 +169,11 @@ def _goes_on(entry: Entry, fed: int) -> bool:
         and request.num_tokens == entry.start + 1
         and request.last_token == fed
     )
+
+
+def _chunk_goes_on(entry: Entry) -> bool:
+    """Return True if the prompt of a chunk launched ahead has been computed up to it."""
+    return entry.request.lease is not None and entry.request.num_computed == entry.start
 
 
 class StepPipeline:
@@ -242,19 +261,62 @@ class StepPipeline:
         self._ahead = None
 
 
-def decodes_that_go_on(entries: abc.Sequence[Entry]) -> list[Entry] | None:
-    """Return the entries whose requests go on after a step; None: some of its tokens must be known first.
+#: Of a step's requests, one in so many may have a draft: they sit out a step that is launched ahead.
+_IDLE_SHARE = 8
 
-    The tokens must be known where logits depend on them (penalties, grammars), where forks begin, after
-    drafts, and where a prompt goes on by a chunk.
+
+@dataclass(slots=True)
+class GoingOn:
+    """What follows a step that still runs.
+
+    Attributes:
+        entries: decodes and chunks whose requests go on.
+        num_ending: requests that end with the step.
+        num_idle: requests with drafts: how many tokens they get is known after the step.
     """
-    going_on = []
+
+    entries: list[Entry]
+    num_ending: int = 0
+    num_idle: int = 0
+
+
+def entries_that_go_on(
+    entries: abc.Sequence[Entry], guessing: Callable[[abc.Sequence[Entry]], set[Sequence]] | None = None
+) -> GoingOn | None:
+    """Return what follows a step; None: some of its tokens must be known first.
+
+    The tokens must be known where logits depend on them (penalties, grammars), where forks begin, and where
+    many requests have drafts.
+
+    Args:
+        guessing: requests of some decodes whose next tokens would be guessed; None: there are no guesses.
+    """
+    found = GoingOn([])
     for entry in entries:
         request = entry.request
+        if not entry.samples:
+            if entry.num_logits or request.params.samples_nothing:
+                return None
+            found.entries.append(entry)
+            continue
         if request.num_forks or request.sampling_state.processors:
             return None
-        if entry.draft or not entry.samples or entry.num_logits != 1:
+        if entry.draft:
+            found.num_idle += 1
+        elif entry.num_logits != 1:
             return None
-        if request.num_output_tokens + 1 < request.grows_until:
-            going_on.append(entry)
-    return going_on
+        elif request.num_output_tokens + 1 < request.grows_until:
+            found.entries.append(entry)
+        else:
+            found.num_ending += 1
+    most = len(entries) // _IDLE_SHARE
+    if found.num_idle > most:
+        return None
+    if guessing is not None:
+        guessed = guessing([entry for entry in found.entries if entry.samples])
+        found.num_idle += len(guessed)
+        if found.num_idle > most:
+            return None
+        if guessed:
+            found.entries = [entry for entry in found.entries if entry.request not in guessed]
+    return found

@@ -102,8 +102,8 @@ class Sampling:
     The rows of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
 
     Args:
-        ahead: number of earlier tokens not yet delivered to any request. Unless it is 0, no request
-            has processors.
+        ahead: number of earlier tokens not yet delivered, for each request; empty: none of any. Requests
+            with such tokens have no processors.
 
     Attributes:
         tokens: int64 [R], on the logits' device, the token of each row unless its candidates did not suffice.
@@ -125,7 +125,7 @@ class Sampling:
         rows: Sequence[int],
         requests: Sequence[Sampled],
         drafts: Sequence[Sequence[int]],
-        ahead: int = 0,
+        ahead: Sequence[int] = (),
     ) -> None:
         self.requests, self.drafts = requests, drafts
         # Before anything waits for a GPU's logits.
@@ -141,10 +141,12 @@ class Sampling:
         self.processed = self._process()
         self.drawing: list[tuple[int, SamplingParams, float]] = []
         self.reported: list[tuple[int, SamplingParams]] = []
-        for request, start, size in zip(requests, self.starts, sizes, strict=True):
+        for request, start, size, late in zip(
+            requests, self.starts, sizes, ahead or [0] * len(rows), strict=True
+        ):
             if not request.params.is_greedy:
                 draw_at = request.sampling_state.draw
-                self.drawing += [(start + i, request.params, draw_at(ahead + i)) for i in range(size)]
+                self.drawing += [(start + i, request.params, draw_at(late + i)) for i in range(size)]
             if request.params.reports_logprobs:
                 self.reported.extend((start + i, request.params) for i in range(size))
         self.chosen: list[int]

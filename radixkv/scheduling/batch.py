@@ -188,10 +188,14 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def logit_spans(self) -> Iterator[tuple[Entry, int, int]]:
-        """Yield each entry with its rows [first, end) of the logits [S, V] that the model returns. O(R)."""
-        end = 0
-        for entry in self.entries:
+    def logit_spans(self, start: int = 0) -> Iterator[tuple[Entry, int, int]]:
+        """Yield each entry with its rows [first, end) of the logits [S, V] that the model returns. O(R).
+
+        Args:
+            start: the first entry; those before it are rows, or there are none.
+        """
+        end = start
+        for entry in self.entries[start:]:
             first, end = end, end + entry.num_logits
             yield entry, first, end
 

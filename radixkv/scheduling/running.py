@@ -172,19 +172,23 @@ class RunningRequests:
             del self._by_committed[key]
         return key
 
-    def update_row(self, request: Sequence) -> None:
-        """Bring a row up to date whose request has got its token while the next step runs already. O(1).
+    def update_rows(self, entries: Iterable[Entry]) -> None:
+        """Bring rows up to date whose requests got their token while the next step runs already. O(entries).
 
         A full row is dissolved. A request whose step was planned ahead in a new block becomes a row there.
         """
-        row, lease = self._rows.get(request.arrival_order), request.lease
-        assert lease is not None
-        if row is not None:
-            if request.num_computed >= len(lease.block_table) * self._block_size:
-                self.drop_row(request, flush=True)
-        elif lease.num_tokens < request.num_computed:
-            flush_tokens(request)
-            self._make_row(request, request.num_computed)
+        rows, size = self._rows, self._block_size
+        for entry in entries:
+            request = entry.request
+            lease, end = request.lease, request.num_computed
+            if lease is None:
+                continue
+            if request.arrival_order in rows:
+                if end >= lease.num_blocks * size:
+                    self.drop_row(request, flush=True)
+            elif lease.num_tokens < end:
+                flush_tokens(request)
+                self._make_row(request, end)
 
     def drop_row(self, request: Sequence, *, flush: bool = False) -> bool:
         """Dissolve a request's row; return True if there was one. O(1).

@@ -246,9 +246,12 @@ class Scheduler:
             plan.batch = self._build_batch(plan)
         return plan
 
-    def schedule_ahead(self, entries: abc.Sequence[Entry], num_ending: int) -> Batch | None:
+    def schedule_ahead(
+        self, entries: abc.Sequence[Entry], num_ending: int, num_idle: int = 0
+    ) -> Batch | None:
         """Plan the step after one that still runs; None: the tokens of that one must be known first.
 
+        Prompts go on by their next chunks, which are known; `begin_ahead` makes them shareable in their turn.
         Decodes go on by one token each, whichever they get:
 
             step n        computes position p of a request; the host does not know the chosen token yet
@@ -260,11 +263,12 @@ class Scheduler:
         n + 1, as runners execute calls in order.
 
         Args:
-            entries: decodes of the running step that go on.
+            entries: decodes and chunks of the running step that go on.
             num_ending: requests of that step that end with it.
+            num_idle: requests of that step that are not in this one.
         """
         running, waiting = self._running, self._waiting
-        if not entries or len(entries) + num_ending != len(running):
+        if not entries or len(entries) + num_ending + num_idle != len(running):
             return None
         if len(waiting):  # it must be certain that no admission would be possible
             if num_ending or len(running) < self.max_num_seqs:
@@ -274,33 +278,112 @@ class Scheduler:
             if running.background and waiting.num_foreground:
                 return None
         size, rows = self.cache.block_size, []
+        prompts = [entry for entry in entries if not entry.samples]
+        chunks = self._chunks_ahead(prompts, len(entries) - len(prompts))
+        if chunks is None:
+            return None
         for entry in entries:
+            if not entry.samples:
+                continue
             request, position = entry.request, entry.start + entry.count
             if request.shares_blocks or not self._reserve_ahead(request, position + 1):
                 return None
-            rows.append(Entry(request, start=position, count=1, samples=True, num_logits=1))
+            row = Entry(request, position, 1, samples=True, num_logits=1)
+            # Inside a block its place is that of the token before; a full one may have been deduped since.
+            if position % size > 1 and entry.block_table is not None:
+                row.block_table, row.slot_offset = entry.block_table, entry.slot_offset
+            rows.append(row)
         for row in rows:
-            request, block = row.request, row.start // size
-            assert request.lease is not None
-            row.block_table = request.lease.block_table
-            row.slot_offset = (int(row.block_table[block]) - block) * size
-            request.last_scheduled_step = self.stats.num_steps
-        served = [tenant_of(row.request.namespace) for row in rows if not row.request.is_background]
-        for tenant, count in Counter(served).items():
-            self.policy.on_served(tenant, count)
-        self.stats.num_steps += 1
-        self.stats.num_steps_ahead += 1
-        self.stats.computed_tokens += len(rows)
-        batch = build_batch(rows, size, len(rows))
+            if row.block_table is None:
+                request, block = row.request, row.start // size
+                assert request.lease is not None
+                row.block_table = request.lease.block_table
+                row.slot_offset = (int(row.block_table[block]) - block) * size
+        batch = build_batch(rows + chunks, size, len(rows))
         if self._states is not None and not self._states.fill(batch, ahead=True):
             return None
+        stats, paying = self.stats, rows
+        if running.background:
+            paying = [row for row in rows if not row.request.is_background]
+        served = Counter([tenant_of(row.request.namespace) for row in paying])
+        for chunk in chunks:
+            if not chunk.request.is_background:
+                served[tenant_of(chunk.request.namespace)] += chunk.count
+            end = min(chunk.end, chunk.request.num_prompt_tokens)
+            stats.computed_prompt_tokens += max(0, end - chunk.start)
+        for tenant, count in served.items():
+            self.policy.on_served(tenant, count)
+        for entry in batch.entries:
+            entry.request.last_scheduled_step = stats.num_steps
+        stats.num_steps += 1
+        stats.num_steps_ahead += 1
+        stats.computed_tokens += batch.num_tokens
         return batch
+
+    def _chunks_ahead(self, prompts: abc.Sequence[Entry], num_rows: int) -> list[Entry] | None:
+        """Return the next chunks of prompts whose last ones still run; None: these must have run first.
+
+        Nothing is committed yet: a request may end before their turn, and then they are nobody's.
+        """
+        if not prompts:
+            return []
+        is_shared = len(self._running.background) < len(self._running)
+        if is_shared and any(entry.request.is_background for entry in prompts):
+            return None  # what the others leave to them is decided with all that wait
+        plan = StepPlan(
+            number=self.stats.num_steps,
+            budget=self.max_num_batched_tokens - num_rows,
+            sequence_slots=0,
+            num_rows=num_rows,
+            max_chunk=self.config.max_tokens_per_request,
+            in_flight=None,
+            num_prompts=len(prompts),
+        )
+        starts = {entry.request: entry.end for entry in prompts}
+        ordered = self.policy.order_prompts(list(starts))
+        chunks: list[Entry] = []
+        for i, request in enumerate(ordered):
+            start, lease = starts[request], request.lease
+            assert lease is not None
+            if (
+                lease.num_committed != start
+                or lease.has_pending_copies
+                or lease.num_tokens < request.num_tokens
+            ):
+                return None
+            count = plan.chunk(request, shares_budget=i + 1 < len(ordered), start=start)
+            if count <= 0:
+                return None
+            chunks.append(Entry(request, start=start, count=count, known=start))
+            plan.budget -= count
+        for chunk in sorted(chunks, key=lambda chunk: chunk.request.num_tokens - chunk.end):
+            more = plan.chunk(chunk.request, shares_budget=False, scheduled=chunk.count, start=chunk.start)
+            chunk.count += max(0, more)
+            plan.budget -= max(0, more)
+        for chunk in chunks:
+            request, lease = chunk.request, chunk.request.lease
+            assert lease is not None
+            chunk.samples = chunk.end == request.num_tokens
+            chunk.num_logits = int(chunk.samples)
+            # What others have cached is taken over, which changes the block table; forks begin with a token.
+            if (chunk.samples and request.num_forks) or lease.would_dedupe(chunk.end):
+                return None
+        return chunks
+
+    def begin_ahead(self, batch: Batch) -> None:
+        """Make the chunks of a step that was planned ahead shareable: its turn has come. O(chunks)."""
+        for entry in batch.entries[batch.num_rows :]:
+            request, lease = entry.request, entry.request.lease
+            if lease is not None and request.num_computed == entry.start:
+                lease.commit(entry.end)
+                if self.cache.enabled:
+                    self._in_flight.announce(request, entry.end)
 
     def _reserve_ahead(self, request: Sequence, num_tokens: int) -> bool:
         """Give a request slots for `num_tokens` tokens, without preemption; False: too few blocks."""
         lease = request.lease
         assert lease is not None
-        if len(lease.block_table) * self.cache.block_size >= num_tokens:
+        if lease.num_blocks * self.cache.block_size >= num_tokens:
             return True
         # A block for each running request's next token stays.
         if self.cache.available_blocks(request.namespace) <= len(self._running):
@@ -523,11 +606,9 @@ class Scheduler:
         if self._guard is not None:
             self._guard.computed(num_tokens, seconds)
 
-    def update_rows(self, requests: Iterable[Sequence]) -> None:
-        """Bring rows up to date whose tokens were given out while the next step runs already. O(requests)."""
-        for request in requests:
-            if request.lease is not None:
-                self._running.update_row(request)
+    def update_rows(self, entries: Iterable[Entry]) -> None:
+        """Bring rows up to date whose tokens were given out while the next step runs already. O(entries)."""
+        self._running.update_rows(entries)
 
     def accept(self, entry: Entry, num_accepted: int) -> None:
         """Commit the first `num_accepted` tokens of an entry's draft; the rest of the draft was wrong.

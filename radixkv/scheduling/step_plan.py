@@ -110,14 +110,17 @@ class StepPlan:
 
     # ------------------------------------------------------------------ tokens
 
-    def chunk(self, request: Sequence, *, shares_budget: bool, scheduled: int = 0) -> int:
+    def chunk(
+        self, request: Sequence, *, shares_budget: bool, scheduled: int = 0, start: int | None = None
+    ) -> int:
         """Return the number of further tokens for a request: all it needs, within the budget and all caps.
 
         Args:
             shares_budget: requests after it in this step have prompt tokens to compute, too.
             scheduled: tokens that it has in this step already.
+            start: where its tokens in this step begin; None: after those that are computed.
         """
-        most = request.num_to_compute
+        most = request.num_to_compute if start is None else request.num_tokens - start
         if request.needs_prompt_logits:
             most = min(most, MAX_LOGITS_CHUNK)
         if self.max_chunk is not None:

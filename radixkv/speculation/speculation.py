@@ -108,9 +108,9 @@ class Speculation(StepHook):
         """Count tokens of a draft that are rows of the step now."""
         self._num_rows += num_tokens
 
-    def would_guess(self, entries: abc.Sequence[Entry]) -> bool:
+    def guessing(self, entries: abc.Sequence[Entry]) -> set[Sequence]:
         self.begin(len(entries), len(entries))
-        return any(len(self.draft(entry.request, self._max_tokens)) > 1 for entry in entries)
+        return {entry.request for entry in entries if len(self.draft(entry.request, self._max_tokens)) > 1}
 
     def checked(self, request: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         self.counts.observe(num_draft_tokens, num_accepted)

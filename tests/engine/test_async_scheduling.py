@@ -381,3 +381,100 @@ def test_requests_that_wait_for_a_place_stop_no_step_ahead(policy: str) -> None:
     asks = [(prompt(i, 9 + i), GREEDY) for i in range(8)]
     assert answers(ahead, asks) == answers(other, asks)
     assert (ahead.stats().steps_ahead > 60) is (policy != "priority")
+
+
+# ---------------------------------------------------------------------- beside prompts and guesses
+
+
+class Watched(PagedHashModel):
+    """Notes steps that were launched ahead with both decodes and a chunk of a prompt in them."""
+
+    mixed = 0
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        chunks = batch.num_tokens - batch.num_rows
+        self.mixed += batch.fed_tokens is not None and chunks > 1
+        return super().execute(batch)
+
+
+def arriving(engine: Engine, at: dict[int, tuple[list[int], SamplingParams]], aborted: int = -1) -> list[Any]:
+    """Tokens and ends of requests that come before the given steps; the second one may be aborted."""
+    ids, outputs, step = [], {}, 0
+    while engine.has_work or at:
+        if step in at:
+            ids.append(engine.add_request(*at.pop(step)))
+        if step == aborted:
+            engine.abort(ids[1])
+        outputs.update({output.request_id: output for output in engine.step().finished})
+        engine.check()
+        step += 1
+    return [[(o.token_ids, o.finish_reason) for o in outputs[one].outputs] for one in ids]
+
+
+@pytest.mark.parametrize("tenants", [False, True])
+def test_decodes_go_on_ahead_while_a_prompt_is_computed(tenants: bool) -> None:
+    results = []
+    for looks_ahead in (True, False):
+        model = Watched(100, 8)
+        engine, _ = make_engine(
+            model=model,
+            async_scheduling=looks_ahead,
+            speculation="off",
+            budget=24,
+            scheduling_policy="fair" if tenants else "prefix",
+        )
+        long = replace(GREEDY, max_tokens=60)
+        results.append(
+            arriving(engine, {0: (prompt(1), long), 5: (prompt(2, 150), GREEDY), 20: (prompt(3, 60), long)})
+        )
+        stats = engine.stats()
+        assert not model.violations
+        if looks_ahead:
+            # Of the first long prompt's seven chunks, all but the one it was admitted with; then others.
+            assert model.mixed >= 6
+            assert stats.steps - stats.steps_ahead <= 12
+        else:
+            assert stats.steps_ahead == 0
+    assert results[0] == results[1]
+
+
+def test_prompts_that_end_between_their_chunks_leave_nothing_behind() -> None:
+    """Aborted at every step: a chunk that runs ahead then is nobody's, and its blocks hold no prefix."""
+    for aborted in range(6, 16):
+        found = []
+        for looks_ahead in (True, False):
+            model = Watched(100, 8)
+            engine, _ = make_engine(
+                model=model, async_scheduling=looks_ahead, speculation="off", budget=24
+            )
+            at = {0: (prompt(1), replace(GREEDY, max_tokens=40)), 5: (prompt(2, 150), GREEDY)}
+            [first, *_] = arriving(engine, at, aborted)
+            again = answers(engine, [(prompt(2, 150), GREEDY)])
+            found.append((first, [[one[0] for one in samples] for samples in again]))
+            assert not model.violations
+            assert engine.cache.stats.held_blocks == 0
+        assert found[0] == found[1]
+
+
+def test_a_chunk_ahead_that_fails_harms_nobody() -> None:
+    for failing in range(3, 16):
+        calls = iter(range(1000))
+        model = PagedHashModel(100, 8, fail_if=lambda batch: next(calls) == failing)  # noqa: B023
+        engine, _ = make_engine(model=model, async_scheduling=True, speculation="off", budget=24)
+        other, _ = make_engine(async_scheduling=False, speculation="off", num_blocks=100)
+        asks = [(prompt(1), GREEDY), (prompt(2, 100), GREEDY), (prompt(2, 110), GREEDY)]
+        assert answers(engine, asks) == answers(other, asks)
+        assert not model.violations
+        engine.check()
+
+
+def test_a_few_guesses_stop_no_step_ahead_of_the_others() -> None:
+    """One request of ten repeats itself: it sits out a step, and the others do not wait for it."""
+    ahead, _ = make_engine(model=Parrot(200, 8), async_scheduling=True, max_num_seqs=16)
+    other, _ = make_engine(model=Parrot(200, 8), speculation="off", async_scheduling=False, max_num_seqs=16)
+    answers(ahead, [(prompt(7), GREEDY)])
+    asks = [(prompt(i), replace(GREEDY, temperature=5.0, seed=i)) for i in range(9)] + [(prompt(7), GREEDY)]
+    assert answers(ahead, asks) == answers(other, asks)
+    stats = ahead.stats()
+    assert stats.speculation.num_accepted_tokens > 10
+    assert stats.steps_ahead >= 15

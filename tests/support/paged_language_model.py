@@ -263,7 +263,7 @@ class PagedHashModel:
     def _expected(batch: Batch, r: int) -> np.ndarray[Any, Any]:
         """The tokens of an entry's context, those that it computes in this step included."""
         entry = batch.entries[r]
-        fed = () if batch.fed_tokens is None else batch.token_ids[r : r + 1]
+        fed = () if batch.fed_tokens is None or r >= batch.num_rows else batch.token_ids[r : r + 1]
         own = entry.request.tokens(0, entry.end - len(fed))
         known = np.concatenate([own, entry.draft, fed]).astype(np.int64)
         return known[: entry.start + entry.count]
