@@ -25,8 +25,8 @@ A request may be passed for `max_overtake` steps:
 
 A request kept waiting by its own tenant's ceiling bars only that tenant: other tenants don't use its room.
 
-Background requests (`Request.background`) are a class of their own under every policy: the last rank, in a line
-of their own, never promoted, and no part of what their tenants were served.
+Background requests (`Request.background`) are a class of their own under every policy: the last rank, in a
+line of their own, never promoted, and no part of what their tenants were served.
 """
 
 from __future__ import annotations

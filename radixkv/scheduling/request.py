@@ -121,7 +121,8 @@ class Request:
             adapter); the model is added.
         lora: name of the adapter that computes it, which goes into the namespace; empty: the base alone.
         priority: smaller is more urgent, under the `priority` policy.
-        background: under every policy, it gets what no other request wants: slots, blocks and tokens of steps.
+        background: under every policy, it gets what no other request wants: slots, blocks and tokens of
+            steps.
         cache_key_hint: shared by requests that come back together; tells `adaptive` eviction how soon.
         pins: prefixes of the prompt to pin once they are computed.
         checkpoints: leading tokens that others will probably share, such as those up to the last message of

@@ -444,9 +444,7 @@ def test_prompts_that_end_between_their_chunks_leave_nothing_behind() -> None:
         found = []
         for looks_ahead in (True, False):
             model = Watched(100, 8)
-            engine, _ = make_engine(
-                model=model, async_scheduling=looks_ahead, speculation="off", budget=24
-            )
+            engine, _ = make_engine(model=model, async_scheduling=looks_ahead, speculation="off", budget=24)
             at = {0: (prompt(1), replace(GREEDY, max_tokens=40)), 5: (prompt(2, 150), GREEDY)}
             [first, *_] = arriving(engine, at, aborted)
             again = answers(engine, [(prompt(2, 150), GREEDY)])

@@ -88,8 +88,8 @@ def test_a_chat_takes_slot_and_blocks_of_a_background_request(policy):
     assert {len(finished[f"line-{i}"].outputs[0].token_ids) for i in range(2)} == {60}
 
 
-def test_at_a_ceiling_a_tenants_own_lines_give_way(policy="fair"):
-    engine, _ = make_engine(scheduling_policy=policy, num_blocks=100, max_num_seqs=8, budget=64)
+def test_at_a_ceiling_a_tenants_own_lines_give_way():
+    engine, _ = make_engine(scheduling_policy="fair", num_blocks=100, max_num_seqs=8, budget=64)
     engine.cache.set_quotas({"a": Quota(ceiling=12), "b": Quota()})
     for name in "ab":
         engine.add_request(
