@@ -100,6 +100,7 @@ class Engine:
             block_size=cache.block_size,
             vocab_size=model.vocab_size,
             lengths=model.lengths,
+            takes_images=model.image_processor is not None,
         )
         self.clock = clock
         self.summary: EngineSummary | None = None  # set by the builder

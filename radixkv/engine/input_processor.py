@@ -24,7 +24,9 @@ from radixkv.cache.keys import (
 )
 from radixkv.engine.adapters import AdapterRegistry, adapter_part, begin_adapter
 from radixkv.engine.hooks import Grammars
+from radixkv.engine.image_checks import check_images
 from radixkv.errors import ENDS_PROCESS, ContextLengthExceededError, InvalidRequestError
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv.sampling.logits_processors import GrammarState
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
@@ -72,6 +74,7 @@ class PromptLimits:
         block_size: tokens in a block of that pool.
         vocab_size: token ids must be below it; None: unchecked.
         lengths: classes of lengths with rotary frequencies of their own; None: there is one.
+        takes_images: prompts may have tokens of images, beyond the vocabulary.
     """
 
     max_model_len: int
@@ -79,6 +82,7 @@ class PromptLimits:
     block_size: int
     vocab_size: int | None
     lengths: LengthClasses | None = None
+    takes_images: bool = False
 
     def encode(self, token_ids: TokenIds, param: str = "prompt") -> EncodedTokens:
         """Check token ids and encode them. O(n).
@@ -97,7 +101,11 @@ class PromptLimits:
             message = f"{param} is text or a sequence of token ids, not {token_ids!r:.80}"
             raise InvalidRequestError(message, param=param) from None
         if len(encoded):
-            self.check_ids([int(encoded.token_ids.max())], param)
+            largest = int(encoded.token_ids.max())
+            if self.takes_images and largest >= FIRST_IMAGE_ID:
+                token_ids = encoded.token_ids
+                largest = int(token_ids.max(initial=0, where=token_ids < FIRST_IMAGE_ID))
+            self.check_ids([largest], param)
         return encoded
 
     def namespace(self, namespace: NamespaceName, num_tokens: int) -> NamespaceName:
@@ -261,6 +269,7 @@ class InputProcessor:
         if request.adapter is not None:
             begin_adapter(request, request.prompt)
         self.limits.check_length(len(request.prompt))
+        check_images(request, request.prompt, takes_images=self.limits.takes_images)
         request.params = self.encode_words(request.params)
         _check_pins(request.pins, len(request.prompt))
         self._check_tokens(request.params)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.engine.outputs import CompletionOutput, OutputDelta, PromptOutcome, RequestOutput
 from radixkv.errors import ENDS_PROCESS, RequestFailedError
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv.sampling.logprobs import Logprob, TokenLogprobs
 from radixkv.sampling.sampler import NOTHING_LEFT, RawLogprobs, SampledToken, gather_logprobs
 from radixkv.scheduling.request import Failure, FinishReason, Request, RequestTimes
@@ -138,9 +139,15 @@ class OutputProcessor:
         if end <= first:
             return None
         tokens = sample.tokens(first + 1, end + 1).tolist()
-        found = gather_logprobs(logits[first - start : end - start], tokens, num_top)
+        # An image's tokens are not chosen, so they have no logprobs: any token's stand for them.
+        is_text = [token < FIRST_IMAGE_ID for token in tokens]
+        asked = [token if text else 0 for token, text in zip(tokens, is_text, strict=True)]
+        found = gather_logprobs(logits[first - start : end - start], asked, num_top)
         try:
-            named = [name_logprobs(raw, self._token_text) for raw in found]
+            named = [
+                name_logprobs(raw, self._token_text) if text else None
+                for raw, text in zip(found, is_text, strict=True)
+            ]
         except ENDS_PROCESS:
             raise
         except BaseException as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from radixkv.images.image_processor import ImageProcessor
 from radixkv.scheduling.length_classes import LengthClasses
 
 if TYPE_CHECKING:  # engines without text do without its libraries
@@ -27,6 +28,7 @@ class ServedModel:
         fingerprint: identifies configuration, weights and dtype; empty: unknown.
         default_sampling: arguments of SamplingParams for requests that don't give them.
         lengths: classes of lengths with rotary frequencies of their own; None: there is one.
+        image_processor: how it takes images; None: it takes text alone.
     """
 
     tokenizer: Tokenizer | None
@@ -38,3 +40,4 @@ class ServedModel:
     fingerprint: str = ""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     lengths: LengthClasses | None = None
+    image_processor: ImageProcessor | None = None

@@ -149,6 +149,7 @@ def engine_for_model(
         fingerprint=loaded.fingerprint,
         default_sampling=loaded.default_sampling,
         lengths=loaded.lengths,
+        image_processor=None if loaded.vision is None else loaded.vision.processor,
     )
     return engine_on_runner(
         config, runner, model, step_costs=step_costs, tier=tier, events=events, adapters=adapters

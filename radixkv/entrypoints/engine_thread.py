@@ -67,6 +67,7 @@ class EngineInfo:
             limits=engine.limits,
             default_sampling=model.default_sampling,
             tokenizer=model.tokenizer,
+            image_processor=model.image_processor,
         )
         return cls(facts, engine.summary, engine.input_processor)
 

@@ -25,6 +25,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
+from radixkv.entrypoints.given_images import decoded, split_messages, split_prompt
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams, require
@@ -181,8 +182,9 @@ class LLM:
         Args:
             prompts: one prompt or several, each text or token ids: a sequence of integers, or a
                 one-dimensional array. A two-dimensional array is a prompt per row. `{"prompt": text}` and
-                `{"prompt_token_ids": token_ids}` are prompts, too. They may be more than the engine's queue
-                holds.
+                `{"prompt_token_ids": token_ids}` are prompts, too, and with `"multi_modal_data": {"image":
+                images}` beside them have images at the model's own words for one. They may be more than the
+                engine's queue holds.
             params: for all prompts, or one per prompt; None: `get_default_sampling_params()`.
             lora: name of the adapter that answers; empty: the base model alone.
             progress: show a progress bar; None: when standard error is a terminal.
@@ -199,7 +201,7 @@ class LLM:
         several = self._as_list(prompts)
         each = self._params_for(several, params)
         requests = [
-            Request(plain_prompt(prompt), own, namespace=namespace, lora=lora, priority=priority)
+            self._request(prompt, own, namespace=namespace, lora=lora, priority=priority)
             for prompt, own in zip(several, each, strict=True)
         ]
         checks = self.engine.input_processor
@@ -225,6 +227,8 @@ class LLM:
         """Answer one conversation or several, each a list of OpenAI-style messages.
 
         Args:
+            messages: content in parts may have images: `{"type": "image", "image": image}`, one of Pillow's,
+                or a file's bytes or `Path`; or `{"type": "image_url", "image_url": {"url": data URL}}`.
             tools: JSON schemas of functions, for templates that show them to the model.
             template_options: further names for the chat template, such as `enable_thinking=False`; and
                 `add_generation_prompt`, `continue_final_message`, `chat_template`.
@@ -295,7 +299,7 @@ class LLM:
         self._check_open()
         inbox = _Inbox()
         params = params or self.get_default_sampling_params()
-        request = Request(plain_prompt(prompt), params, namespace=namespace, lora=lora, stream=True)
+        request = self._request(prompt, params, namespace=namespace, lora=lora, stream=True)
         self.engine.input_processor.prepare(request)
         try:
             while not self.engine.has_room:
@@ -333,13 +337,33 @@ class LLM:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
-    ) -> list[int]:
+    ) -> PromptLike:
         if self.engine.model.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer, so no chat template: use generate")
+        shown, images = split_messages(messages)
         ids: list[int] = self.engine.model.tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) if tools else None, **options
+            shown, tools=list(tools) if tools else None, **options
         )
-        return ids
+        if not images:
+            return ids
+        prompt: Any = {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
+        return cast(PromptLike, prompt)
+
+    def _request(self, prompt: PromptLike, params: SamplingParams, **options: Any) -> Request:
+        """Return the request of a prompt, with its images placed."""
+        prompt, images = self._placed(prompt)
+        return Request(plain_prompt(prompt), params, images=images, **options)
+
+    def _placed(self, prompt: PromptLike) -> tuple[PromptLike, Sequence[Any]]:
+        """Return a prompt with the ids of its images' tokens, and the images at their places."""
+        prompt, given = split_prompt(prompt)
+        if not given:
+            return prompt, ()
+        processor = self.engine.model.image_processor
+        if processor is None:
+            raise InvalidRequestError("this model takes text only, and no images", param="images")
+        ids = self.engine.input_processor.encode(prompt).token_ids
+        return processor.place(cast(Sequence[int], ids), [decoded(image) for image in given])
 
     @staticmethod
     def _as_list(prompts: Any) -> list[PromptLike]:
@@ -387,7 +411,7 @@ class LLM:
             EngineStoppedError: the LLM was closed.
         """
         self._check_open()
-        token_ids = self.engine.input_processor.encode(prompt)
+        token_ids = self.engine.input_processor.encode(self._placed(prompt)[0])
         if lora:
             self.engine.adapters.acquire(lora)
             card = self.engine.adapters.card(lora)

@@ -129,6 +129,13 @@ def decode_image(data: bytes, max_pixels: int, *, max_side: int | None = None) -
             ) from None
     if max_side is not None and max(picture.size) > max_side:
         picture.thumbnail((max_side, max_side))
+    return image_of(picture)
+
+
+def image_of(picture: PillowImage) -> DecodedImage:
+    """Return the pixels of a picture of Pillow's, in RGB. O(pixels)."""
+    if picture.mode != "RGB":
+        picture = _in_rgb(picture)
     width, height = picture.size
     rgb = picture.tobytes()
     digest = hashlib.sha256(b"%d x %d\n" % (width, height))

@@ -28,6 +28,7 @@ from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
+from radixkv.model.vision.step_images import RunnerImages
 from radixkv.model.warm_up import first_steps
 from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
@@ -78,6 +79,7 @@ class ModelRunner:
 
     Attributes:
         adapters: reads and finds adapters; None: rows have none.
+        images: encodes images; None: the model sees none.
         states, windows: see `radixkv.engine.runner.Runner`.
     """
 
@@ -147,6 +149,7 @@ class ModelRunner:
         if isinstance(spec, KVLayout) and spec.window is not None:
             assert isinstance(self.kv, GroupedKV)
             self.windows = RunnerWindows(spec, limits.max_num_tokens, self.kv)
+        self.images = None if loaded.vision is None else RunnerImages(loaded.vision)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
@@ -261,8 +264,9 @@ class ModelRunner:
         batch, adapters = (batch, None) if self.adapters is None else arrange(batch)
         for group in batch.copy_groups:
             self.copy_blocks(group)
+        shown = None if self.images is None else self.images.of(batch)
         plan = self._plan(batch)
-        if self.graphs is not None:
+        if self.graphs is not None and shown is None:
             replayed = self.graphs.run(batch, plan, adapters)
             if replayed is not None:
                 return replayed
@@ -284,7 +288,13 @@ class ModelRunner:
         if batch.fed_tokens is not None:
             token_ids[: batch.num_tokens] = batch.fed_tokens
         with nullcontext() if self._activations is None else self._activations.step(len(token_ids)):
-            logits = call_model(self.model, token_ids, positions, logit_rows, step)
+            if shown is None:
+                logits = call_model(self.model, token_ids, positions, logit_rows, step)
+            else:
+                assert self.images is not None
+                vision = self.images.vision
+                inputs = shown.inputs(vision, token_ids, positions)
+                logits = call_model(vision, token_ids, positions, logit_rows, step, inputs)
         return logits[: len(batch.logit_rows)]
 
     def _plan(self, batch: Batch) -> AttentionPlan:

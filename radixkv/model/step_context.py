@@ -8,6 +8,7 @@ step passed as one would be lost on the way.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -38,7 +39,14 @@ def current_positions() -> Tensor:
     return positions
 
 
-def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | None, step: Any) -> Tensor:
+def call_model(
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    rows: Tensor | None,
+    step: Any,
+    inputs: Mapping[str, Any] | None = None,
+) -> Tensor:
     """Call a loaded model for one step.
 
     Args:
@@ -46,21 +54,18 @@ def call_model(model: Any, input_ids: Tensor, positions: Tensor, rows: Tensor | 
         positions: [T] absolute position of each token in its own sequence.
         rows: [R] indices of the tokens whose logits are wanted; None: all T.
         step: the object that stores K/V and attends, such as an `AttentionStep`.
+        inputs: the model's arguments in place of ids and positions, where these are not all that it sees.
 
     Returns:
         Logits [R, vocab].
     """
     wanted = {} if rows is None else {"logits_to_keep": rows}
+    if inputs is None:
+        inputs = {"input_ids": input_ids[None], "position_ids": positions[None]}
     before = getattr(_thread, "step", None), getattr(_thread, "positions", None)
     _thread.step, _thread.positions = step, positions
     try:
-        output = model(
-            input_ids=input_ids[None],
-            position_ids=positions[None],
-            attention_mask=None,
-            use_cache=False,
-            **wanted,
-        )
+        output = model(**inputs, attention_mask=None, use_cache=False, **wanted)
     finally:
         _thread.step, _thread.positions = before
     logits: Tensor = output.logits[0]

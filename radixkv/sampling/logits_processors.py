@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import numpy as np
 import torch
 
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampling_params import SamplingParams
 
@@ -363,9 +364,10 @@ class _TokenCounts:
 
     @classmethod
     def of(cls, token_ids: TokenIds) -> _TokenCounts:
-        """Return the counts of a prompt; its tokens can't be taken away. O(n log n)."""
+        """Return the counts of a prompt's text; its tokens can't be taken away. O(n log n)."""
         counts = cls()
-        counts._tokens, found = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)
+        ids = np.asarray(token_ids, dtype=np.int64)
+        counts._tokens, found = np.unique(ids[ids < FIRST_IMAGE_ID], return_counts=True)
         counts._counts = found.astype(np.float32)
         counts._size = len(counts._tokens)
         counts._where = {token: i for i, token in enumerate(counts._tokens.tolist())}

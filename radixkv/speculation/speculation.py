@@ -21,6 +21,7 @@ from itertools import takewhile
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.engine.counts import EngineStats, SpeculationCounts
 from radixkv.engine.hooks import StepHook
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv.scheduling.batch import Entry
 from radixkv.scheduling.sequence import Sequence
 from radixkv.speculation.namespace_texts import NamespaceTexts
@@ -70,7 +71,8 @@ class Speculation(StepHook):
             return ()
         tokens: abc.Sequence[int] = state.forced_tokens()[:most]
         if not tokens:
-            tokens = self._guess(request, most)
+            # Cached texts go on with images, which no answer does.
+            tokens = list(takewhile(lambda token: token < FIRST_IMAGE_ID, self._guess(request, most)))
             if tokens:
                 tokens = tokens[: state.num_allowed(tokens)]
         if tokens:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixkv.model.attention_shape import AttentionShape
+    from radixkv.model.vision.vision_model import VisionModel
     from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class LoadedModel:
         default_sampling: arguments of SamplingParams that its makers recommend.
         fingerprint: identifies weights, configuration, tokenizer and dtype; K/V of different ones don't mix.
         lengths: classes of lengths with rotary frequencies of their own; None: there is one.
+        vision: the model's tower, and what prepares images for it; None: it takes text alone.
     """
 
     model: Any
@@ -72,6 +74,7 @@ class LoadedModel:
     default_sampling: Mapping[str, Any]
     fingerprint: str
     lengths: LengthClasses | None = None
+    vision: VisionModel | None = None
 
     def __repr__(self) -> str:
         kind = type(self.model).__name__
@@ -194,6 +197,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
 
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
+    from radixkv.model.vision.vision_model import has_sight, open_vision
     from radixkv.text.tokenizer import Tokenizer, check_chat_template
 
     device = _device(config)
@@ -208,10 +212,12 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
     blocks = _keeps_blocks(config, source, device)
+    # Ranks are sent batches, not the images of requests.
+    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, source.folder)
     if blocks:
         model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1)
     else:
-        model = files.model(hf_config, dtype, device, show_progress)
+        model = files.model(hf_config, dtype, device, show_progress, sees=sees)
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
     if lengths.ends:
         logger.info(
@@ -247,6 +253,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         default_sampling=defaults,
         fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
         lengths=lengths if lengths.ends else None,
+        vision=open_vision(source.name, model, source.folder) if sees else None,
     )
 
 

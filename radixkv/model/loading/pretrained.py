@@ -104,8 +104,19 @@ class Pretrained:
             "tokenizer", lambda: AutoTokenizer.from_pretrained(self.source.folder, **self._keywords)
         )
 
-    def model(self, hf_config: Any, dtype: torch.dtype, device: torch.device, show_progress: bool) -> Any:
+    def model(
+        self,
+        hf_config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        show_progress: bool,
+        *,
+        sees: bool = False,
+    ) -> Any:
         """The transformers model in eval mode, its attention going through the hook; no tensor made up.
+
+        Args:
+            sees: with the parts that encode images, where transformers has a class for the text alone, too.
 
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
@@ -118,7 +129,8 @@ class Pretrained:
         from radixkv.model.loading.model_checks import architecture_name, unsupported
 
         # Models that also read images are in a list of their own.
-        kind = AutoModelForCausalLM if _has_causal_class(hf_config) else AutoModelForImageTextToText
+        text_alone = _has_causal_class(hf_config) and not sees
+        kind = AutoModelForCausalLM if text_alone else AutoModelForImageTextToText
 
         def read() -> Any:
             try:

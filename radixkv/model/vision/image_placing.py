@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelImageProcessor: a model's rules for images in prompts, by transformers' image processor.
+
+The number of an image's tokens, and its grid, depend on its size alone: they are found by a blank image once,
+and an image inside a cached prefix is never resized.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from radixkv.errors import InvalidRequestError
+from radixkv.images.image_files import DecodedImage, invalid_image
+from radixkv.images.placed_image import PlacedImage, identity_of, image_ids
+from radixkv.model.vision.families import VISION_FAMILIES
+
+_MAX_KNOWN_SIZES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tokens of an image of one size: their number, and their rows and columns where positions need these."""
+
+    num_tokens: int
+    grid: tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class ModelImageProcessor:
+    """See `radixkv.images.image_processor.ImageProcessor`, which it is.
+
+    Args:
+        family: key of `VISION_FAMILIES`.
+        processor: image processor of transformers, of those that need no torchvision.
+        placeholder: id that stands for an image in what a chat template gives.
+    """
+
+    family: str
+    processor: Any
+    placeholder: int
+    _layouts: OrderedDict[tuple[int, int], Layout] = field(init=False, default_factory=OrderedDict)
+    _lock: Any = field(init=False, default_factory=threading.Lock)
+    _settings: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        settings = self.processor.to_dict()
+        self._settings = json.dumps([self.family, settings], sort_keys=True, default=str)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the constructor's arguments."""
+        return ModelImageProcessor, (self.family, self.processor, self.placeholder)
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """See `ImageProcessor`."""
+        return self._layout(width, height).num_tokens
+
+    def place(
+        self, token_ids: Sequence[int], images: Sequence[DecodedImage]
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], tuple[PlacedImage, ...]]:
+        """See `ImageProcessor`."""
+        ids = np.asarray(token_ids, np.int32)
+        places = np.flatnonzero(ids == self.placeholder)
+        if len(places) != len(images):
+            raise InvalidRequestError(
+                f"the prompt has {len(places)} places for images, and {len(images)} images were given: a "
+                "chat template gives a place for each, and a prompt as text needs the model's words for it",
+                code="invalid_image",
+            )
+        pieces: list[Any] = []
+        placed: list[PlacedImage] = []
+        copied = length = shift = 0
+        for place, image in zip(places.tolist(), images, strict=True):
+            layout = self._layout(image.width, image.height)
+            pieces.append(ids[copied:place])
+            length += place - copied
+            copied = place + 1
+            one = PlacedImage(
+                image,
+                identity_of(image, self._settings),
+                start=length,
+                length=layout.num_tokens,
+                grid=layout.grid,
+                rope_start=length + shift,
+            )
+            pieces.append(np.asarray(image_ids(one.identity, one.num_rows), np.int32))
+            placed.append(one)
+            length, shift = one.end, one.rope_end - one.end
+        return np.concatenate([*pieces, ids[copied:]]), tuple(placed)
+
+    def inputs(self, image: DecodedImage) -> dict[str, Any]:
+        """Return what the model's tower takes, tensors by name. O(pixels).
+
+        Raises:
+            InvalidRequestError: no image of this shape can be shown.
+        """
+        from PIL import Image  # heavy, and only where images are
+
+        return self._processed(Image.frombytes("RGB", (image.width, image.height), image.rgb))
+
+    def _processed(self, picture: Any) -> dict[str, Any]:
+        try:
+            return dict(self.processor(images=[picture], return_tensors="pt"))
+        except ValueError as error:
+            width, height = picture.size
+            raise invalid_image(
+                f"an image of {width} x {height} can't be shown to this model: {error}"
+            ) from error
+
+    def _layout(self, width: int, height: int) -> Layout:
+        size = width, height
+        with self._lock:
+            known = self._layouts.get(size)
+        if known is None:
+            from PIL import Image  # heavy, and only where images are
+
+            known = self._layout_of(self._processed(Image.new("RGB", size)))
+            with self._lock:
+                self._layouts[size] = known
+                if len(self._layouts) > _MAX_KNOWN_SIZES:
+                    self._layouts.popitem(last=False)
+        return known
+
+    def _layout_of(self, inputs: dict[str, Any]) -> Layout:
+        assert VISION_FAMILIES[self.family].has_grid
+        _, rows, columns = inputs["image_grid_thw"][0].tolist()
+        merged = int(self.processor.merge_size)
+        grid = rows // merged, columns // merged
+        return Layout(grid[0] * grid[1], grid)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StepImages: which rows of a step are images', and the rotary positions of all others.
+
+A request's images are part of it, so that both are functions of the request and the range that is computed:
+nothing is kept from step to step but the encodings.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from radixkv.images.placed_image import PlacedImage
+from radixkv.model.vision.encoder_cache import EncoderCache, Encoding
+from radixkv.model.vision.vision_model import VisionModel
+from radixkv.sampling.device_arrays import to_device
+from radixkv.scheduling.batch import Batch
+
+#: Bytes of encodings that are kept.
+ENCODER_CACHE_BYTES = 256 * 2**20
+
+
+def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.NDArray[np.int64]:
+    """Return the rotary positions [3, end - start] of a prompt's tokens [start, end), and of its answer's.
+
+    Text goes on by one in all three components. An image's tokens have its first token's position, plus their
+    row and their column in its grid. O(end - start).
+    """
+    positions = np.arange(start, end)
+    rows = np.repeat(positions[None], 3, axis=0)
+    first = bisect_right(images, start, key=lambda image: image.end)
+    if first:
+        rows += images[first - 1].rope_end - images[first - 1].end
+    for image in images[first:]:
+        if image.start >= end:
+            break
+        assert image.grid is not None
+        inside = slice(max(image.start, start) - start, min(image.end, end) - start)
+        in_rows, in_columns = np.divmod(positions[inside] - image.start, image.grid[1])
+        rows[:, inside] = image.rope_start
+        rows[1, inside] += in_rows
+        rows[2, inside] += in_columns
+        rows[:, inside.stop :] = positions[inside.stop :] + (image.rope_end - image.end)
+    return rows
+
+
+@dataclass(slots=True)
+class StepImages:
+    """Images of one step.
+
+    Attributes:
+        rows: rows of the step that are images', ascending.
+        encodings: what goes there: encodings, with the first and the last + 1 of their rows.
+        rope: rotary positions int64 [3, T]; None: they are the places in the prompt.
+    """
+
+    rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    encodings: list[tuple[Encoding, int, int]] = field(default_factory=list)
+    rope: npt.NDArray[np.int64] | None = None
+
+    def inputs(self, vision: VisionModel, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        """Return the arguments of a model's call for a step.
+
+        Args:
+            token_ids, positions: int64 [T], perhaps padded.
+        """
+        inputs: dict[str, Any] = {"position_ids": positions[None]}
+        if self.rope is not None:
+            rope = to_device(self.rope.reshape(-1), positions.device).view(3, -1)
+            padding = len(positions) - rope.shape[1]
+            inputs["position_ids"] = torch.nn.functional.pad(rope, (0, padding))[:, None]
+        if not self.rows:
+            inputs["inputs_embeds"] = vision.embed(token_ids)[None]
+            return inputs
+        rows = to_device(np.concatenate(self.rows), token_ids.device)
+        embeds = vision.embed(token_ids.index_fill(0, rows, 0))
+        embeds[rows] = torch.cat([each.rows[a:b] for each, a, b in self.encodings]).to(embeds.dtype)
+        inputs["inputs_embeds"] = embeds[None]
+        if vision.family.is_deep:
+            mask = torch.zeros(1, len(token_ids), dtype=torch.bool, device=token_ids.device)
+            mask[0, rows] = True
+            layers = len(self.encodings[0][0].deep)
+            inputs["visual_pos_masks"] = mask
+            inputs["deepstack_visual_embeds"] = [
+                torch.cat([each.deep[layer][a:b] for each, a, b in self.encodings]).to(embeds.dtype)
+                for layer in range(layers)
+            ]
+        return inputs
+
+
+class RunnerImages:
+    """Encodes the images of a runner's steps.
+
+    Attributes:
+        num_encoded: images that the tower has run on.
+    """
+
+    def __init__(self, vision: VisionModel, max_bytes: int = ENCODER_CACHE_BYTES) -> None:
+        self.vision = vision
+        self.cache = EncoderCache(max_bytes)
+        self.num_encoded = 0
+
+    def of(self, batch: Batch) -> StepImages | None:
+        """Return a batch's images, encoded; None: none of its requests has one. O(entries), and the tower."""
+        shown: StepImages | None = None
+        has_grid = self.vision.family.has_grid
+        for entry, first in zip(batch.entries, batch.query_starts.tolist(), strict=False):
+            images = entry.request.request.images
+            if not images:
+                continue
+            if shown is None:
+                rope = np.repeat(batch.positions[None], 3, axis=0) if has_grid else None
+                shown = StepImages(rope=rope)
+            start, end = entry.start, entry.start + entry.count
+            if shown.rope is not None:
+                shown.rope[:, first : first + entry.count] = rope_positions(images, start, end)
+            at = bisect_right(images, start, key=lambda image: image.end)
+            for image in images[at:]:
+                if image.start >= end:
+                    break
+                self._add(shown, entry.request.namespace, image, start, end, first - start)
+        return shown
+
+    def _add(
+        self, shown: StepImages, namespace: Any, image: PlacedImage, start: int, end: int, offset: int
+    ) -> None:
+        """Add an image's tokens in [start, end); the row of a position is `offset` further."""
+        start, end = max(start, image.start), min(end, image.end)
+        places = np.arange(start, end)
+        if image.between:
+            places = places[~np.isin(places - image.start, image.between)]
+        if len(places):
+            shown.rows.append(places + offset)
+            encoding = self._encoded(namespace, image)
+            shown.encodings.append((encoding, image.row_at(start), image.row_at(end)))
+
+    def _encoded(self, namespace: Any, image: PlacedImage) -> Encoding:
+        """Return an image's encoding. Namespaces share none: its time would tell of another tenant's."""
+        key = namespace, image.identity
+        found = self.cache.get(key)
+        if found is None:
+            found = self.vision.encode(image.image)
+            assert len(found.rows) == image.num_rows, "the tower gives other rows than the processor says"
+            self.num_encoded += 1
+            self.cache.put(key, found)
+        return found

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VisionModel: a loaded model's tower, and its forward on rows of images."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixkv.images.image_files import DecodedImage
+from radixkv.model.loading.weight_files import stored_tensors
+from radixkv.model.vision.encoder_cache import Encoding
+from radixkv.model.vision.families import VISION_FAMILIES
+from radixkv.model.vision.image_placing import ModelImageProcessor
+
+logger = logging.getLogger("radixkv")
+
+#: Attention inside of towers: images are encoded one by one, whole.
+_TOWER_ATTENTION = "sdpa"
+#: Part of the names of a tower's tensors.
+_TOWER = "visual."
+#: Files with the settings of a model's image processor.
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
+
+
+class VisionModel:
+    """A model that sees.
+
+    Args:
+        model: of transformers, of a family in `VISION_FAMILIES`, with its tower.
+        processor: places images in its prompts.
+    """
+
+    def __init__(self, model: Any, processor: ModelImageProcessor) -> None:
+        self.model = model
+        self.processor = processor
+        self.family = VISION_FAMILIES[model.config.model_type]
+        self._inputs = frozenset(inspect.signature(model.model.get_image_features).parameters)
+        # The rest of the model attends to the paged cache, of which the tower knows nothing.
+        model.config.vision_config._attn_implementation = _TOWER_ATTENTION
+        for module in model.model.visual.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = _TOWER_ATTENTION
+
+    def encode(self, image: DecodedImage) -> Encoding:
+        """Run the tower on one image. O(its patches squared) in places.
+
+        Alone, so that its rows do not depend on other images, or on where its prompt was cut.
+        """
+        device = self.model.device
+        given = self.processor.inputs(image)
+        inputs = {name: value.to(device) for name, value in given.items() if name in self._inputs}
+        output = self.model.model.get_image_features(**inputs, return_dict=True)
+        deep = tuple(_joined(each) for each in getattr(output, "deepstack_features", None) or ())
+        return Encoding(_joined(output.pooler_output), deep)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the [T, hidden] embeddings of token ids [T] within the vocabulary."""
+        rows: Tensor = self.model.get_input_embeddings()(token_ids)
+        return rows
+
+    def __call__(self, *, logits_to_keep: Tensor | None = None, **inputs: Any) -> Any:
+        """Call the model as `call_model` does, with rows for some of its first layers, too."""
+        if not self.family.is_deep:
+            wanted = {} if logits_to_keep is None else {"logits_to_keep": logits_to_keep}
+            return self.model(**inputs, **wanted)
+        # The whole model finds images by their token id, which an answer may spell.
+        hidden = self.model.model.language_model(**inputs).last_hidden_state
+        if logits_to_keep is not None:
+            hidden = hidden[:, logits_to_keep]
+        return SimpleNamespace(logits=self.model.lm_head(hidden))
+
+
+def _joined(features: Any) -> Tensor:
+    """Return the rows of images, a tensor each or all in one, as [tokens, hidden]."""
+    if isinstance(features, Tensor):
+        return features.reshape(-1, features.shape[-1])
+    return torch.cat(list(features))
+
+
+def has_sight(hf_config: Any, folder: Path) -> bool:
+    """Return True if a folder's model is of a family that sees, with a tower and settings for images."""
+    if hf_config.model_type not in VISION_FAMILIES:
+        return False
+    names = stored_tensors(folder)
+    has_settings = any((folder / name).is_file() for name in _SETTINGS)
+    return has_settings and any(_TOWER in name for name in names)
+
+
+def open_vision(name: str, model: Any, folder: Path) -> VisionModel | None:
+    """Return the sight of a loaded model that `has_sight`; None, with a warning: it can't be had."""
+    from transformers import AutoImageProcessor  # heavy
+
+    try:
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+    except Exception as error:  # whatever transformers does with a folder's files
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        logger.warning("%s is served without its sight: its image processor can't be had (%s)", name, reason)
+        return None
+    kind = str(model.config.model_type)
+    return VisionModel(model, ModelImageProcessor(kind, processor, int(model.config.image_token_id)))

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: C408
+"""Tiny random models that see, their settings for images, and transformers' own answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from radixkv.images.image_files import DecodedImage, decode_image
+from tests.support.scripted_images import file_of, picture
+from tests.support.tiny_configs import tiny_config
+from tests.support.tiny_models import byte_level_tokenizer, randomize
+
+#: Ids of control tokens, behind those of the tokenizer.
+START, END, IMAGE, VIDEO = 321, 322, 323, 324
+VOCAB_SIZE = 328
+TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_ROPE = dict(rope_type="default", rope_theta=10_000.0, mrope_section=[2, 3, 3])
+_INTERLEAVED = dict(_ROPE, mrope_interleaved=True, partial_rotary_factor=1.0)
+_TEXT: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=2,
+)  # fmt: skip
+_TOWER: dict[str, Any] = dict(
+    depth=2, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64, patch_size=8,
+    spatial_merge_size=2, temporal_patch_size=2,
+)  # fmt: skip
+_IDS = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, decoder_sparse_step=1)
+_DEEP = dict(_TOWER, deepstack_visual_indexes=[0, 1], num_position_embeddings=64)
+_STATES = dict(_INTERLEAVED, partial_rotary_factor=1.0)
+_PIXELS: dict[str, Any] = dict(
+    image_processor_type="Qwen2VLImageProcessor", patch_size=8, merge_size=2, temporal_patch_size=2,
+    size=dict(shortest_edge=16 * 16, longest_edge=16 * 16 * 80),
+)  # fmt: skip
+
+
+def _delta(name: str) -> dict[str, Any]:
+    text = tiny_config(name).to_dict()
+    return {
+        **text,
+        "vocab_size": VOCAB_SIZE,
+        "head_dim": 16,
+        "rope_parameters": _STATES,
+        "max_position_embeddings": 2048,
+    }
+
+
+#: Model type -> its configuration, and its settings for images.
+_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (
+        dict(
+            text_config=dict(_TEXT, rope_parameters=_ROPE),
+            vision_config=dict(
+                depth=2, embed_dim=32, hidden_size=64, mlp_ratio=2, num_heads=2, patch_size=8,
+                spatial_merge_size=2, temporal_patch_size=2,
+            ),
+        ),
+        _PIXELS,
+    ),
+    "qwen2_5_vl": (
+        dict(
+            text_config=dict(_TEXT, rope_parameters=_ROPE),
+            vision_config=dict(_TOWER, window_size=32, fullatt_block_indexes=[1]),
+        ),
+        _PIXELS,
+    ),
+    "qwen3_vl": (dict(text_config=dict(_TEXT, rope_parameters=_INTERLEAVED), vision_config=_DEEP), _PIXELS),
+    "qwen3_vl_moe": (
+        dict(text_config=dict(_TEXT, **_EXPERTS, rope_parameters=_INTERLEAVED), vision_config=_DEEP),
+        _PIXELS,
+    ),
+    "qwen3_5": (
+        dict(text_config=_delta("qwen3_5_text"), vision_config=dict(_TOWER, num_position_embeddings=64)),
+        _PIXELS,
+    ),
+    "qwen3_5_moe": (
+        dict(text_config=_delta("qwen3_5_moe_text"), vision_config=dict(_TOWER, num_position_embeddings=64)),
+        _PIXELS,
+    ),
+}  # fmt: skip
+TINY_VISION_MODELS = tuple(_MODELS)
+
+
+def save_tiny_vision_model(folder: Path, kind: str, seed: int = 0) -> Path:
+    """Write a random model that sees, its tokenizer and its settings for images, to `folder`."""
+    options, pixels = _MODELS[kind]
+    config = AutoConfig.for_model(kind, **options, **_IDS)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    randomize(model, seed)
+    with torch.no_grad():  # what images say should show in the answers
+        model.get_input_embeddings().weight.mul_(2.0)
+    model.save_pretrained(folder)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS})
+    assert tokenizer.convert_tokens_to_ids(TOKENS) == [START, END, IMAGE, VIDEO]
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    return folder
+
+
+def shown(seed: int, size: tuple[int, int] = (96, 64)) -> DecodedImage:
+    """A picture as a server decodes it."""
+    return decode_image(file_of(picture(seed, size)), 10**7)
+
+
+#: A prompt: pieces of text as token ids, and images.
+Parts = Sequence[list[int] | DecodedImage]
+
+
+def template_ids(parts: Parts) -> tuple[list[int], list[DecodedImage]]:
+    """Return the ids of a prompt as a chat template gives them, and its images."""
+    ids: list[int] = []
+    images = []
+    for part in parts:
+        if isinstance(part, DecodedImage):
+            ids += [START, IMAGE, END]
+            images.append(part)
+        else:
+            ids += part
+    return ids, images
+
+
+class Reference:
+    """transformers' own eager model of a folder."""
+
+    def __init__(self, folder: Path, processor: Any) -> None:
+        self._model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+        self._processor = processor
+
+    @torch.inference_mode()
+    def logits(self, parts: Parts, answer: Sequence[int] = ()) -> torch.Tensor:
+        """Return the logits [T, V] of a prompt and of an answer to it, computed at once."""
+        ids: list[int] = []
+        inputs: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, DecodedImage):
+                given = self._processor.inputs(part)
+                count = self._processor.num_tokens(part.width, part.height)
+                ids += [START, *[IMAGE] * count, END]
+                inputs.append(given)
+            else:
+                ids += part
+        ids += answer
+        row = torch.tensor([ids])
+        joined = {name: torch.cat([each[name] for each in inputs]) for name in (inputs[0] if inputs else ())}
+        found = self._model(input_ids=row, mm_token_type_ids=(row == IMAGE).int(), use_cache=False, **joined)
+        return found.logits[0]
+
+    def answer(self, parts: Parts, count: int) -> list[int]:
+        """Return the likeliest answer of this length, token by token, each time from the beginning."""
+        tokens: list[int] = []
+        for _ in range(count):
+            tokens.append(int(self.logits(parts, tokens)[-1].argmax()))
+        return tokens
+
+
+def words(seed: int, count: int) -> list[int]:
+    """Random token ids of text."""
+    return np.random.default_rng(seed).integers(3, 320, count).tolist()
