@@ -98,11 +98,12 @@ class AttentionStep:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """`attend` for queries, keys and values as one product gives them, [T, (Hq + 2 Hkv) D], neither
         normed nor rotated yet -> [T, Hq, D]."""
         query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, *self._target(layer))
-        return self._attend(layer, query, scale=scale, window=window, softcap=softcap)
+        return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def _target(self, layer: int) -> tuple[Tensor, Tensor | None]:
         """Slots and rows of the keys and values of a layer."""

@@ -33,12 +33,14 @@ class _Family:
         prefix: beginning of its classes' names.
         offset, wide: attributes of its norms, see `Norm`.
         window_in_config: attention takes its window from the configuration, not from the module.
+        half_angles: its rotary embedding gives the angles of one half of a head, for both.
     """
 
     prefix: str
     offset: bool = False
     wide: bool = False
     window_in_config: bool = False
+    half_angles: bool = False
 
 
 _GEMMA = {"offset": True, "wide": True}
@@ -56,6 +58,16 @@ _FAMILIES = {
     "mixtral": _Family("Mixtral", window_in_config=True),
     "qwen2_moe": _Family("Qwen2Moe"),
     "qwen3_moe": _Family("Qwen3Moe"),
+    "ministral": _Family("Ministral"),
+    "seed_oss": _Family("SeedOss"),
+    "cwm": _Family("Cwm"),
+    "dots1": _Family("Dots1"),
+    "arcee": _Family("Arcee"),
+    "gpt_oss": _Family("GptOss", wide=True, half_angles=True),
+    "qwen2_vl": _Family("Qwen2VL"),
+    "qwen2_5_vl": _Family("Qwen2_5_VL"),
+    "qwen3_vl": _Family("Qwen3VLText"),
+    "qwen3_vl_moe": _Family("Qwen3VLMoeText"),
 }
 #: transformers' module and class of a layer -> its family.
 _LAYER_CLASSES = {
@@ -147,7 +159,8 @@ class AttentionParts:
         output: the output product; `joined`: the ranks' shares of its inputs and outputs, if it is shared.
         query_norm, key_norm: of each head.
         rotates: whether queries and keys get the rotary embedding.
-        scale, window, softcap: as in `AttentionBackend.attend`.
+        half_angles: its cosines and sines are those of one half of a head, for both.
+        scale, window, softcap, sinks: as in `AttentionBackend.attend`.
     """
 
     layer_index: int
@@ -160,9 +173,11 @@ class AttentionParts:
     query_norm: Norm | None
     key_norm: Norm | None
     rotates: bool
+    half_angles: bool
     scale: float
     window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -256,6 +271,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     window = getattr(attention.config if family.window_in_config else attention, "sliding_window", None)
     # Of the families here, Gemma 2 alone hands its softcap to attention.
     softcap = attention.attn_logit_softcapping if family.prefix == "Gemma2" else None
+    sinks = getattr(attention, "sinks", None)
     has_norms = hasattr(attention, "q_norm")
     return AttentionParts(
         layer_index=int(attention.layer_idx),
@@ -268,9 +284,11 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
         query_norm=describe_norm(attention.q_norm) if has_norms else None,
         key_norm=describe_norm(attention.k_norm) if has_norms else None,
         rotates=bool(getattr(attention, "use_rope", True)),
+        half_angles=family.half_angles,
         scale=float(attention.scaling),
         window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
+        sinks=None if sinks is None else sinks.detach().to(torch.float32),
     )
 
 

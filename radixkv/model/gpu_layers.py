@@ -101,11 +101,15 @@ class FusedGpuLayer(nn.Module):
     ) -> torch.Tensor:
         """[T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
         parts = self.attention
-        scoring = {"scale": parts.scale, "window": parts.window, "softcap": parts.softcap}
+        scoring = {
+            "scale": parts.scale, "window": parts.window, "softcap": parts.softcap, "sinks": parts.sinks
+        }  # fmt: skip
         if parts.rotates:
             assert position_embeddings is not None
-            cosines, sines = position_embeddings
-            rotation = Rotation(cosines[0], sines[0], parts.query_norm, parts.key_norm)
+            cosines, sines = (each[0] for each in position_embeddings)
+            if parts.half_angles:
+                cosines, sines = (torch.cat([each, each], dim=1) for each in (cosines, sines))
+            rotation = Rotation(cosines, sines, parts.query_norm, parts.key_norm)
             attended: torch.Tensor = step.attend_merged(parts.layer_index, merged, rotation, **scoring)
         else:
             heads = merged.view(len(merged), -1, parts.head_size)
@@ -115,7 +119,10 @@ class FusedGpuLayer(nn.Module):
 
     def _mlp(self, normed: torch.Tensor) -> torch.Tensor:
         if self.gated is None:
-            added: torch.Tensor = self.mlp(normed[None])[0]
+            added = self.mlp(normed[None])
+            if isinstance(added, tuple):  # the scores of a router come second
+                added = added[0]
+            added = added[0]
         else:
             added = self._sum(self.down(gate_rows(self.gate_up(normed), self.gated.activation)))
         return added

@@ -19,7 +19,8 @@ from nightly import by_day
 from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_configs import VOCAB_SIZE, tiny_config
 from tiny_models import save_tiny_model
-from transformers import AutoModelForCausalLM
+from tiny_vision_models import save_tiny_vision_model
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
@@ -53,11 +54,23 @@ FUSED: dict[str, dict[str, Any]] = {
     "mixtral": _TWO_LAYERS,
     "qwen3-moe": _TWO_LAYERS,
     "qwen2-moe-window": {**_TWO_LAYERS, "max_window_layers": 1},
+    "gpt-oss": _TWO_KINDS,
+    "seed-oss": _TWO_LAYERS,
+    "ministral": _TWO_KINDS,
+    "cwm": _TWO_KINDS,
+    "arcee": _TWO_LAYERS,
+    "dots1": {**_TWO_LAYERS, "layer_types": ["full_attention"] * 2},
 }
 
 #: They differ little from others: tested where RADIXKV_ALL_TILES is set.
-LIKE_OTHERS = ("qwen2-window", "gemma", "qwen3-moe", "qwen2-moe-window")
+LIKE_OTHERS = (
+    *("qwen2-window", "gemma", "qwen3-moe", "qwen2-moe-window"),
+    *("seed-oss", "ministral", "cwm", "arcee", "dots1"),
+)
 TESTED = [family for family in FUSED if family not in LIKE_OTHERS or "RADIXKV_ALL_TILES" in os.environ]
+
+#: Models that see, with layers of these families.
+SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_vl")
 
 
 def load(folder: Path, dtype: str = "float32") -> LoadedModel:
@@ -110,10 +123,8 @@ def cold_and_hot(runner: ModelRunner) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()
-def expected(folder: Path) -> list[torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+def expected(folder: Path, kind: Any = AutoModelForCausalLM) -> list[torch.Tensor]:
+    model = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     shared, first, second = (
         model(torch.tensor([tokens]), use_cache=False).logits[0] for tokens in (SHARED, FIRST, SECOND)
     )
@@ -153,10 +164,22 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
         assert (got - wanted).abs().max().item() < 1e-4
     assert len(launched) == 4
     for layer in launched:
-        if "moe" not in family and family != "mixtral":  # experts are transformers' own
+        if "moe" not in family and family not in ("mixtral", "gpt-oss", "dots1"):  # experts are others'
             assert layer.total() <= MAX_KERNELS, layer
         assert layer["attention_kernel"] >= 1
         assert layer["rotate_write_kernel"] + layer["write_kernel"] == 1
+
+
+@pytest.mark.parametrize("kind", by_day(SEEING, SEEING[-1]))
+def test_models_that_see_are_fused(kind: str, tmp_path: Path) -> None:
+    """The layers that read text and images; towers stay transformers'."""
+    runner = make_runner(load(save_tiny_vision_model(tmp_path, kind)))
+    layers = runner.model.model.language_model.layers
+    assert all(isinstance(layer, FusedGpuLayer) for layer in layers)
+    for got, wanted in zip(
+        cold_and_hot(runner), expected(tmp_path, AutoModelForImageTextToText), strict=True
+    ):
+        assert (got - wanted).abs().max().item() < 1e-4
 
 
 @pytest.mark.parametrize(
