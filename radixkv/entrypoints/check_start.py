@@ -11,7 +11,7 @@ from radixkv.engine.policy_names import check_policies
 from radixkv.errors import AdapterLoadError, ConfigError
 from radixkv.model.adapters.lora_weights import WEIGHTS_NAME
 from radixkv.model.adapters.peft_config import PeftConfig
-from radixkv.model.early_checks import check_settings, may_have_gpu
+from radixkv.model.early_checks import check_settings
 from radixkv.model.loading.loader import check_stored_form, find_model
 from radixkv.model.loading.model_source import is_on_hub
 from radixkv.tiers.open_tiers import check_tiers
@@ -34,7 +34,7 @@ def check_start(config: EngineConfig, *, fetch: bool = False, is_loaded: bool = 
     _check_adapters(config)
     if not is_loaded and (fetch or not is_on_hub(config.model)):
         source = find_model(config)
-        check_stored_form(config, source, has_gpu=None if may_have_gpu(config) else False)
+        check_stored_form(source)
         check_settings(config, source)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +94,10 @@ BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation
 MLX = {"group_size": 64, "bits": 4}
 #: Description in config.json, stored weights -> what the refusal says.
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | None, str]] = {
-    "modelopt-fp8": ({"quantization_config": MODELOPT}, scaled, "ModelOpt FP8"),
     "modelopt-nvfp4": ({"quantization_config": {**MODELOPT, "quant_algo": "NVFP4"}}, nvfp4, "ModelOpt NVFP4"),
     "nvfp4-undeclared": ({}, nvfp4, "ModelOpt NVFP4"),
     "modelopt-nested": (
-        {"text_config": {"quantization_config": MODELOPT}},
+        {"text_config": {"quantization_config": {**MODELOPT, "quant_algo": "NVFP4"}}},
         None,
         "text_config.quantization_",
     ),
@@ -112,8 +110,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
         "without a",
     ),
     "block-fp8-undeclared": ({}, blocks, "FP8 with a scale for each block"),
-    "block-fp8": ({"quantization_config": BLOCK_FP8}, blocks, "on a CPU: pass --dtype bfloat16"),
-    "tensor-fp8": ({"quantization_config": {"quant_method": "fp8"}}, scaled, "not of blocks"),
+    "block-size": (
+        {"quantization_config": {**BLOCK_FP8, "weight_block_size": [128]}},
+        blocks,
+        "expected two numbers",
+    ),
+    "fp8-other-scales": ({"quantization_config": {"quant_method": "fp8"}}, scaled, "names FP8 alone"),
     "compressed-undeclared": (
         {},
         lambda w: {"weight_packed": zeros(torch.int32), "weight_scale": w[:, :1]},
@@ -123,22 +125,17 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
     "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, packed, "GPTQ, 4 bits"),
     "gptq-undeclared": ({}, lambda w: packed(w, g_idx=torch.zeros(8, dtype=torch.int32)), "as GPTQ"),
     "awq-undeclared": ({}, packed, "as AWQ or GPTQ"),
-    "torchao": (
-        {"quantization_config": {"quant_method": "torchao", "quant_type": {}}},
+    "torchao-undeclared": (
+        {},
         lambda w: {"_weight_qdata": w.to(torch.int8), "_weight_scale": w[:, 0]},
         "torchao",
     ),
-    "mlx": (
-        {"quantization_config": MLX, "quantization": MLX},
+    "mlx-mode": (
+        {"quantization_config": {**MLX, "mode": "mxfp4"}, "quantization": MLX},
         lambda w: {"weight": zeros(torch.uint32), "scales": w[:, :1], "biases": w[:, :1]},
-        "MLX, 4 bits",
+        "of the mode 'mxfp4'",
     ),
     "mlx-undeclared": ({}, lambda w: {"weight": w, "scales": w[:, :1], "biases": w[:, :1]}, "as MLX"),
-    "bitsandbytes-8": (
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-        lambda w: {"weight": w.to(torch.int8), "SCB": w[:, 0]},
-        "bitsandbytes, 8 bits",
-    ),
     "bitsandbytes-undeclared": (
         {},
         lambda w: {"weight": w.to(torch.uint8), "weight.absmax": w[:, 0]},
@@ -147,7 +144,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
     "integers-undeclared": ({}, lambda w: {"weight": w.to(torch.int8)}, "whole numbers"),
     "unknown": ({"quantization_config": {"quant_method": "tomorrow's"}}, None, "does not know (tomorrow's)"),
     "no-method": ({"quantization_config": {"wbits": 4}}, None, "no quant_method, but wbits"),
-    "old-key": ({"compression_config": {"quant_method": "modelopt"}}, None, "ModelOpt (compression_config)"),
+    "old-key": ({"compression_config": MODELOPT}, None, "ModelOpt FP8 (compression_config)"),
     "two-forms": (
         {"quantization_config": {"quant_method": "mxfp4"}, "text_config": {"quantization_config": BLOCK_FP8}},
         None,
@@ -171,7 +168,9 @@ def test_refused_by_name_before_weights_are_read(
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("description", [{"quantization": {"quant_algo": "FP8"}}, {"quant_algo": "W4A8"}, {}])
+@pytest.mark.parametrize(
+    "description", [{"quantization": {"quant_algo": "W4A8"}}, {"quant_algo": "NVFP4"}, {}]
+)
 def test_a_description_of_modelopts_in_its_own_file(folder: Path, description: dict[str, Any]) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(description))
     assert "ModelOpt" in refusal(folder)
@@ -210,32 +209,19 @@ def test_further_layers_and_plain_tensors_are_no_stored_form(folder: Path, origi
     assert torch.equal(logits_of(load(folder), TOKENS), logits_of(load(original), TOKENS))
 
 
-def test_block_fp8_is_expanded_on_a_cpu(folder: Path, original: Path) -> None:
-    quantise(folder, blocks)
-    plain = {torch.float32: torch.bfloat16}  # as such folders have it
-    tensors = load_file(folder / "model.safetensors")
-    kept = {
-        name: tensor if name.endswith("_inv") else tensor.to(plain.get(tensor.dtype, FP8))
-        for name, tensor in tensors.items()
-    }
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    describe(folder, quantization_config=BLOCK_FP8)
-    found = logits_of(load(folder, dtype="bfloat16"), TOKENS).float()
-    expected = logits_of(load(original), TOKENS)
-    assert (found - expected).norm() < 0.2 * (expected - expected.mean(-1, keepdim=True)).norm()
-
-
-@pytest.mark.skipif(find_spec("compressed_tensors") is not None, reason="is installed")
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"format": "float-quantized"}, "pip install compressed-tensors"),
         ({"format": "nvfp4-pack-quantized"}, "as compressed-tensors (nvfp4-pack-quantized)"),
         ({"config_groups": {"a": {"format": "mxfp4-pack-quantized"}}}, "of its variants"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "of its variants"),
+        ({"format": "int-quantized"}, "has no config_groups"),
+        ({"config_groups": {"a": {"weights": {"num_bits": 2}}}}, "of 2 bits"),
+        ({"config_groups": {"a": {}}, "quantization_status": "frozen"}, "'frozen'"),
+        ({"config_groups": {"a": {}}, "transform_config": {"config_groups": {"b": {}}}}, "transformed"),
     ],
 )
-def test_what_a_package_expands(folder: Path, settings: dict[str, Any], expected: str) -> None:
+def test_variants_of_compressed_tensors(folder: Path, settings: dict[str, Any], expected: str) -> None:
     describe(folder, quantization_config={"quant_method": "compressed-tensors", **settings})
     assert expected in refusal(folder)
 
@@ -245,7 +231,7 @@ def test_what_a_package_expands(folder: Path, settings: dict[str, Any], expected
 )
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_every_entry_refuses(folder: Path, start: Callable[..., Any], num_ranks: int) -> None:
-    quantise(folder, scaled)
-    describe(folder, quantization_config=MODELOPT)
-    with pytest.raises(ModelLoadError, match="as ModelOpt FP8"):
+    quantise(folder, nvfp4)
+    describe(folder, quantization_config={**MODELOPT, "quant_algo": "NVFP4"})
+    with pytest.raises(ModelLoadError, match="as ModelOpt NVFP4"):
         start(str(folder), tensor_parallel=num_ranks)

@@ -16,12 +16,24 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.weight_files import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """What a folder says of the form of its weights.
+
+    Attributes:
+        method: key of `FORMATS`.
+        settings: its `quantization_config`, or what stands for it.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +43,7 @@ class CheckpointFormat:
     Attributes:
         title: what messages call it.
         served: how its products are computed; None: it is refused.
-        package: what must be installed for that; None: nothing.
-        dtypes: values of `--dtype` with which it is served; empty: all.
-        on_gpu: it is served on a GPU, too.
-        on_ranks: it is served with tensor parallelism, too.
+        variants: what of it is served, where that is not all.
         types: of its weights in files, besides plain floats.
         tensors: pattern of the last part of names of the tensors beside its weights.
         scale: what follows a weight's name in the name of its scale; empty: in other ways.
@@ -42,16 +51,17 @@ class CheckpointFormat:
 
     title: str
     served: str | None = None
-    package: str | None = None
-    dtypes: tuple[str, ...] = ()
-    on_gpu: bool = True
-    on_ranks: bool = True
+    variants: str = ""
     types: tuple[str, ...] = ()
     tensors: str = ""
     scale: str = ""
 
 
-#: `quant_method` of a `quantization_config` -> form. What is served is computed by transformers.
+_EXPANDED = "expanded to --dtype (without one: bfloat16 on a CPU)"
+_SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale_inv"
+
+#: `quant_method` of a `quantization_config` -> form. Those with a reader in `stored_forms` are read by it;
+#: transformers computes the others that are served.
 FORMATS: Mapping[str, CheckpointFormat] = {
     "mxfp4": CheckpointFormat(
         "MXFP4",
@@ -60,42 +70,78 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         tensors=r"\w+_(blocks|scales)",
     ),
     "fp8": CheckpointFormat(
-        "FP8 with a scale for each block",
-        "expanded to bfloat16 when it is read",
-        dtypes=("bfloat16",),
-        on_gpu=False,
-        types=("F8_E4M3",),
-        tensors=r"\w+_scale_inv",
+        "FP8",
+        _EXPANDED,
+        variants="blocks of `weight_block_size`, or one scale a weight; scales of any float, or exponents",
+        types=("F8_E4M3", "F8_E5M2"),
+        tensors=r"\w+_scale_inv|(activation|input|[kv])_scale",
         scale="_scale_inv",
     ),
     "compressed-tensors": CheckpointFormat(
         "compressed-tensors",
-        "expanded to --dtype by the package compressed-tensors",
-        package="compressed_tensors",
-        types=("F8_E4M3", "I8", "I32", "U8"),
-        tensors=r"(weight|input)_(scale|zero_point|global_scale)|weight_(packed|shape|g_idx)",
+        _EXPANDED,
+        variants="FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic",
+        types=("F8_E4M3", "I8", "I32"),
+        tensors=r"(weight|input|output|[kvq])_(scale|zero_point)|weight_(packed|shape)",
+        scale="_scale",
+    ),
+    "modelopt": CheckpointFormat(
+        "ModelOpt",
+        _EXPANDED,
+        variants="FP8, with `quantization_config` or `hf_quant_config.json`",
+        types=("F8_E4M3",),
+        tensors=_SCALES_BESIDE,
+        scale="_scale",
+    ),
+    "fbgemm_fp8": CheckpointFormat(
+        "FBGEMM FP8",
+        _EXPANDED,
+        types=("F8_E4M3",),
+        tensors=r"(weight|input)_scale|input_scale_ub",
+        scale="_scale",
+    ),
+    "quark": CheckpointFormat(
+        "Quark",
+        _EXPANDED,
+        variants="FP8 with a scale for each weight or channel",
+        types=("F8_E4M3",),
+        tensors=_SCALES_BESIDE,
         scale="_scale",
     ),
     "bitsandbytes_4bit": CheckpointFormat(
         "bitsandbytes, 4 bits",
-        "multiplied by the package bitsandbytes",
-        package="bitsandbytes",
-        on_ranks=False,
+        _EXPANDED,
+        variants="NF4 and FP4, also with scales in 8 bits",
         types=("U8",),
         tensors=r"(nested_)?(absmax|quant_map)|quant_state|bitsandbytes__\w+",
     ),
+    "bitsandbytes_8bit": CheckpointFormat(
+        "bitsandbytes, 8 bits",
+        _EXPANDED,
+        variants="as weights: outliers of inputs are not looked for",
+        types=("I8",),
+        tensors=r"SCB|weight_format",
+    ),
+    "torchao": CheckpointFormat(
+        "torchao",
+        _EXPANDED,
+        variants="`Int8Tensor`, `Float8Tensor` and `IntxUnpackedToInt8Tensor` in safetensors files",
+        types=("F8_E4M3", "I8"),
+        tensors=r"_\w+_(qdata|scale|zero_point)|\w+:(qdata|scale|zero_point)",
+    ),
+    "mlx": CheckpointFormat(
+        "MLX",
+        _EXPANDED,
+        variants="affine, 2 to 8 bits, of dense models",
+        types=("U32", "I32"),
+        tensors=r"scales|biases",
+    ),
     "bitsandbytes": CheckpointFormat("bitsandbytes"),
-    "bitsandbytes_8bit": CheckpointFormat("bitsandbytes, 8 bits"),
-    "modelopt": CheckpointFormat("ModelOpt"),
     "nvfp4": CheckpointFormat("NVFP4"),
     "mxfp8": CheckpointFormat("MXFP8"),
-    "fbgemm_fp8": CheckpointFormat("FBGEMM FP8"),
     "awq": CheckpointFormat("AWQ"),
     "gptq": CheckpointFormat("GPTQ"),
     "auto-round": CheckpointFormat("AutoRound"),
-    "torchao": CheckpointFormat("torchao"),
-    "mlx": CheckpointFormat("MLX"),
-    "quark": CheckpointFormat("Quark"),
     "hqq": CheckpointFormat("HQQ"),
     "quanto": CheckpointFormat("Quanto"),
     "aqlm": CheckpointFormat("AQLM"),
@@ -116,10 +162,12 @@ FORMATS: Mapping[str, CheckpointFormat] = {
 _MODELOPT_FILE = "hf_quant_config.json"
 #: Keys of a configuration that describe stored weights; the last one is MLX's.
 _KEYS = ("quantization_config", "compression_config", "quantization")
-#: Where transformers looks for them.
-_READ_PLACES = ("quantization_config", "text_config.quantization_config")
-#: Formats that the package compressed-tensors expands rightly in any dtype.
+#: Where they are looked for.
+_READ_PLACES = ("quantization_config", "text_config.quantization_config", "quantization", _MODELOPT_FILE)
+#: Variants of compressed-tensors that are read.
 _COMPRESSED = ("dense", "naive-quantized", "float-quantized", "int-quantized", "pack-quantized")
+_QUARK = (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"))
+_MODELOPT_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 
 #: Form -> last part of a tensor's name that only this form has, the most telling ones first.
 _TELLING: Mapping[str, str] = {
@@ -143,22 +191,15 @@ _PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "C64", "BOOL"})
 _WEIGHT = re.compile(r"\w*(weight|_proj|w[123])")
 
 
-def check_format(
-    name: str,
-    folder: Path,
-    tensors: Mapping[str, StoredTensor],
-    *,
-    dtype: str = "auto",
-    has_gpu: bool | None = None,
-    num_ranks: int = 1,
-) -> None:
-    """Refuse a folder whose weights are in a form that is not served, or not with these settings.
+def check_format(name: str, folder: Path, tensors: Mapping[str, StoredTensor]) -> StoredForm | None:
+    """Refuse a folder whose weights are in a form that is not served.
 
     Args:
         name: the model, for messages.
         tensors: of its weight files.
-        dtype, num_ranks: `dtype` and `tensor_parallel` of `EngineConfig`.
-        has_gpu: a GPU is there; None: unknown yet, so that what depends on it is not checked.
+
+    Returns:
+        The form; None: weights are plain numbers.
 
     Raises:
         ModelLoadError: names the form, where it was found and what to do.
@@ -174,9 +215,9 @@ def check_format(
         title = _title(form, method, settings)
         if form.served is None:
             raise _refusal(name, title, where)
-        reason = _reason_against(method, settings, tensors)
+        reason = _reason_against(method, settings)
         if where not in _READ_PLACES:
-            reason = "transformers does not read it in that place"
+            reason = "it is not looked for in that place"
         elif len(methods) > 1:
             reason = f"its configuration names several forms ({', '.join(sorted(methods))})"
         if reason is not None:
@@ -187,8 +228,7 @@ def check_format(
         shown = f"{len(names)} tensors, the first is {names[0]}" if len(names) > 1 else names[0]
         expected = "no quantization_config" if form is None else f"{form.title} alone"
         raise _refusal(name, title, shown, f"its config.json names {expected}")
-    if form is not None:
-        _check_settings(name, form, found[0][0], dtype, has_gpu, num_ranks)
+    return StoredForm(_method(found[0][1]), found[0][1]) if found else None
 
 
 def is_left_out_scale(name: str) -> bool:
@@ -265,59 +305,49 @@ def _title(form: CheckpointFormat, method: str, settings: Mapping[str, Any]) -> 
     return f"{form.title}, {bits} bits" if type(bits) is int else form.title
 
 
-def _reason_against(
-    method: str, settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
-) -> str | None:
+def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
     """Return why a variant of a served form is not served; None: it is."""
     if method == "fp8":
-        sizes = settings.get("weight_block_size")
-        if not (isinstance(sizes, list) and len(sizes) == 2):
-            return "its scales are not of blocks (weight_block_size)"
-        if any(
-            _last(name).endswith("scale_inv") and tensor.dtype not in _PLAIN_TYPES
-            for name, tensor in tensors.items()
-        ):
-            return "its scales are stored as exponents"
-    if method == "compressed-tensors":
-        groups = settings.get("config_groups")
-        parts = list(groups.values()) if isinstance(groups, dict) else []
-        formats = [settings, *(part for part in parts if isinstance(part, dict))]
-        named = {str(part["format"]) for part in formats if part.get("format")} - {"mixed-precision"}
-        sparse = settings.get("sparsity_config")
-        if isinstance(sparse, dict) and sparse.get("format"):
-            named.add(str(sparse["format"]))
-        unknown = sorted(named.difference(_COMPRESSED))
-        if unknown:
-            return f"only these of its variants are expanded rightly: {', '.join(_COMPRESSED)}"
+        size = settings.get("weight_block_size")
+        pair = (
+            isinstance(size, list) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
+        )
+        if size is not None and not pair:
+            return f"weight_block_size is {size!r:.60}, expected two numbers"
+    if method == "modelopt" and settings.get("quant_algo", "FP8") not in _MODELOPT_FP8:
+        return f"only these of its algorithms are read: {', '.join(_MODELOPT_FP8)}"
+    if method == "quark":
+        weight = (settings.get("global_quant_config") or {}).get("weight") or {}
+        schemes = (weight.get("dtype"), weight.get("qscheme")) if isinstance(weight, dict) else (None, None)
+        if schemes not in _QUARK or settings.get("layer_quant_config"):
+            return "only FP8 with a scale for each weight or channel is read, in all layers alike"
+    if method == "mlx" and settings.get("mode", "affine") != "affine":
+        return f"it is of the mode {settings['mode']!r:.40}; 'affine' is read"
+    return _reason_against_groups(settings) if method == "compressed-tensors" else None
+
+
+def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:
+    """`_reason_against` for the groups of compressed-tensors."""
+    groups = settings.get("config_groups")
+    parts = [part for part in groups.values() if isinstance(part, dict)] if isinstance(groups, dict) else []
+    named = {str(part["format"]) for part in (settings, *parts) if part.get("format")} - {"mixed-precision"}
+    sparse = settings.get("sparsity_config")
+    if isinstance(sparse, dict) and sparse.get("format"):
+        named.add(str(sparse["format"]))
+    if named.difference(_COMPRESSED):
+        return f"only these of its variants are read: {', '.join(_COMPRESSED)}"
+    if not parts:
+        return "it has no config_groups, which say what is stored how"
+    bits = {part["weights"].get("num_bits") for part in parts if isinstance(part.get("weights"), dict)}
+    if bits - {8}:
+        return f"its numbers are of {min(bits - {8})} bits; 8 are read"
+    if settings.get("quantization_status") not in (None, "compressed"):
+        return (
+            f"its weights are not stored as codes (quantization_status {settings['quantization_status']!r})"
+        )
+    if (settings.get("transform_config") or {}).get("config_groups"):
+        return "its inputs are transformed (transform_config)"
     return None
-
-
-def _check_settings(
-    name: str, form: CheckpointFormat, where: str, dtype: str, has_gpu: bool | None, num_ranks: int
-) -> None:
-    """Refuse settings with which a served form is not."""
-    if form.package is not None and find_spec(form.package) is None:
-        package = form.package.replace("_", "-")
-        raise ModelLoadError(
-            f"{name} stores its weights as {form.title} ({where}), which is {form.served}, and that is not "
-            f"installed: `pip install {package}`, or {_REMEDY}."
-        )
-    if num_ranks > 1 and not form.on_ranks:
-        raise ModelLoadError(
-            f"{name} stores its weights as {form.title} ({where}), which is not split over ranks: leave "
-            "--tensor-parallel out."
-        )
-    if has_gpu and not form.on_gpu:
-        raise ModelLoadError(
-            f"{name} stores its weights as {form.title} ({where}), which radixkv computes on machines "
-            f"without a GPU alone, {form.served}. For a GPU, {_REMEDY}."
-        )
-    if form.dtypes and dtype not in form.dtypes:
-        choices = " or ".join(f"--dtype {each}" for each in form.dtypes)
-        raise ModelLoadError(
-            f"{name} stores its weights as {form.title} ({where}), which is {form.served}, on a CPU: pass "
-            f"{choices}, or {_REMEDY}."
-        )
 
 
 def _stray(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.loading.checkpoint_formats import check_format
+from radixkv.model.loading.checkpoint_formats import StoredForm, check_format
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.model_source import ModelSource, resolve_model
@@ -170,22 +170,18 @@ def find_model(config: EngineConfig, show_progress: bool = True, *, whole: bool 
     return source
 
 
-def check_stored_form(config: EngineConfig, source: ModelSource, *, has_gpu: bool | None = None) -> None:
+def check_stored_form(source: ModelSource) -> StoredForm | None:
     """Check a folder's files and the form of its weights by `check_folder` and `check_format`.
+
+    Returns:
+        The form; None: weights are plain numbers, or those of a GGUF file.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or the weights are in a form that is not served.
     """
-    if source.gguf_file is None:
-        tensors = check_folder(source.folder)
-        check_format(
-            source.name,
-            source.folder,
-            tensors,
-            dtype=config.dtype,
-            has_gpu=has_gpu,
-            num_ranks=config.tensor_parallel,
-        )
+    if source.gguf_file is not None:
+        return None
+    return check_format(source.name, source.folder, check_folder(source.folder))
 
 
 def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
@@ -193,18 +189,19 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
-    import torch  # heavy
 
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
+    from radixkv.model.loading.stored_forms.readers import READERS
     from radixkv.model.vision.vision_model import has_sight, open_vision
     from radixkv.text.tokenizer import Tokenizer, check_chat_template
 
     device = _device(config)
-    dtype = _dtype(config, device)
-    check_stored_form(config, source, has_gpu=torch.cuda.is_available())
+    form = check_stored_form(source)
     files = _pretrained(config, source)
     hf_config = files.config()
+    is_read = form is not None and form.method in READERS
+    dtype = _dtype(config, device, narrow=is_read and not _has_experts(hf_config))
     limit = files.explained(
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
@@ -217,7 +214,9 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     if blocks:
         model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1)
     else:
-        model = files.model(hf_config, dtype, device, show_progress, sees=sees)
+        model = files.model(
+            hf_config, dtype, device, show_progress, sees=sees, form=form if is_read else None
+        )
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
     if lengths.ends:
         logger.info(
@@ -288,12 +287,21 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
     return reason is None
 
 
-def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+def _has_experts(hf_config: Any) -> bool:
+    text = hf_config.get_text_config(decoder=True)
+    return any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def _dtype(config: EngineConfig, device: torch.device, *, narrow: bool) -> torch.dtype:
+    """Dtype of the model; `narrow`: on a CPU it is bfloat16 where nothing else is asked for.
+
+    Experts are computed by torch there, slowly in bfloat16 and not each row alone.
+    """
     import torch  # heavy
 
     if config.dtype == "auto":
         if device.type == "cpu":
-            return torch.float32
+            return torch.bfloat16 if narrow else torch.float32
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if config.dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bfloat16; use --dtype float16 or float32")

@@ -9,13 +9,14 @@ does, transformers reads what lies in the folder and never reaches for the hub.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.loading.checkpoint_formats import is_left_out_scale
+from radixkv.model.loading.checkpoint_formats import StoredForm, is_left_out_scale
 from radixkv.model.loading.gguf_configs import config_of
 from radixkv.model.loading.gguf_file import GGUFFile, open_gguf
 from radixkv.model.loading.load_progress import counted_weights, progress_bar
@@ -23,6 +24,10 @@ from radixkv.model.loading.model_source import ModelSource
 
 if TYPE_CHECKING:
     import torch
+
+    from radixkv.model.loading.stored_checkpoint import StoredCheckpoint
+
+logger = logging.getLogger("radixkv")
 
 _T = TypeVar("_T")
 
@@ -112,11 +117,13 @@ class Pretrained:
         show_progress: bool,
         *,
         sees: bool = False,
+        form: StoredForm | None = None,
     ) -> Any:
         """The transformers model in eval mode, its attention going through the hook; no tensor made up.
 
         Args:
             sees: with the parts that encode images, where transformers has a class for the text alone, too.
+            form: of weights that are read by `stored_forms`; None: by transformers.
 
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
@@ -131,17 +138,20 @@ class Pretrained:
         # Models that also read images are in a list of their own.
         text_alone = _has_causal_class(hf_config) and not sees
         kind = AutoModelForCausalLM if text_alone else AutoModelForImageTextToText
+        stored = None if form is None else self._stored(form, dtype)
 
         def read() -> Any:
+            arguments = {
+                "dtype": dtype,
+                "attn_implementation": _attention(hf_config),
+                "device_map": None if device.type == "cpu" else {"": device},
+                "output_loading_info": True,
+            }
             try:
+                if stored is not None:
+                    return stored.load(kind, hf_config, arguments, self._keywords["trust_remote_code"])
                 return kind.from_pretrained(
-                    self.source.folder,
-                    dtype=dtype,
-                    attn_implementation=_attention(hf_config),
-                    device_map=None if device.type == "cpu" else {"": device},
-                    output_loading_info=True,
-                    use_safetensors=True,
-                    **self._keywords,
+                    self.source.folder, use_safetensors=True, **arguments, **self._keywords
                 )
             except (ValueError, KeyError) as error:
                 text = str(error)
@@ -161,6 +171,19 @@ class Pretrained:
             model, report = self.explained("weights", read)
         self._check_all_loaded(model, report)
         return _with_our_attention(model).eval().requires_grad_(False)
+
+    def _stored(self, form: StoredForm, dtype: torch.dtype) -> StoredCheckpoint:
+        """The folder's quantised weights, with a line that says what becomes of them."""
+        from radixkv.model.loading.stored_checkpoint import StoredCheckpoint
+
+        stored = self.explained("weights", lambda: StoredCheckpoint(self.source, form))
+        logger.info(
+            "%s: weights are expanded to %s, since no kernel multiplies them as they are stored: %s",
+            self.source.name,
+            str(dtype).removeprefix("torch."),
+            stored.summary(),
+        )
+        return stored
 
     def block_model(self, hf_config: Any, show_progress: bool, *, for_ranks: bool = False) -> Any:
         """The model of a GGUF file with its weights in blocks, as `model` gives it in float32; for a CPU.

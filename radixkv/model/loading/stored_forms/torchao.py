@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of torchao, as transformers saves them: tensors by their parts, described in the files' headers.
+
+header    model.layers.0.mlp.up_proj.weight -> {"_type": "Int8Tensor", "_data": {"block_size": [1, 64]}}
+tensors   model.layers.0.mlp.up_proj._weight_qdata   _weight_scale   _weight_zero_point
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
+from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
+from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight
+from radixkv.model.stored_weights.stored_weight import StoredWeight
+
+_PLAIN = "Tensor"
+_KINDS = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+
+
+def read_torchao(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
+    """Weights that the headers describe.
+
+    Raises:
+        ModelLoadError: a kind of tensor that is not known, a part that is missing, or one that does not fit.
+    """
+    found = FoundWeights()
+    for name, text in tensors.metadata.items():
+        if not text.startswith("{") or name in tensors:
+            continue
+        with damage_named(name):
+            entry = json.loads(text)
+            kind = entry.get("_type")
+            if kind == _PLAIN:
+                continue
+            if kind not in _KINDS:
+                raise damaged(name, f"it is a {kind} of torchao, expected one of {', '.join(_KINDS)}")
+            parts = _parts(tensors, name)
+            found.weights[name] = _weight(
+                kind, {part: tensors[parts[part]] for part in parts}, entry["_data"]
+            )
+        found.read |= set(parts.values())
+    return found
+
+
+def _parts(tensors: MappedTensors, name: str) -> dict[str, str]:
+    """Part of a tensor -> its name in the files."""
+    module, dot, leaf = name.rpartition(".")
+    found = {}
+    for each in tensors.leaves(module):
+        for prefix in (f"_{leaf}_", f"{leaf}:"):
+            if each.startswith(prefix):
+                found[each.removeprefix(prefix)] = f"{module}{dot}{each}"
+    return found
+
+
+def _weight(kind: str, parts: Mapping[str, Tensor], data: Mapping[str, Any]) -> StoredWeight:
+    codes, scales, zeros = parts["qdata"], parts["scale"], parts.get("zero_point")
+    unknown = sorted(set(parts) - {"qdata", "scale", "zero_point"})
+    if unknown:
+        raise ValueError(f"it has parts that are not known: {', '.join(unknown)}")
+    if codes.ndim != 2:
+        raise ValueError(f"it has {codes.ndim} dimensions")
+    size = data["block_size"]
+    block = (max(1, min(int(size[0]), codes.shape[0])), max(1, min(int(size[1]), codes.shape[1])))
+    grid = [-(-codes.shape[0] // block[0]), -(-codes.shape[1] // block[1])]
+    scales = scales.reshape(grid)
+    if kind == "Float8Tensor":
+        return Fp8Weight(codes, scales, block)
+    if zeros is not None and not zeros.count_nonzero():
+        zeros = None
+    return Int8Weight(codes, scales, block, None if zeros is None else zeros.reshape(grid))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised checkpoints: each is the model of the numbers that its codes stand for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quantised_checkpoints as written
+import torch
+from safetensors.torch import load_file, save_file
+from test_model_loader import load, logits_of, refusal
+from tiny_models import save_tiny_model
+
+TOKENS = list(range(5, 30))
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+}
+BITS_4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+BITS_8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+TORCHAO = {"quant_method": "torchao", "quant_type": {}}
+MLX = {"group_size": 32, "bits": 4}
+
+#: Format -> how a weight is written, and `quantization_config`.
+FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
+    "fp8-blocks": (written.block_fp8, FP8),
+    "fp8-blocks-bfloat16": (partial(written.block_fp8, kind=torch.bfloat16), FP8),
+    "fp8-uneven-blocks": (partial(written.block_fp8, block=48), {**FP8, "weight_block_size": [48, 48]}),
+    "fp8-exponents": (written.exponents, FP8),
+    "fp8-bytes": (written.exponent_bytes, FP8),
+    "fp8-tensor": (partial(written.one_fp8, suffix="weight_scale_inv"), {"quant_method": "fp8"}),
+    "modelopt": (written.one_fp8, MODELOPT),
+    "fbgemm": (partial(written.channel_fp8, kind=torch.float32), {"quant_method": "fbgemm_fp8"}),
+    "quark": (written.one_fp8, QUARK),
+    "compressed-static": (partial(written.one_fp8, shape=(1,)), written.groups("float", "tensor")),
+    "compressed-dynamic": (written.channel_fp8, written.groups("float", "channel")),
+    "compressed-int8": (written.int8, written.groups("int", "channel")),
+    "compressed-int8-groups": (
+        partial(written.int8, group=32),
+        written.groups("int", "group", group_size=32),
+    ),
+    "compressed-int8-zeros": (written.int8_with_zeros, written.groups("int", "channel", symmetric=False)),
+    "compressed-packed": (
+        written.packed_int8,
+        {**written.groups("int", "group", group_size=32), "format": "pack-quantized"},
+    ),
+    "nf4": (written.nf4, BITS_4),
+    "nf4-nested": (partial(written.nf4, nested=True), BITS_4),
+    "bitsandbytes-8": (written.bitsandbytes_int8, BITS_8),
+    "torchao-fp8": (partial(written.torchao, kind="Float8Tensor"), TORCHAO),
+    "torchao-int8": (partial(written.torchao, kind="Int8Tensor"), TORCHAO),
+    "torchao-intx": (partial(written.torchao, kind="IntxUnpackedToInt8Tensor"), TORCHAO),
+    "mlx-4": (written.mlx, MLX),
+    "mlx-8": (partial(written.mlx, bits=8), {**MLX, "bits": 8}),
+    "mlx-3": (partial(written.mlx, bits=3), {**MLX, "bits": 3}),
+    "mlx-6": (partial(written.mlx, bits=6), {**MLX, "bits": 6, "mode": "affine"}),
+}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 32}
+    return save_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-llama", "llama", num_attention_heads=2, **sizes
+    )
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "tiny-llama"))
+
+
+@pytest.fixture
+def plain(original: Path, tmp_path: Path) -> Path:
+    """A folder for the same model with the numbers that codes stand for."""
+    return Path(shutil.copytree(original, tmp_path / "plain"))
+
+
+def products(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
+    model = load(folder, **options).model
+    return {name: each for name, each in model.state_dict().items() if "_proj.weight" in name}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers_are_those_that_codes_stand_for(folder: Path, plain: Path, name: str) -> None:
+    write, settings = FORMATS[name]
+    written.quantise(folder, write, settings, plain=plain)
+    found, expected = products(folder, dtype="float32"), load_file(plain / "model.safetensors")
+    assert len(found) == 7
+    for key, weight in found.items():
+        assert torch.equal(weight, expected[key]), key
+
+
+def test_without_a_dtype_they_are_bfloat16_on_a_cpu(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["fp8-blocks"], plain=plain)
+    loaded = load(folder)
+    assert loaded.dtype == torch.bfloat16
+    expected = load_file(plain / "model.safetensors")
+    for key, weight in products(folder).items():
+        assert torch.equal(weight, expected[key].to(torch.bfloat16))
+    assert torch.equal(logits_of(loaded, TOKENS), logits_of(load(plain, dtype="bfloat16"), TOKENS))
+
+
+def test_a_modelopt_file_of_its_own(folder: Path, plain: Path) -> None:
+    written.quantise(folder, written.one_fp8, None, plain=plain)
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}})
+    )
+    assert torch.equal(logits_of(load(folder, dtype="float32"), TOKENS), logits_of(load(plain), TOKENS))
+
+
+def damage(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+FIRST = "model.layers.0.mlp.down_proj."
+
+
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[FIRST + name]
+
+    return change
+
+
+def cut(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[FIRST + name] = tensors[FIRST + name][:-1].contiguous()
+
+    return change
+
+
+#: Format, what is changed, and what the refusal says.
+DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None], str]] = {
+    "no-scales": ("fp8-blocks", without("weight_scale_inv"), "without a scale"),
+    "too-few-blocks": ("fp8-blocks", cut("weight_scale_inv"), "scales, not [1, 3]"),
+    "no-scale": ("modelopt", without("weight_scale"), "without a scale"),
+    "channels": ("compressed-dynamic", cut("weight_scale"), "scales, not [63, 1]"),
+    "int8-without-scales": ("compressed-int8", without("weight_scale"), "weight_scale"),
+    "packs": ("compressed-packed", cut("weight_packed"), "words, not [63, 24]"),
+    "packs-without-shape": ("compressed-packed", without("weight_shape"), "weight_shape is missing"),
+    "table": ("nf4", cut("weight.quant_map"), "a table of [15]"),
+    "codes": ("nf4", cut("weight"), "need 3072 bytes, not [3071]"),
+    "absmax": ("nf4", without("weight.absmax"), "absmax is missing"),
+    "state": ("nf4", without("weight.quant_state.bitsandbytes__nf4"), "its scales are missing"),
+    "scb": ("bitsandbytes-8", without("SCB"), "its scales are missing"),
+    "biases": ("mlx-4", without("biases"), "biases is missing"),
+    "groups": ("mlx-4", cut("scales"), "64 outputs have [63, 3] scales"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_is_named(folder: Path, plain: Path, case: str) -> None:
+    name, change, expected = DAMAGED[case]
+    written.quantise(folder, *FORMATS[name], plain=plain)
+    damage(folder, change)
+    message = refusal(folder)
+    assert expected in message
+    assert FIRST in message
+    assert "\n" not in message
+
+
+def test_a_group_size_that_tensors_contradict(folder: Path, plain: Path) -> None:
+    written.quantise(folder, written.mlx, {**MLX, "group_size": 64}, plain=plain)
+    assert "groups are of 32 inputs, not of 64" in refusal(folder)

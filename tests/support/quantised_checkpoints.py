@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of tiny checkpoints in quantised formats, and the numbers that their codes stand for.
+
+Layouts as the formats' own packages write them, recorded with bitsandbytes 0.50, compressed-tensors 0.20 and
+torchao 0.18. A writer takes a weight [out, in] and returns its stored tensors by what follows the layer's
+name, and the plain numbers, computed apart from what reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+_NF4 = (
+    "-1 -0.6961928 -0.52507305 -0.3949175 -0.28444138 -0.18477343 -0.09105004 0 0.0795803 0.1609302 "
+    "0.2461123 0.33791524 0.44070983 0.562617 0.72295684 1"
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One weight: `tensors` by what follows the layer's name, and the `plain` numbers, float32 [out, in]."""
+
+    tensors: Mapping[str, Tensor]
+    plain: Tensor
+    header: Mapping[str, str] = field(default_factory=dict)
+
+
+Writer = Callable[[Tensor], Stored]
+
+
+def rounded_fp8(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Codes with a grid of scales, and their numbers."""
+    spread = scales.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    spread = spread[: weight.shape[0], : weight.shape[1]]
+    codes = (weight / spread).clamp(-448, 448).to(FP8)
+    return codes, codes.float() * spread
+
+
+def largest(weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """The largest magnitude in each block."""
+    return torch.stack(
+        [
+            torch.stack([part.abs().amax() for part in row.split(block[1], 1)])
+            for row in weight.split(block[0], 0)
+        ]
+    )
+
+
+def block_fp8(weight: Tensor, *, kind: torch.dtype = torch.float32, block: int = 32) -> Stored:
+    scales = largest(weight, (block, block)) / 448
+    if kind.itemsize == 1:
+        scales = torch.exp2(scales.log2().ceil())
+    codes, plain = rounded_fp8(weight, scales.to(kind), (block, block))
+    return Stored({"weight": codes, "weight_scale_inv": scales.to(kind)}, plain)
+
+
+def exponents(weight: Tensor) -> Stored:
+    return block_fp8(weight, kind=torch.float8_e8m0fnu)
+
+
+def exponent_bytes(weight: Tensor) -> Stored:
+    stored = exponents(weight)
+    codes, scales = stored.tensors.values()
+    return Stored({"weight": codes, "weight_scale_inv": scales.view(torch.uint8)}, stored.plain)
+
+
+def one_fp8(weight: Tensor, *, suffix: str = "weight_scale", shape: tuple[int, ...] = ()) -> Stored:
+    scale = weight.abs().amax().reshape(1, 1) / 448
+    codes, plain = rounded_fp8(weight, scale, tuple(weight.shape))  # type: ignore[arg-type]
+    tensors = {"weight": codes, suffix: scale.reshape(shape), "input_scale": torch.full(shape, 0.02)}
+    return Stored(tensors, plain)
+
+
+def channel_fp8(weight: Tensor, *, kind: torch.dtype = torch.bfloat16) -> Stored:
+    scales = (weight.abs().amax(1, keepdim=True) / 448).to(kind)
+    codes, plain = rounded_fp8(weight, scales, (1, weight.shape[1]))
+    return Stored({"weight": codes, "weight_scale": scales}, plain)
+
+
+def int8(weight: Tensor, *, group: int | None = None) -> Stored:
+    size = group or weight.shape[1]
+    grouped = weight.view(len(weight), -1, size)
+    scales = (grouped.abs().amax(-1) / 127).to(torch.bfloat16)
+    codes = (grouped / scales.float()[..., None]).round().clamp(-128, 127).to(torch.int8)
+    plain = (codes.float() * scales.float()[..., None]).view_as(weight)
+    return Stored({"weight": codes.view_as(weight), "weight_scale": scales}, plain)
+
+
+def int8_with_zeros(weight: Tensor) -> Stored:
+    scales = (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / 255
+    zeros = (-128 - weight.amin(1, keepdim=True) / scales).round().to(torch.int8)
+    codes = (weight / scales + zeros).round().clamp(-128, 127).to(torch.int8)
+    plain = (codes.float() - zeros.float()) * scales
+    return Stored({"weight": codes, "weight_scale": scales, "weight_zero_point": zeros}, plain)
+
+
+def packed_int8(weight: Tensor) -> Stored:
+    stored = int8(weight, group=32)
+    codes, scales = stored.tensors.values()
+    words = (codes.int() + 128).to(torch.uint8).view(torch.int32)
+    shape = torch.tensor(weight.shape)
+    return Stored({"weight_packed": words, "weight_scale": scales, "weight_shape": shape}, stored.plain)
+
+
+def nf4(weight: Tensor, *, nested: bool = False, block: int = 64) -> Stored:
+    table = torch.tensor([float(each) for each in _NF4.split()])
+    flat = weight.flatten().view(-1, block)
+    scales = flat.abs().amax(1)
+    state: dict[str, Any] = {
+        "quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(weight.shape),
+    }  # fmt: skip
+    tensors = {"weight.absmax": scales}
+    if nested:
+        offset = float(scales.mean())
+        codebook = torch.linspace(-1, 1, 256)
+        own = (scales - offset).abs().amax().reshape(1)
+        indices = ((scales - offset)[:, None] / own - codebook).abs().argmin(1)
+        scales = codebook[indices] * own + offset
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        tensors = {
+            "weight.absmax": indices.to(torch.uint8),
+            "weight.nested_absmax": own,
+            "weight.nested_quant_map": codebook,
+        }
+    codes = (flat[..., None] / scales[:, None, None] - table).abs().argmin(-1)
+    plain = (table[codes] * scales[:, None]).view_as(weight)
+    pairs = codes.flatten().view(-1, 2).to(torch.uint8)
+    text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    tensors |= {
+        "weight": (pairs[:, 0] << 4 | pairs[:, 1])[:, None],
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": text,
+    }
+    return Stored(tensors, plain)
+
+
+def bitsandbytes_int8(weight: Tensor) -> Stored:
+    scales = weight.abs().amax(1)
+    codes = (weight / scales[:, None] * 127).round().to(torch.int8)
+    form = torch.tensor(0, dtype=torch.uint8)
+    plain = codes.float() * (scales / 127)[:, None]
+    return Stored({"weight": codes, "SCB": scales, "weight_format": form}, plain)
+
+
+def torchao(weight: Tensor, *, kind: str) -> Stored:
+    data = {"block_size": [1, weight.shape[1]], "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}}
+    if kind == "Float8Tensor":
+        stored = channel_fp8(weight, kind=torch.float32)
+        names = ["qdata", "scale"]
+        parts = dict(zip(names, stored.tensors.values(), strict=True))
+    else:
+        stored = int8(weight) if kind == "Int8Tensor" else int8_with_zeros(weight)
+        names = ["qdata", "scale", "zero_point"]
+        values = list(stored.tensors.values())
+        zeros = torch.zeros(len(weight), 1, dtype=torch.int8)
+        parts = dict(zip(names, [*values, zeros][:3], strict=True))
+    header = json.dumps({"_type": kind, "_data": data, "_tensor_data_names": names})
+    tensors = {f"_weight_{name}": tensor for name, tensor in parts.items()}
+    return Stored(tensors, stored.plain, {"weight": header})
+
+
+def mlx(weight: Tensor, *, bits: int = 4, group: int = 32) -> Stored:
+    grouped = weight.view(len(weight), -1, group)
+    biases = grouped.amin(-1).to(torch.bfloat16)
+    scales = ((grouped.amax(-1) - grouped.amin(-1)) / (2**bits - 1)).to(torch.bfloat16)
+    codes = (grouped - biases.float()[..., None]) / scales.float()[..., None]
+    codes = codes.round().clamp(0, 2**bits - 1)
+    plain = (codes * scales.float()[..., None] + biases.float()[..., None]).view_as(weight)
+    stream = (codes.view_as(weight).int()[..., None] >> torch.arange(bits)) & 1
+    octets = stream.reshape(len(weight), -1, 8) << torch.arange(8)
+    words = octets.sum(-1).to(torch.uint8).view(torch.uint32)
+    return Stored({"weight": words, "scales": scales, "biases": biases}, plain)
+
+
+def groups(kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+    """A configuration of compressed-tensors with one group of all linear layers."""
+    weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True, **more}
+    form = "float-quantized" if kind == "float" else "int-quantized"
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+def quantise(folder: Path, write: Writer, settings: Mapping[str, Any] | None, *, plain: Path) -> None:
+    """Store a folder's products as a writer does, and a copy with the plain numbers in another folder."""
+    stored: dict[str, Tensor] = {}
+    numbers: dict[str, Tensor] = {}
+    header = {"format": "pt"}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if "_proj.weight" not in name:
+            stored[name] = numbers[name] = tensor
+            continue
+        stem = name.removesuffix("weight")
+        made = write(tensor.float())
+        stored |= {f"{stem}{rest}": part.contiguous() for rest, part in made.tensors.items()}
+        header |= {f"{stem}{rest}": text for rest, text in made.header.items()}
+        numbers[name] = made.plain.contiguous()
+    save_file(numbers, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata=header)
+    if settings is not None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
