@@ -31,7 +31,8 @@ _TABLES = {
     "max_json_depth max_json_parts max_messages max_prompts max_samples header_timeout_s body_timeout_s "
     "keep_alive_s slow_client_timeout_s ping_interval_s max_stored_responses max_stored_bytes "
     "max_background_responses max_websockets background_timeout_s max_images max_image_bytes "
-    "max_image_pixels max_kept_image_bytes image_url_timeout_s",
+    "max_image_pixels max_kept_image_bytes image_url_timeout_s "
+    "max_files max_file_bytes max_batch_lines max_batches",
     "replicas": "max_replicas target_queue_s scale_down_after_s replica_cpus replica_gpus",
 }
 TABLES = tuple(_TABLES)

@@ -36,6 +36,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.interpreter import settle_process
 from radixkv_server.apis.adapters_api.routes import API as ADAPTERS_API
 from radixkv_server.apis.anthropic.routes import API as ANTHROPIC_API
+from radixkv_server.apis.batches_api.routes import API as BATCHES_API
 from radixkv_server.apis.cache_api.routes import API as CACHE_API
 from radixkv_server.apis.llama_cpp.routes import API as LLAMA_CPP_API
 from radixkv_server.apis.ollama.routes import API as OLLAMA_API
@@ -77,6 +78,7 @@ APIS = (
     LLAMA_CPP_API,
     OLLAMA_API,
     RERANK_API,
+    BATCHES_API,
     ADAPTERS_API,
     CACHE_API,
 )
@@ -101,7 +103,7 @@ def create_app(
 
     app = FastAPI(
         title="radixkv",
-        lifespan=lambda _: _running(context),
+        lifespan=lambda app: _running(app, context),
         openapi_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: raise_router_error},
@@ -115,16 +117,18 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _running(context: ServerContext) -> AsyncIterator[None]:
+async def _running(app: FastAPI, context: ServerContext) -> AsyncIterator[None]:
     """Run start-up work, background tasks and shutdown around the app's requests."""
     await context.tenants.apply_quotas(context.engine.cache)
     probe = asyncio.create_task(context.metrics.probe_event_loop())
+    context.batches.start(app, lambda: context.is_ready)
     try:
         with reloading(context.settings, context):
             yield
     finally:
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
+        await context.batches.close()
         context.cache_feed.close()
         context.images.close()
         await context.background.close()

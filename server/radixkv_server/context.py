@@ -19,6 +19,9 @@ from radixkv.errors import ConfigError, EngineOverloadedError
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.node_names import NodeNames
+from radixkv_server.batches.folder import BatchFolder
+from radixkv_server.batches.lines import BatchLimits
+from radixkv_server.batches.worker import BatchWorker
 from radixkv_server.chats.call_memory import CallMemory
 from radixkv_server.chats.image_fetcher import ImageFetcher
 from radixkv_server.chats.image_loader import ImageLoader
@@ -59,6 +62,7 @@ class ServerContext:
     templates: ChatTemplates
     metrics: ServerMetrics
     responses: ResponseStore
+    batches: BatchWorker
     tenants: TenantRegistry
     cache_feed: CacheFeed
     background: Background
@@ -109,6 +113,7 @@ class ServerContext:
             responses=make_store(
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
+            batches=_batch_worker(settings, engine),
             cache_feed=CacheFeed(engine.cache),
             background=Background(settings.max_background_responses, settings.background_timeout_s, tasks),
             observer=RequestObserver(metrics, tracing, settings.access_log),
@@ -251,6 +256,20 @@ def _images(engine: EngineClient, settings: ServerSettings) -> str:
             "refuse"
         )
     return "show" if settings.images == "auto" and engine.image_processor is not None else settings.images
+
+
+def _batch_worker(settings: ServerSettings, engine: EngineClient) -> BatchWorker:
+    """Make the worker of batches, whose folder lies beside the store of responses.
+
+    Raises:
+        ConfigError: the folder can't be made.
+    """
+    store = settings.response_store
+    limits = BatchLimits(settings.max_files, settings.max_batch_lines, settings.max_batches)
+    # Lines that wait must not fill the queue, which would refuse chats.
+    most = max(1, min(engine.config.max_num_seqs, engine.config.max_queue // 2))
+    folder = BatchFolder(None if store is None else f"{store}-batches", limits)
+    return BatchWorker(folder, max_concurrent=most, max_lines=limits.max_batch_lines)
 
 
 def context_of(request: HTTPConnection) -> ServerContext:

@@ -47,6 +47,10 @@ class ServerLimits:
         max_background_responses: most unfinished background responses of a tenant.
         max_websockets: most open WebSockets of a tenant.
         background_timeout_s: longest time of a background response, including its wait in the queue.
+        max_files: most files of a tenant, answers of batches included.
+        max_file_bytes: largest file that a tenant uploads.
+        max_batch_lines: most requests of a batch.
+        max_batches: most unfinished batches of a tenant.
         max_images: most images in a chat.
         max_image_bytes: largest file of an image.
         max_image_pixels: most pixels of an image, checked before it is decoded; all images of a chat may have
@@ -75,6 +79,10 @@ class ServerLimits:
     max_background_responses: int = 64
     max_websockets: int = 256
     background_timeout_s: float = 3600.0
+    max_files: int = 100
+    max_file_bytes: int = 128 * MIB
+    max_batch_lines: int = 50_000
+    max_batches: int = 16
     max_images: int = 100
     max_image_bytes: int = 20 * MIB
     max_image_pixels: int = 36_000_000

@@ -23,7 +23,8 @@ def server() -> Iterator[LiveServer]:
 def test_every_route_that_reads_a_body_says_so(server: LiveServer) -> None:
     with server.http() as client:
         document = client.get("/openapi.json").json()
-        silent = {"/v1/embeddings", "/v1/cache/reset", "/v1/responses/{response_id}/cancel"}
+        ends = {"/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel"}
+        silent = {"/v1/embeddings", "/v1/cache/reset", *ends}
         for path, operations in document["paths"].items():
             assert ("requestBody" in operations.get("post", {})) == (
                 "post" in operations and path not in silent

@@ -152,6 +152,7 @@ class Asked:
     cache_key_hint: str = ""
     keep_tokens: int | None = None
     session_done: bool = False
+    background: bool = False
     images: abc.Sequence[Any] = ()
 
     @property
@@ -357,6 +358,7 @@ class ScriptedEngine(EngineClient):
             cache_key_hint=request.cache_key_hint,
             keep_tokens=request.keep_tokens,
             session_done=request.session_done,
+            background=request.background,
             images=request.images,
         )
         asked.outcome = self._look_up(asked)

@@ -30,6 +30,19 @@ URLS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of a server's batches; see `ServerLimits`."""
+
+    max_files: int
+    max_batch_lines: int
+    max_batches: int
+
+
+#: Most errors of a file that are told.
+MAX_ERRORS = 100
+
+
 class BadLine(Exception):
     """A line that is no request of a batch; the message says why.
 
@@ -86,6 +99,11 @@ def parse_line(number: int, text: bytes) -> BatchRequest:
         raise BadLine(f"line {number}: a batch has no streams; leave stream out", custom_id)
     if body.get("background"):
         raise BadLine(f"line {number}: a batch waits for its answers; leave background out", custom_id)
+    if url == "/v1/responses":
+        body = {
+            "store": False,
+            **body,
+        }  # it must not displace answers that conversations go on from
     return BatchRequest(number, custom_id, url, body)
 
 
@@ -95,10 +113,53 @@ def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) 
     return _output(request.line, request.custom_id, response, None)
 
 
-def error_line(number: int, error: BadLine) -> dict[str, Any]:
+def error_line(number: int, error: BadLine, code: str = "invalid_line") -> dict[str, Any]:
     """Return the line that says why a line was not asked."""
-    fault = {"code": "invalid_line", "message": str(error)}
+    fault = {"code": code, "message": str(error)}
     return _output(number, error.custom_id, None, fault)
+
+
+def line_errors(requests: InputFile, url: str, most_lines: int) -> list[dict[str, Any]]:
+    """Return why a file is no batch of requests to `url`: at most `MAX_ERRORS` errors; none: it is one.
+
+    O(bytes of the file).
+    """
+    if not requests.places:
+        return [line_fault("empty_file", "the file has no requests", None)]
+    if len(requests.places) > most_lines:
+        message = (
+            f"the file has {len(requests.places):,} requests, more than {most_lines:,} (max_batch_lines)"
+        )
+        return [line_fault("too_many_lines", message, None)]
+    errors: list[dict[str, Any]] = []
+    lines: dict[str, int] = {}
+    for number in requests.places:
+        try:
+            request = parse_line(number, requests.read(number))
+        except BadLine as error:
+            errors.append(line_fault("invalid_line", str(error), number))
+        else:
+            first = lines.setdefault(request.custom_id, number)
+            if request.url != url:
+                message = f"line {number}: url is {request.url}, and the batch's endpoint {url}"
+                errors.append(line_fault("mismatched_url", message, number))
+            elif first != number:
+                message = f"line {number}: custom_id {request.custom_id[:80]!r} is that of line {first}"
+                errors.append(line_fault("duplicate_custom_id", message, number))
+        if len(errors) == MAX_ERRORS:
+            break
+    return errors
+
+
+def line_fault(code: str, message: str, line: int | None) -> dict[str, Any]:
+    """Return an error of a batch, about a line or about all of it."""
+    return {"code": code, "message": message, "param": None, "line": line}
+
+
+def is_failure(answer: dict[str, Any]) -> bool:
+    """Return whether a line of the output has an error, or the refusal of a route."""
+    response = answer["response"]
+    return bool(answer["error"]) or response is None or not 200 <= response["status_code"] < 300
 
 
 def _output(number: int, custom_id: str | None, response: Any, error: Any) -> dict[str, Any]:
@@ -149,6 +210,7 @@ class OutputFile:
 
     Attributes:
         done: numbers of the lines that have their answer.
+        num_failed: how many of these are failures.
 
     Raises:
         ConfigError: it can't be written, or holds something else than answers to these requests.
@@ -157,6 +219,7 @@ class OutputFile:
     def __init__(self, path: Path, requests: InputFile) -> None:
         self.path = path
         self.done: set[int] = set()
+        self.num_failed = 0
         try:
             self._file = path.open("a+b")
         except OSError as error:
@@ -176,12 +239,13 @@ class OutputFile:
             whole += len(text)
             try:
                 answer = json.loads(text)
-                number, custom_id = answer["line"], answer["custom_id"]
+                number, custom_id, failed = answer["line"], answer["custom_id"], is_failure(answer)
             except (ValueError, KeyError, TypeError) as error:
                 raise self._foreign() from error
             if number not in requests.places or custom_id != _custom_id(requests.read(number)):
                 raise self._foreign()
             self.done.add(number)
+            self.num_failed += failed
         self._file.truncate(whole)
 
     def _foreign(self) -> ConfigError:
@@ -203,6 +267,7 @@ class OutputFile:
                 f"{self.path}: {error.strerror or error}; what is written stays, the same command goes on"
             ) from error
         self.done.add(answer["line"])
+        self.num_failed += is_failure(answer)
 
     def close(self) -> None:
         self._file.close()

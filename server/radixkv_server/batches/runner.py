@@ -31,11 +31,6 @@ from radixkv_server.batches.lines import (
 )
 from radixkv_server.batches.prefix_order import PrefixOrder
 
-#: Lines that are tokenised at a time.
-TOKENIZED_AT_ONCE = 8
-#: How often a line is asked again that the server had no room for.
-MAX_TRIES = 8
-
 
 @dataclass(slots=True)
 class BatchCounts:
@@ -66,6 +61,7 @@ class BatchRunner:
         max_concurrent: requests asked at a time: enough to fill the engine's steps and a little of its queue.
         is_healthy: whether the engine works; where it does not, the run ends and loses no line.
         on_progress: called with the counts after each line.
+        tokenized_at_once: lines that are tokenised at a time.
     """
 
     def __init__(
@@ -75,11 +71,13 @@ class BatchRunner:
         max_concurrent: int,
         is_healthy: Callable[[], bool] = lambda: True,
         on_progress: Callable[[BatchCounts], None] = lambda counts: None,
+        tokenized_at_once: int = 8,
     ) -> None:
         self._client = client
         self._max_concurrent = max_concurrent
         self._is_healthy = is_healthy
         self._on_progress = on_progress
+        self._tokenized_at_once = tokenized_at_once
 
     async def run(self, requests: InputFile, answers: OutputFile) -> BatchCounts:
         """Answer all lines that `answers` has no answer to.
@@ -111,7 +109,7 @@ class BatchRunner:
         """Return the numbers of the lines to ask in the order of their prefixes; write bad lines' errors."""
         tree, keys = PrefixOrder(), dict[int, bytes]()
         left = iter([number for number in requests.places if number not in answers.done])
-        while some := list(itertools.islice(left, TOKENIZED_AT_ONCE)):
+        while some := list(itertools.islice(left, self._tokenized_at_once)):
             asked = []
             for number in some:
                 try:
@@ -133,16 +131,18 @@ class BatchRunner:
         return tokens
 
     async def _ask(self, request: BatchRequest) -> tuple[int, str, Any]:
-        """Return status, request's id and body of the answer; waits where the server has no room."""
-        for _ in range(MAX_TRIES):
+        """Return status, request's id and body of the answer; waits for as long as the server has no room."""
+        while True:
             answer = await self._client.post(request.url, json=request.body)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the app made an answer of it, that of a shutdown
+                raise asyncio.CancelledError
             busy = answer.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
             if answer.is_server_error and not self._is_healthy():
                 raise EngineStoppedError("the engine stopped; the same command goes on with the other lines")
             if not busy or "retry-after" not in answer.headers:
-                break
+                return answer.status_code, answer.headers.get("x-request-id", ""), _json(answer)
             await asyncio.sleep(float(answer.headers["retry-after"]))
-        return answer.status_code, answer.headers.get("x-request-id", ""), _json(answer)
 
 
 def _json(answer: httpx.Response) -> Any:

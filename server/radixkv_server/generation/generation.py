@@ -122,6 +122,8 @@ class Generation(Generic[AnyRenderer]):
     def __post_init__(self) -> None:
         for index, request in enumerate(self.requests):
             request.request_id, request.tenant = f"{self.id}-{index}", self.record.tenant
+            if self.record.is_background:  # what it alone has cached makes room first, too
+                request.background = request.session_done = True
         self.prompts = [PromptProgress(len(one.prompt), one.params.n) for one in self.requests]
         hint = None if self.chat_prompt is None else self.chat_prompt.hint
         self.usage = Usage(self.prompts, hint, self.written_end)
@@ -358,7 +360,9 @@ async def begin(
     Raises:
         ApiError, RadixKVError: the request is refused.
     """
-    reservation = record.enter(context.tenants.limiter_of(record.caller))
+    tenants = context.tenants
+    limiter = tenants.background if record.is_background else tenants.limiter_of(record.caller)
+    reservation = record.enter(limiter)
     body = await read()
     generation = await prepare(context, body, record)
     generation.use_adapter(getattr(body, "model", None))

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import ApiError, is_expected, shutting_down, to_api_error
+from radixkv_server.http.background_requests import background_caller
 from radixkv_server.http.fields import warning_header
 from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, attach_record, record_of
 from radixkv_server.http.unserved_routes import hint_of
@@ -387,7 +388,9 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and scope["path"] not in self.open_paths:
-            record_of(scope).caller = authenticate(scope, self.keys)
+            record, own = record_of(scope), background_caller(scope)
+            record.caller = own or authenticate(scope, self.keys)
+            record.is_background = own is not None
         await self.app(scope, receive, send)
 
 

@@ -33,6 +33,7 @@ class RequestRecord:
         error_code: code of the error that was sent; empty: no error, or one without a code.
         ignored: fields of the body without effect, for the `warning` header.
         notes: what else that header says.
+        is_background: the server itself asks, in the caller's name.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class RequestRecord:
     error_code: str = ""
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_background: bool = False
     _limiter: Limiter | None = None
     _reservation: RateReservation | None = None
 

@@ -10,7 +10,7 @@ _NO_VECTORS = (
     "this server generates text and computes no vectors of texts; use a model made for that. "
     "POST /v1/completions with echo and logprobs tells how likely a text is"
 )
-_NO_BATCHES = "send the requests themselves, as many at once as you like: the server queues them"
+_BATCHES = "POST /v1/files and POST /v1/batches answer files of requests, /v1/messages among them"
 _NO_STATE = "this server keeps no assistants; POST /v1/responses and /v1/conversations keep conversations"
 _NO_ANSWERS = "chat completions are not stored here; POST /v1/responses stores answers"
 _CACHE = "POST /v1/cache/reset empties the prefix cache, GET /v1/cache tells what it holds"
@@ -29,10 +29,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "POST /v1/rerank and POST /v1/score judge documents",
     ),
     (r"/v1/(moderations|audio/.*|images/.*|videos.*)", "this server takes and gives text only"),
-    (r"/v1/(messages/)?batches.*", _NO_BATCHES),
+    (r"/v1/messages/batches.*", _BATCHES),
     (
-        r"/v1/(files|uploads|vector_stores|containers|skills).*",
-        "this server keeps no files: put the text into the prompt",
+        r"/v1/(uploads|vector_stores|containers|skills).*",
+        "this server keeps files of batches only (POST /v1/files): put the text into the prompt",
     ),
     (r"/v1/fine_tuning.*", "this server trains no models"),
     (r"/v1/(evals|organization|projects|usage).*", "GET /metrics and the console at / tell what was used"),

@@ -242,6 +242,7 @@ class TenantRegistry:
 
     Attributes:
         is_open: requests need no key, as neither keys nor a keys file are set.
+        background: counts of all background requests, which no limit bounds.
 
     Raises:
         ConfigError: a key or the keys file is malformed, a key is given to two tenants, or is a sample.
@@ -251,6 +252,7 @@ class TenantRegistry:
         self._own_keys = KeyRing.of(settings.api_keys, settings.admin_keys)
         self._path = settings.keys_file
         self._limiters: dict[str, Limiter] = {}
+        self.background = Limiter(Limits(), time.monotonic)
         self._take(*self._read())
 
     def _read(self) -> tuple[KeysFile, KeyRing]:

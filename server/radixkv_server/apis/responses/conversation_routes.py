@@ -6,8 +6,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from radixkv_server.apis.common.openai_errors import OpenAIDialect
+from radixkv_server.apis.common.pages import listed
 from radixkv_server.apis.responses.conversation import find_references, plain_items
-from radixkv_server.apis.responses.pages import PAGE_QUERY, check_include, listed, page_of
+from radixkv_server.apis.responses.pages import PAGE_QUERY, check_include, page_of
 from radixkv_server.apis.responses.schemas import ConversationItems, ConversationRequest, ConversationUpdate
 from radixkv_server.apis.responses.stored import StoredResponses
 from radixkv_server.apis.responses.stored_conversations import (
