@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import triton
 
 from benchmarks.ahead_of_time import compile_kernel
-from radixkv_kernels.triton.state import conv, heads, keep, scan
+from radixkv_kernels.triton.state import channels, chunks, conv, heads, keep, ring, scan
 
-_TABLES = ("requests_ptr", "folds_ptr", "owners_ptr", "kept_ptr")
+_TABLES = (
+    *("requests_ptr", "folds_ptr", "owners_ptr", "kept_ptr"),
+    *("chunks_ptr", "copies_ptr", "shorts_ptr"),
+)
 
 
 def _compile(
@@ -24,24 +28,39 @@ def _compile(
     names = [name for name in function.arg_names if name not in constants]
     types = {name: "*fp32" for name in names if name.endswith("_ptr")}
     types |= {name: "*i32" for name in _TABLES if name in names}
-    types |= dict.fromkeys(inputs, f"*{dtype}")
+    types |= dict.fromkeys(inputs.intersection(names), f"*{dtype}")
+    types |= {name: "*bf16" for name in ("w_ptr", "low_ptr") if name in names}
     aligned = list(types)
     types |= {name: "fp32" if name == "scale" else "i32" for name in names if name not in types}
     aligned += [name for name in names if name.endswith("_stride") or name == "stride"]
     return compile_kernel(function, types, constants, aligned, target, warps, fp_fusion=False)
 
 
-def compile_heads(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
-    """The compiled kernel of a state for each head; sizes as in `radixkv_kernels.states`."""
-    constants = heads.head_sizes(kind, sizes)
-    inputs = {"v_ptr"} if kind != "ssd" else {"q_ptr", "k_ptr", "v_ptr"}
-    return _compile(heads.heads_kernel, constants, target, dtype, inputs, 1)
+def compile_chunks(part: str, kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
+    """One of the compiled kernels of chunks, `gather`, `scores`, `local`, `state` or `output`; sizes as in
+    `radixkv_kernels.states`."""
+    of = heads.HeadSizes.of(kind, sizes)
+    inputs = {"q_ptr", "k_ptr", "v_ptr", "keys_ptr"}
+    if part == "gather":
+        constants = of.constants("H", "K", "KR", "KP")
+        return _compile(channels.gather_kernel, constants, target, dtype, inputs, 4)
+    if part == "scores":
+        constants = of.constants("H", "K", "KP")
+        return _compile(channels.scores_kernel, constants, target, dtype, inputs, heads.SCORES_WARPS)
+    if not of.delta:
+        inputs.add("u_ptr")
+    if part == "local":
+        return _compile(chunks.local_kernel, of.local(), target, dtype, inputs, of.chunk_warps)
+    if part == "state":
+        constants = of.state() | {"KEEP": True}
+        return _compile(chunks.state_kernel, constants, target, dtype, inputs, heads.STATE_WARPS)
+    return _compile(chunks.output_kernel, of.output(), target, dtype, inputs, of.chunk_warps)
 
 
-def compile_norm(groups: int, key: int, target: str, dtype: str = "bf16") -> Any:
-    """The compiled kernel that norms queries and keys."""
-    constants = {"G": groups, "K": key, "KP": triton.next_power_of_2(key)}
-    return _compile(heads.norm_kernel, constants, target, dtype, {"q_ptr", "k_ptr"}, 1)
+def compile_ring(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel of decodes over a ring."""
+    of = heads.HeadSizes.of(kind, sizes)
+    return _compile(ring.ring_kernel, of.ring(), target, dtype, {"q_ptr", "k_ptr", "v_ptr"}, of.ring_warps)
 
 
 def compile_scan(channels: int, size: int, target: str, dtype: str = "bf16") -> Any:
@@ -64,32 +83,43 @@ def compile_conv(channels: int, taps: int, target: str, dtype: str = "bf16") -> 
     )
 
 
-def compile_keep(widths: tuple[int, int, int], target: str) -> Any:
+def compile_keep(widths: tuple[int, int, int, int], target: str) -> Any:
     """The compiled kernel that fills rings."""
-    constants: dict[str, Any] = dict(zip("ABC", widths, strict=True))
-    constants |= {f"SIZE_{part}": 64 * width for part, width in zip("ABC", widths, strict=True)}
+    constants: dict[str, Any] = dict(zip("ABCD", widths, strict=True))
+    constants |= {f"SIZE_{part}": 64 * width for part, width in zip("ABCD", widths, strict=True)}
     constants["BLOCK"] = keep.BLOCK
     return _compile(keep.keep_kernel, constants, target, "fp32", set(), keep.WARPS)
 
 
+def _parts(name: str, kind: str, sizes: tuple[int, ...]) -> dict[str, Callable[[str], Any]]:
+    """The kernels of a layer with heads."""
+    parts = ["gather", "scores"] if kind == "kda" else []
+    found: dict[str, Callable[[str], Any]] = {
+        f"{name}, {part}": functools.partial(compile_chunks, part, kind, sizes)
+        for part in (*parts, "local", "state", "output")
+    }
+    found[f"{name}, decode"] = functools.partial(compile_ring, kind, sizes)
+    return found
+
+
 #: Name in the table -> compiles the kernel for a target.
 STATE_KERNELS: dict[str, Callable[[str], Any]] = {
-    "gated delta net 16:32 d128": lambda target: compile_heads("delta", (16, 32, 128, 128), target),
-    "KDA 32 d128": lambda target: compile_heads("kda", (32, 128, 128), target),
-    "Mamba2 8:128 d128 x 64": lambda target: compile_heads("ssd", (8, 128, 128, 64), target),
-    "Mamba2 1:24 d256 x 64": lambda target: compile_heads("ssd", (1, 24, 256, 64), target),
-    "lightning attention 64 d128": lambda target: compile_heads("ssd", (64, 64, 128, 128), target),
-    "norm of queries and keys 16 d128": lambda target: compile_norm(16, 128, target),
+    **_parts("gated delta net 16:32 d128", "delta", (16, 32, 128, 128)),
+    **_parts("KDA 32 d128", "kda", (32, 128, 128)),
+    **_parts("Mamba2 8:128 d128 x 64", "ssd", (8, 128, 128, 64)),
+    **_parts("Mamba2 1:24 d256 x 64", "ssd", (1, 24, 256, 64)),
+    **_parts("lightning attention 64 d128", "ssd", (64, 64, 128, 128)),
     "Mamba 8192 channels x 16": lambda target: compile_scan(8192, 16, target),
     "RG-LRU 2560 channels": lambda target: compile_lru(2560, target),
     "convolution 8192 channels, 4 taps": lambda target: compile_conv(8192, 4, target),
-    "keep 2048 and 32 numbers": lambda target: compile_keep((2048, 32, 0), target),
+    "keep 2048, 32, 4096 and 32 numbers": lambda target: compile_keep((2048, 32, 4096, 32), target),
 }
 #: The default tests compile these, one of each kernel; the others are compiled by night.
 BY_DAY = (
-    "gated delta net 16:32 d128",
-    "KDA 32 d128",
+    "gated delta net 16:32 d128, state",
+    "gated delta net 16:32 d128, decode",
+    "KDA 32 d128, scores",
     "Mamba 8192 channels x 16",
     "convolution 8192 channels, 4 taps",
-    "keep 2048 and 32 numbers",
+    "keep 2048, 32, 4096 and 32 numbers",
 )

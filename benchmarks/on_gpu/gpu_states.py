@@ -49,7 +49,7 @@ def speed(sizes: Sizes, report: Report) -> None:
         inputs, constants = layer(kind, rows, sizes)
         inputs = tuple(each.to(torch.bfloat16) for each in inputs)
         shape = shape_of(0, kind, inputs, constants)
-        memory = PagedStates(StateSpec((shape,), 2 * requests, requests), inputs[0].device)
+        memory = PagedStates(StateSpec((shape,), 2 * requests, requests, keeps_values=True), inputs[0].device)
         last = (rows - 1) // GRID * GRID
 
         def mix(
@@ -101,8 +101,10 @@ def run(
     kind: str, inputs: tuple[torch.Tensor, ...], constants: tuple[Any, ...], ends: list[int]
 ) -> torch.Tensor:
     """One sequence in steps that end at `ends`."""
-    memory = PagedStates(StateSpec((shape_of(0, kind, inputs, constants),), 2, 1), inputs[0].device)
-    backend, outputs = make_state_backend("triton"), []
+    memory = PagedStates(
+        StateSpec((shape_of(0, kind, inputs, constants),), 2, 1, keeps_values=True), inputs[0].device
+    )
+    backend, outputs = make_state_backend("triton", deterministic=True), []
     start, base, slot = 0, 0, -1
     for end in ends:
         target = (end - 1) // GRID * GRID

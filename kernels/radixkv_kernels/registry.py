@@ -75,8 +75,11 @@ def make_backend(
     return GroupedBackend(spec, backends)
 
 
-def make_state_backend(name: str) -> StateBackend:
+def make_state_backend(name: str, *, deterministic: bool = False) -> StateBackend:
     """Build the backend of state layers that belongs to an attention backend of this name.
+
+    Args:
+        deterministic: outputs have the same bits however a request's rows come; on a CPU they always do.
 
     Raises:
         ImportError: its package (triton, numba) is not installed.
@@ -84,7 +87,7 @@ def make_state_backend(name: str) -> StateBackend:
     if name == "triton":
         from radixkv_kernels.triton.state.backend import TritonStates  # triton is optional
 
-        return TritonStates()
+        return TritonStates(deterministic=deterministic)
     from radixkv_kernels.cpu.recurrence.backend import CpuStates  # numba is optional
 
     return CpuStates()

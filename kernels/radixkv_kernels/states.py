@@ -13,13 +13,14 @@ caller's, so that taking back guessed tokens costs nothing.
 
     kind     sizes                               slot                 ring
     conv     channels, taps                      taps - 1 inputs      inputs
-    delta    key heads, value heads, key size,   [heads, key, value]  keys as columns, writes, decays
-             value size
+    delta    key heads, value heads, key size,   [heads, key, value]  keys as columns, writes, decays (on a
+             value size                                               GPU also values and betas)
     ssd      groups, heads, key size,            [heads, key, value]  keys as columns, writes, decays
              value size
     scan     channels, groups, state size        [channels, state]    inputs, and the state at its end
     lru      channels                            [channels]           inputs, and the state at its end
     kda      heads, key size, value size         [heads, key, value]  keys, writes, decays of each channel
+                                                                      (on a GPU also values and betas)
 
 States are float32: rounded to 16 bits they would be off by percents after some thousand tokens.
 """
@@ -94,12 +95,16 @@ class StateShape:
         return (GRID, sizes[0]), (GRID, sizes[0]), (sizes[0],)
 
     @property
-    def bytes_per_slot(self) -> int:
-        return 4 * int(np.prod(self.slot_shape))
+    def value_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the parts of a ring for values and betas of delta rules, float32; see `StateSpec`."""
+        if self.kind not in ("delta", "kda"):
+            return ()
+        heads, value = self.sizes[-3], rounded(self.sizes[-1])
+        return (heads, GRID, value), (heads, GRID)
 
     @property
-    def bytes_per_ring(self) -> int:
-        return 4 * sum(int(np.prod(shape)) for shape in self.ring_shapes)
+    def bytes_per_slot(self) -> int:
+        return 4 * int(np.prod(self.slot_shape))
 
 
 KINDS = ("conv", "delta", "ssd", "scan", "lru", "kda")
@@ -118,11 +123,18 @@ class StateSpec:
         shapes: of all state layers; a layer may have several of different kinds.
         num_slots: states that are kept, all layers together.
         num_rings: most requests that run at once.
+        keeps_values: rings of delta rules hold values and betas, too, for a backend that folds a ring as one
+            chunk (Triton's) in place of adding up what its tokens wrote.
     """
 
     shapes: tuple[StateShape, ...]
     num_slots: int
     num_rings: int
+    keeps_values: bool = False
+
+    def ring_shapes(self, shape: StateShape) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the parts of a ring of one of the shapes, float32."""
+        return shape.ring_shapes + (shape.value_shapes if self.keeps_values else ())
 
     @property
     def bytes_per_slot(self) -> int:
@@ -132,7 +144,7 @@ class StateSpec:
     @property
     def bytes_per_ring(self) -> int:
         """Bytes per running request, all layers together."""
-        return sum(shape.bytes_per_ring for shape in self.shapes)
+        return 4 * sum(int(np.prod(part)) for shape in self.shapes for part in self.ring_shapes(shape))
 
     @property
     def num_bytes(self) -> int:
@@ -170,7 +182,9 @@ class PagedStates:
         for shape in spec.shapes:
             slots = torch.empty(spec.num_slots + HIDDEN_SLOTS, *shape.slot_shape, device=device)
             slots[spec.num_slots] = 0
-            rings = tuple(torch.empty(spec.num_rings, *part, device=device) for part in shape.ring_shapes)
+            rings = tuple(
+                torch.empty(spec.num_rings, *part, device=device) for part in spec.ring_shapes(shape)
+            )
             lengths = torch.full((spec.num_rings,), -1, dtype=torch.int64)
             self._layers[shape.layer, shape.kind] = LayerStates(shape, slots, rings, lengths)
 

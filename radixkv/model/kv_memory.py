@@ -92,7 +92,7 @@ def size_kv_cache(
             memory -= num_windows * layout.bytes_per_window_block
             source += " less windows"
     block_bytes = layout.bytes_per_block
-    states = size_states(config, shape.attention, memory, block_bytes)
+    states = size_states(config, shape.attention, memory, block_bytes, shape.device)
     if states is not None and config.state_memory is None:
         memory -= states.num_bytes
         source += " less states"

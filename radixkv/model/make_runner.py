@@ -171,7 +171,7 @@ def _size(
     if states is not None:
         num_slots = communicator.smallest(states.num_slots)
         num_rings = communicator.smallest(states.num_rings)
-        states = StateSpec(loaded.attention.states, num_slots, num_rings)
+        states = replace(states, shapes=loaded.attention.states, num_slots=num_slots, num_rings=num_rings)
     return own, max_model_len, states
 
 

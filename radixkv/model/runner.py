@@ -144,7 +144,9 @@ class ModelRunner:
         self._expansion = None
         if self.device.type == "cpu" and not deterministic:
             self._expansion = make_expansion(loaded.model, backend, limits.max_num_tokens)
-        self.states = None if states is None else RunnerStates(states, backend, self.device)
+        self.states: RunnerStates | None = None
+        if states is not None:
+            self.states = RunnerStates(states, backend, self.device, deterministic=deterministic)
         self.windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
             assert isinstance(self.kv, GroupedKV)

@@ -25,12 +25,15 @@ class RunnerStates:
         spec: sizes of the memory.
         backend: attention backend beside them, `cpu` or `triton`.
         device: device of the memory.
+        deterministic: see `make_state_backend`.
     """
 
-    def __init__(self, spec: StateSpec, backend: str, device: torch.device) -> None:
+    def __init__(
+        self, spec: StateSpec, backend: str, device: torch.device, *, deterministic: bool = False
+    ) -> None:
         self.spec = spec
         self._memory = PagedStates(spec, device)
-        self._backend = make_state_backend(backend)
+        self._backend = make_state_backend(backend, deterministic=deterministic)
 
     def step(self, batch: Batch) -> PagedStep:
         """Return the step that the layers call for a batch; O(tokens / grid + requests).

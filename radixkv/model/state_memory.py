@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from radixkv.engine.config import EngineConfig
@@ -38,7 +40,7 @@ def check_states_supported(config: EngineConfig, attention: AttentionShape, devi
 
 
 def size_states(
-    config: EngineConfig, attention: AttentionShape, memory: int, block_bytes: int
+    config: EngineConfig, attention: AttentionShape, memory: int, block_bytes: int, device: torch.device
 ) -> StateSpec | None:
     """Decide the number of states; None: the model keeps none.
 
@@ -48,13 +50,14 @@ def size_states(
     Args:
         memory: bytes for K/V and states together.
         block_bytes: K/V of one block.
+        device: device of the model; a GPU's kernels keep more in rings.
 
     Raises:
         ConfigError: --state-memory does not hold the states of one request.
     """
     if not attention.states:
         return None
-    one = StateSpec(attention.states, 1, 1)
+    one = StateSpec(attention.states, 1, 1, keeps_values=device.type == "cuda")
     most_rings = config.max_num_seqs
 
     def fitting(size: float, beside: int = 0) -> int:
@@ -81,4 +84,4 @@ def size_states(
             f"latest inputs, {count * state + ring:.1f} MiB, but there is room for {num_slots}; raise "
             "--state-memory (or --kv-cache-memory)"
         )
-    return StateSpec(attention.states, num_slots, min(most_rings, num_slots // _SLOTS_PER_REQUEST))
+    return replace(one, num_slots=num_slots, num_rings=min(most_rings, num_slots // _SLOTS_PER_REQUEST))

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
+from radixkv.cache.states.checkpoint import GRID
+from radixkv.cache.states.lease_states import LeaseStates
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.sequence import Sequence
@@ -115,6 +117,8 @@ class StepPlan:
     ) -> int:
         """Return the number of further tokens for a request: all it needs, within the budget and all caps.
 
+        Chunks of models with states end at grid points, if they reach one and the prompt goes on.
+
         Args:
             shares_budget: requests after it in this step have prompt tokens to compute, too.
             scheduled: tokens that it has in this step already.
@@ -128,7 +132,16 @@ class StepPlan:
                 most = min(most, self.max_chunk)
         elif shares_budget:
             most = min(most, max(self.budget // 2, MIN_CHUNK))
-        return min(most - scheduled, self.budget)
+        count = min(most - scheduled, self.budget)
+        lease = request.lease
+        if lease is not None and isinstance(lease.states, LeaseStates):
+            start = request.num_computed
+            end = start + scheduled + count
+            on_grid = end - end % GRID
+            # What a chunk has beyond a grid point is computed again with what follows there.
+            if start < on_grid and end < request.num_tokens:
+                count = max(0, on_grid - start - scheduled)
+        return count
 
     def add(self, request: Sequence, count: int) -> None:
         """Put `count` more tokens of a running request into the step, and make them shareable."""

@@ -121,6 +121,18 @@ def test_requests_that_come_together_compute_their_common_part_once() -> None:
     assert model.num_computed < 230 + 2 * (230 - 192) + 3 * 4
 
 
+def test_chunks_of_a_prompt_end_on_the_grid() -> None:
+    """A budget of 150 tokens takes 128: a chunk cut between grid points would be computed in part again."""
+    engine, _ = engine_with_states(budget=150)
+    engine.add_request(TEXT, SamplingParams(max_tokens=1, temperature=0.0))
+    computed = []
+    while engine.has_work:
+        before = engine.stats().computed_prompt_tokens
+        engine.step()
+        computed.append(engine.stats().computed_prompt_tokens - before)
+    assert computed == [128, 128, 144]
+
+
 def test_a_declared_breakpoint_is_kept() -> None:
     engine, _ = engine_with_states()
     ask(engine, TEXT[:300], checkpoints=[140])

@@ -73,10 +73,16 @@ class Layer:
     """One layer's states, all of their memory NaN at first, and steps over them."""
 
     def __init__(
-        self, kind: str, shape: StateShape, constants: tuple[Any, ...], backend: StateBackend
+        self,
+        kind: str,
+        shape: StateShape,
+        constants: tuple[Any, ...],
+        backend: StateBackend,
+        *,
+        keeps_values: bool = False,
     ) -> None:
         self.kind, self.constants, self.backend = kind, constants, backend
-        self.states = PagedStates(StateSpec((shape,), num_slots=8, num_rings=4))
+        self.states = PagedStates(StateSpec((shape,), num_slots=8, num_rings=4, keeps_values=keeps_values))
         memory = self.states.of(0, kind)
         memory.slots[:8] = memory.slots[9:] = float("nan")
         for ring in memory.rings:

@@ -35,7 +35,7 @@ FAMILIES = [
 def interpreted_runner(model: Path, length: int) -> ModelRunner:
     loaded = load_model(EngineConfig(model=str(model), device="cpu"), show_progress=False)
     spec = loaded.attention.layout(NUM_BLOCKS, BLOCK, loaded.dtype, loaded.device, None)
-    states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2)
+    states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2, keeps_values=True)
     return ModelRunner(loaded, spec, StepLimits(length, 2, length), backend="triton", states=states)
 
 

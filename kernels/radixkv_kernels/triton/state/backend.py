@@ -13,16 +13,22 @@ import torch
 from radixkv_kernels.state_interface import StateBackend, StatePlan
 from radixkv_kernels.states import LayerStates, PagedStates
 from radixkv_kernels.triton.state.conv import conv_rows
-from radixkv_kernels.triton.state.heads import head_rows, norm_rows
+from radixkv_kernels.triton.state.heads import head_rows
 from radixkv_kernels.triton.state.keep import keep_rows
 from radixkv_kernels.triton.state.scan import lru_rows, scan_rows
 from radixkv_kernels.triton.state.tables import StepTables
 
 
 class TritonStates(StateBackend):
-    """See `StateBackend`. Inputs of any dtype are computed in float32."""
+    """See `StateBackend`. Products have operands of 16 bits and more, and are added up in float32.
 
-    def __init__(self) -> None:
+    Args:
+        deterministic: rows of heads always come in chunks, so that their outputs have the same bits however
+            they come. Without it, a few rows (decodes) are computed over the ring; states have the same bits.
+    """
+
+    def __init__(self, *, deterministic: bool = False) -> None:
+        self._deterministic = deterministic
         self._tables: StepTables | None = None
 
     def mix(
@@ -39,14 +45,14 @@ class TritonStates(StateBackend):
         shape = inputs[0 if kind in ("conv", "scan", "lru") else 2].shape
         out = torch.empty(shape, dtype=torch.float32, device=inputs[0].device)
         out[plan.num_rows :] = 0
-        if tables.num_requests:
+        if tables.num_walks:
             _compute(memory, tables, kind, inputs, constants, out)
         return out
 
     def _staged(self, plan: StatePlan, device: torch.device) -> StepTables:
         """The tables of a plan, which a step's layers share."""
         if self._tables is None or self._tables.plan is not plan:
-            self._tables = StepTables(plan, device)
+            self._tables = StepTables(plan, device, deterministic=self._deterministic)
         return self._tables
 
 
@@ -70,10 +76,7 @@ def _compute(
         lru_rows(memory, tables, inputs, out)
         kept = list(zip(inputs, rings[:2], strict=True))
     else:
-        if kind != "ssd":
-            inputs = (*norm_rows(*inputs[:2]), *inputs[2:])
-        head_rows(memory, tables, inputs, out)
-        kept = [(inputs[1], rings[0]), (inputs[3], rings[2])]
+        kept = head_rows(memory, tables, inputs, out)
     keep_rows(tables, kept)
 
 

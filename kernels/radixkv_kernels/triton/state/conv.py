@@ -94,7 +94,7 @@ def conv_rows(
     channels, taps = memory.shape.sizes
     rows = tables.plan.num_rows
     conv_kernel[(rows + tables.num_folds, triton.cdiv(channels, BLOCK))](
-        tables.requests,
+        tables.walks,
         tables.folds,
         tables.owners,
         x,

@@ -1,183 +1,222 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of heads whose state is a matrix: gated delta rules (Qwen, Kimi) and linear attention.
+"""Launches for heads whose state is a matrix: rows in chunks, decodes over their rings, folds, rings.
 
-    S = decay S                       a decay of the head, or (kda) of each channel of the key
-    u = beta (v - k S)                delta rules; in linear attention u is an input
-    S = S + k u
-    o = q S
+    folds and prompts    gather, scores (KDA only) -> local -> states -> outputs    `channels.py`, `chunks.py`
+    decodes, guesses     one kernel, after the folds before them                    `ring.py`
 
-A program carries some columns of one head's state, in registers, from a request's base through its ring to
-its last row. Every element is one chain of roundings in the order of the tokens, whatever steps they come
-in: a ring's u enters the state again as it did when it was computed. Queries and keys of the delta rules are
-normed beforehand, by `norm_kernel`.
+A ring holds keys, what each row wrote (u) and decays, and for delta rules values and betas: from these a
+full ring is folded as if its rows had come in one chunk.
 """
-
-# Triton types its own source.
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
-import triton.language as tl
 
 from radixkv_kernels.states import GRID, LayerStates, rounded
+from radixkv_kernels.triton.state.channels import PART, gather_kernel, scores_kernel
+from radixkv_kernels.triton.state.chunks import local_kernel, output_kernel, state_kernel
+from radixkv_kernels.triton.state.ring import ring_kernel
 from radixkv_kernels.triton.state.tables import StepTables
 
-#: Numbers of a state that a program, one warp, keeps in registers.
-STATE_NUMBERS = 2048
-#: Tokens whose inputs are being loaded at a time.
-_STAGES = tl.constexpr(3)
-_GRID = tl.constexpr(GRID)
-_LOG2E = tl.constexpr(1.4426950408889634)
-_EPSILON = tl.constexpr(1e-6)
+#: Columns of a state that a program has, at most, and its warps.
+STATE_COLUMNS, STATE_WARPS = 32, 8
+OUTPUT_COLUMNS = 64
+SCORES_WARPS = 8
+#: Numbers of a state that a program of decodes has, at most.
+RING_NUMBERS = 4096
+#: A product of matrices has 16 rows and columns at least.
+_LEAST = 16
 
 
-@triton.jit
-def norm_kernel(
-    q_ptr, k_ptr, q_out_ptr, k_out_ptr, q_stride, k_stride, scale, G: tl.constexpr, K: tl.constexpr,
-    KP: tl.constexpr,
-):  # fmt: skip
-    """Queries, times `scale`, and keys of length 1, float32 [T, G, K]. Grid (rows, groups)."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    key = tl.arange(0, KP)
-    inside = key < K
-    target = (row * G + group) * K + key
-    q = tl.load(q_ptr + row * q_stride + group * K + key, mask=inside, other=0.0).to(tl.float32)
-    k = tl.load(k_ptr + row * k_stride + group * K + key, mask=inside, other=0.0).to(tl.float32)
-    tl.store(q_out_ptr + target, q * (tl.rsqrt(tl.sum(q * q, 0) + _EPSILON) * scale), mask=inside)
-    tl.store(k_out_ptr + target, k * tl.rsqrt(tl.sum(k * k, 0) + _EPSILON), mask=inside)
+class HeadSizes(NamedTuple):
+    """Sizes of a layer as the kernels take them; see there."""
+
+    heads: int
+    groups: int
+    key: int
+    value: int
+    delta: bool
+    channels: bool
+
+    @classmethod
+    def of(cls, kind: str, sizes: tuple[int, ...]) -> HeadSizes:
+        """Of a shape of `radixkv_kernels.states`."""
+        groups, heads, key, value = (sizes[0], *sizes) if kind == "kda" else sizes
+        return cls(heads, groups, key, value, kind != "ssd", kind == "kda")
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Sizes of keys and values in a chunk's tiles."""
+        key, value = (max(_LEAST, triton.next_power_of_2(rounded(size))) for size in self[2:4])
+        return key, value
+
+    def constants(self, *names: str, columns: int = 0) -> dict[str, int | bool]:
+        """The kernels' constants of these names; `columns`: the most for BV."""
+        key, value = self.padded
+        known: dict[str, int | bool] = {
+            "H": self.heads,
+            "G": self.groups,
+            "K": self.key,
+            "KR": rounded(self.key),
+            "KP": key,
+            "V": self.value,
+            "VR": rounded(self.value),
+            "VP": value,
+            "BV": min(columns, value),
+            "DELTA": self.delta,
+            "CHANNELS": self.channels,
+        }
+        return {name: known[name] for name in names}
+
+    def local(self) -> dict[str, int | bool]:
+        """Constants of `local_kernel`."""
+        return self.constants("H", "G", "K", "KR", "KP", "V", "VR", "VP", "DELTA", "CHANNELS")
+
+    def state(self) -> dict[str, int | bool]:
+        """Constants of `state_kernel` but for KEEP."""
+        names = ("H", "G", "KR", "KP", "V", "VR", "VP", "BV", "DELTA", "CHANNELS")
+        return self.constants(*names, columns=STATE_COLUMNS)
+
+    def output(self) -> dict[str, int | bool]:
+        """Constants of `output_kernel`."""
+        names = ("H", "G", "K", "KP", "V", "VP", "BV", "DELTA", "CHANNELS")
+        return self.constants(*names, columns=OUTPUT_COLUMNS)
+
+    def ring(self) -> dict[str, int | bool]:
+        """Constants of `ring_kernel`."""
+        names = ("H", "G", "K", "KR", "KP", "V", "VR", "BV", "DELTA", "CHANNELS")
+        return self.constants(*names, columns=max(_LEAST, RING_NUMBERS // self.padded[0]))
+
+    @property
+    def chunk_warps(self) -> int:
+        """Warps of `local_kernel` and `output_kernel`."""
+        return 8 if self.channels else 4
+
+    @property
+    def ring_warps(self) -> int:
+        """Warps of `ring_kernel`: the ring's keys lie in their registers."""
+        return 8 if self.channels or self.padded[0] > 128 else 4
 
 
-@triton.jit
-def _faded(s, decay_at, key, is_key, CHANNELS: tl.constexpr):
-    """The state times the decay of the next token, whose logarithm is at an address."""
-    if CHANNELS:
-        decay = tl.load(decay_at + key, mask=is_key, other=0.0).to(tl.float32)
-        return s * tl.exp2(decay * _LOG2E)[:, None]
-    return s * tl.exp2(tl.load(decay_at).to(tl.float32) * _LOG2E)
+class _ChunkScratch(NamedTuple):
+    """What the kernels of chunks hand on to one another; see `chunks.py`."""
 
+    keys: torch.Tensor
+    lengths: torch.Tensor
+    scores: torch.Tensor
+    query_scores: torch.Tensor
+    w: torch.Tensor
+    low: torch.Tensor
+    u: torch.Tensor
+    cumulated: torch.Tensor
+    before: torch.Tensor
 
-@triton.jit
-def heads_kernel(
-    requests_ptr, folds_ptr, q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, out_ptr, slots_ptr, ring_k_ptr,
-    ring_u_ptr, ring_decay_ptr, q_stride, k_stride, v_stride, decay_stride, beta_stride, H: tl.constexpr,
-    G: tl.constexpr, K: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VR: tl.constexpr,
-    BV: tl.constexpr, DELTA: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Grid (heads times slices of BV columns, requests). KR, VR: sizes in slots; KP: a power of two."""
-    slices: tl.constexpr = (V + BV - 1) // BV
-    head = tl.program_id(0) // slices
-    group = head // (H // G)
-    # A decay's place in its row, and the length of a row.
-    own_decay = head * K if CHANNELS else head
-    decays: tl.constexpr = H * K if CHANNELS else H
-    ring_decays: tl.constexpr = H * KR if CHANNELS else H
-    request = requests_ptr + tl.program_id(1) * 8
-    first, ring = tl.load(request).to(tl.int64), tl.load(request + 2).to(tl.int64)
-    at, base = tl.load(request + 3), tl.load(request + 4).to(tl.int64)
-    kept = tl.load(request + 7)
-    key = tl.arange(0, KP)
-    column = tl.program_id(0) % slices * BV + tl.arange(0, BV)
-    is_key, is_value = key < K, column < V
-    matrix = head * (KR * VR) + key[:, None] * VR + column[None, :]
-    s = tl.load(
-        slots_ptr + base * (H * KR * VR) + matrix, mask=is_key[:, None] & is_value[None, :], other=0.0
-    )
-    ring_k_ptr += ring * (G * KR * _GRID) + group * K
-    ring_u_ptr += (ring * H + head) * (_GRID * VR) + column
-    ring_decay_ptr += ring * (ring_decays * _GRID) + own_decay
-    for i in tl.range(at, num_stages=_STAGES):
-        k = tl.load(ring_k_ptr + i * (G * K) + key, mask=is_key, other=0.0)
-        u = tl.load(ring_u_ptr + i * VR, mask=is_value, other=0.0)
-        s = _faded(s, ring_decay_ptr + i * decays, key, is_key, CHANNELS) + k[:, None] * u[None, :]
-    tl.debug_barrier()  # all of u has been read before some of it is written
-    for fold in range(tl.load(request + 5), tl.load(request + 6)):
-        end, slot = tl.load(folds_ptr + fold * 4), tl.load(folds_ptr + fold * 4 + 1).to(tl.int64)
-        # Triton 3.6 takes a bound that an outer loop carries for the bound's first value.
-        begin = tl.load(folds_ptr + fold * 4 + 3)
-        for i in tl.range(begin, end, num_stages=_STAGES):
-            row = first + i
-            k = tl.load(k_ptr + row * k_stride + group * K + key, mask=is_key, other=0.0).to(tl.float32)
-            q = tl.load(q_ptr + row * q_stride + group * K + key, mask=is_key, other=0.0).to(tl.float32)
-            u = tl.load(v_ptr + row * v_stride + head * V + column, mask=is_value, other=0.0).to(tl.float32)
-            s = _faded(s, decay_ptr + row * decay_stride + own_decay, key, is_key, CHANNELS)
-            if DELTA:
-                u = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32) * (
-                    u - tl.sum(k[:, None] * s, 0)
-                )
-            s += k[:, None] * u[None, :]
-            tl.store(out_ptr + (row * H + head) * V + column, tl.sum(q[:, None] * s, 0), mask=is_value)
-            if i >= kept:
-                tl.store(ring_u_ptr + (at + i) % _GRID * VR, u, mask=is_value)
-        if slot >= 0:
-            inside = (key < KR)[:, None] & (column < VR)[None, :]
-            tl.store(slots_ptr + slot * (H * KR * VR) + matrix, s, mask=inside)
+    @classmethod
+    def of(cls, sizes: HeadSizes, num_chunks: int, inputs: tuple[torch.Tensor, ...]) -> _ChunkScratch:
+        """Take memory for chunks of a layer with these inputs."""
+        key, value = sizes.padded
+        rows, heads = num_chunks * GRID, sizes.heads
+        device = inputs[0].device
 
+        def take(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(count, dtype=dtype, device=device)
 
-def head_sizes(kind: str, sizes: tuple[int, ...]) -> dict[str, int | bool]:
-    """The kernel's constants for a layer of `sizes` as in `radixkv_kernels.states`."""
-    groups, heads, key, value = (sizes[0], *sizes) if kind == "kda" else sizes
-    padded = triton.next_power_of_2(key)
-    return {
-        "H": heads,
-        "G": groups,
-        "K": key,
-        "KR": rounded(key),
-        "KP": padded,
-        "V": value,
-        "VR": rounded(value),
-        "BV": min(max(8, STATE_NUMBERS // padded), triton.next_power_of_2(rounded(value))),
-        "DELTA": kind != "ssd",
-        "CHANNELS": kind == "kda",
-    }
-
-
-def norm_rows(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normed queries, scaled, and keys of [T, G, K], as float32."""
-    rows, groups, size = query.shape
-    outs = (torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format) for _ in "qk")
-    q_out, k_out = outs
-    if rows:
-        norm_kernel[(rows, groups)](
-            query,
-            key,
-            q_out,
-            k_out,
-            query.stride(0),
-            key.stride(0),
-            size**-0.5,
-            G=groups,
-            K=size,
-            KP=triton.next_power_of_2(size),
-            num_warps=1,
-            enable_fp_fusion=False,
+        score = rows * heads * GRID if sizes.channels else 0
+        w = rows * heads * key if sizes.delta else 0
+        return cls(
+            keys=take(rows * sizes.groups * key, inputs[1].dtype),
+            lengths=take(rows * sizes.groups),
+            scores=take(score),
+            query_scores=take(score),
+            w=take(w, torch.bfloat16),
+            low=take(w, torch.bfloat16),
+            u=take(rows * heads * value, torch.float32 if sizes.delta else inputs[2].dtype),
+            cumulated=take(rows * heads * (key if sizes.channels else 1)),
+            before=take(num_chunks * heads * key * value),
         )
-    return q_out, k_out
 
 
 def head_rows(
     memory: LayerStates, tables: StepTables, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> None:
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Compute rows into `out`, float32 [T, heads, value size], keep states, and put u into the rings.
 
-    Args:
-        inputs: of the layer; queries and keys of delta rules are normed.
+    Returns:
+        The inputs that rings keep, and the parts of rings that they go to; see `keep_rows`.
     """
-    sizes = head_sizes(memory.shape.kind, memory.shape.sizes)
-    decay, beta = inputs[3], inputs[-1]  # linear attention has no beta
-    slices = triton.cdiv(sizes["V"], sizes["BV"])
-    heads_kernel[(sizes["H"] * slices, tables.num_requests)](
-        tables.requests,
-        tables.folds,
-        *inputs[:3],
-        decay,
-        beta,
-        out,
-        memory.slots,
-        *memory.rings,
-        *(each.stride(0) for each in (*inputs[:3], decay, beta)),
-        **sizes,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    sizes = HeadSizes.of(memory.shape.kind, memory.shape.sizes)
+    rings = memory.rings
+    if sizes.delta:
+        assert len(rings) == 5, "rings without values: the spec was made without keeps_values"
+    if tables.num_chunks:
+        _chunks(memory, tables, sizes, inputs, out)
+    if tables.num_shorts:
+        _shorts(memory, tables, sizes, inputs, out)
+    kept = [(inputs[1], rings[0]), (inputs[3], rings[2])]
+    return [*kept, (inputs[2], rings[3]), (inputs[4], rings[4])] if sizes.delta else kept
+
+
+def _chunks(
+    memory: LayerStates,
+    tables: StepTables,
+    sizes: HeadSizes,
+    inputs: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+) -> None:
+    q, k, v, decay = inputs[:4]
+    beta = inputs[4] if sizes.delta else decay
+    ring_k, ring_u, ring_decay = memory.rings[:3]
+    ring_v, ring_beta = memory.rings[3:] if sizes.delta else (ring_u, ring_decay)
+    heads, num_chunks = sizes.heads, tables.num_chunks
+    scratch = _ChunkScratch.of(sizes, num_chunks, inputs)
+    settings: dict[str, Any] = {"enable_fp_fusion": False}
+    if sizes.channels:
+        gather_kernel[(num_chunks, heads)](
+            tables.chunks, k, decay, ring_k, ring_decay, scratch.keys, scratch.lengths, scratch.cumulated,
+            k.stride(0), decay.stride(0), **sizes.constants("H", "K", "KR", "KP"), num_warps=4,
+            **settings,
+        )  # fmt: skip
+        scores_kernel[(GRID // PART, num_chunks, heads)](
+            tables.chunks, q, scratch.keys, scratch.lengths, scratch.cumulated, scratch.scores,
+            scratch.query_scores, q.stride(0), **sizes.constants("H", "K", "KP"), num_warps=SCORES_WARPS,
+            **settings,
+        )  # fmt: skip
+    local_kernel[(num_chunks, heads)](
+        tables.chunks, k, v, decay, beta, ring_k, ring_v, ring_decay, ring_beta, scratch.keys,
+        scratch.lengths, scratch.scores, scratch.w, scratch.low, scratch.u, scratch.cumulated, k.stride(0),
+        v.stride(0), decay.stride(0), beta.stride(0), **sizes.local(), num_warps=sizes.chunk_warps,
+        **settings,
+    )  # fmt: skip
+    constants = sizes.state()
+    grid = triton.cdiv(rounded(sizes.value), constants["BV"]), heads, tables.num_requests
+    state_kernel[grid](
+        tables.requests, tables.chunks, tables.copies, scratch.keys, scratch.lengths, scratch.w, scratch.low,
+        scratch.u, scratch.cumulated, scratch.before, memory.slots, ring_u, **constants,
+        KEEP=not (sizes.delta and tables.deterministic), num_warps=STATE_WARPS, **settings,
+    )  # fmt: skip
+    constants = sizes.output()
+    output_kernel[(triton.cdiv(sizes.value, constants["BV"]), num_chunks, heads)](
+        tables.chunks, q, scratch.keys, scratch.lengths, scratch.query_scores, scratch.u, scratch.cumulated,
+        scratch.before, out, q.stride(0), sizes.key**-0.5, **constants, num_warps=sizes.chunk_warps,
+        **settings,
+    )  # fmt: skip
+
+
+def _shorts(
+    memory: LayerStates,
+    tables: StepTables,
+    sizes: HeadSizes,
+    inputs: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+) -> None:
+    beta = inputs[4] if sizes.delta else inputs[3]
+    constants = sizes.ring()
+    blocks = triton.cdiv(sizes.value, constants["BV"])
+    ring_kernel[(sizes.heads * blocks, tables.num_shorts)](
+        tables.shorts, *inputs[:4], beta, *memory.rings[:3], memory.slots, out,
+        *(each.stride(0) for each in (*inputs[:4], beta)), sizes.key**-0.5, **constants,
+        num_warps=sizes.ring_warps, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -111,8 +111,8 @@ def scan_rows(
 ) -> None:
     """Compute rows of `scan` into `out`, float32 [T, C], and keep states; the rings are left as they are."""
     channels, groups, size = memory.shape.sizes
-    scan_kernel[(triton.cdiv(channels, SCAN_BLOCK), tables.num_requests)](
-        tables.requests,
+    scan_kernel[(triton.cdiv(channels, SCAN_BLOCK), tables.num_walks)](
+        tables.walks,
         tables.folds,
         *inputs,
         rate,
@@ -135,8 +135,8 @@ def lru_rows(
 ) -> None:
     """Compute rows of `lru` into `out`, float32 [T, C], and keep states; the rings are left as they are."""
     (channels,) = memory.shape.sizes
-    lru_kernel[(triton.cdiv(channels, LRU_BLOCK), tables.num_requests)](
-        tables.requests,
+    lru_kernel[(triton.cdiv(channels, LRU_BLOCK), tables.num_walks)](
+        tables.walks,
         tables.folds,
         *inputs,
         out,
