@@ -103,6 +103,21 @@ class TierCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """Work on the images of prompts since the start.
+
+    Attributes:
+        encoded: images that the model's tower has run on; those inside cached prefixes are not.
+        encode_s: seconds that this took.
+        kept_bytes: of the encodings that are kept.
+    """
+
+    encoded: int = 0
+    encode_s: float = 0.0
+    kept_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EventCounts:
     """Block events published so far.
 
@@ -161,6 +176,7 @@ class EngineStats:
         transfers: blocks loaded from tiers and saved to them; None: there is none.
         tiers: the same by tier, and how each is.
         events: block events published; None: they are not.
+        images: images encoded; None: the model takes none.
         speculation: drafts, and how many of their tokens were right.
         replicas: how each is, where these are the sums of several engines.
     """
@@ -188,6 +204,7 @@ class EngineStats:
     transfers: TransferCounts | None = None
     tiers: tuple[TierCounts, ...] = ()
     events: EventCounts | None = None
+    images: ImageCounts | None = None
     replicas: tuple[ReplicaCounts, ...] = ()
 
 

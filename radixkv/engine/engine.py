@@ -151,7 +151,10 @@ class Engine:
         for hook in self.hooks:
             hook.attach(self.cache)
         tier_loads = next((hook.tier_loads for hook in self.hooks if hook.tier_loads is not None), None)
-        scheduler = self._scheduler_over(self.cache, tier_loads=tier_loads, stats=stats)
+        image_waits = next((hook.image_waits for hook in self.hooks if hook.image_waits is not None), None)
+        scheduler = self._scheduler_over(
+            self.cache, tier_loads=tier_loads, image_waits=image_waits, stats=stats
+        )
         self._requests.attach(self.cache, scheduler)
         return scheduler
 

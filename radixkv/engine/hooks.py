@@ -5,6 +5,7 @@
 |----------------------------------------------|-------------------------|----------------------|
 | guesses of next tokens, which a step checks  | `radixkv.speculation`   | `drafter`            |
 | memories below the pool that keep blocks     | `radixkv.tiers`         | `tier_loads`         |
+| encodings of images, in pieces               | `image_encoding`        | `image_waits`        |
 | compiled grammars that outputs must match    | `radixkv.grammar`       | `grammars`           |
 | publication of the cache's block events      | `radixkv.cluster.events`|                      |
 
@@ -25,7 +26,7 @@ from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.counts import EngineStats
 from radixkv.sampling.structured import StructuredOutputs
 from radixkv.scheduling.batch import Batch, Entry
-from radixkv.scheduling.seams import DraftProposer, TierLoads
+from radixkv.scheduling.seams import DraftProposer, ImageWaits, TierLoads
 from radixkv.scheduling.sequence import Sequence
 
 
@@ -58,11 +59,13 @@ class StepHook:
     Attributes:
         drafter: the scheduler's source of guesses; None: this hook is none.
         tier_loads: the scheduler's source of blocks that a tier has; None: this hook is none.
+        image_waits: what requests with images wait for; None: this hook is none.
         grammars: the compiler of structured outputs; None: this hook is none.
     """
 
     drafter: Drafts | None = None
     tier_loads: TierLoads | None = None
+    image_waits: ImageWaits | None = None
     grammars: Grammars | None = None
 
     def attach(self, cache: PrefixCache) -> None:

@@ -21,6 +21,7 @@ from radixkv.engine.adapters import AdapterRegistry, open_adapters
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.hooks import StepHook
+from radixkv.engine.image_encoding import ImageEncoding
 from radixkv.engine.interpreter import no_collections
 from radixkv.engine.runner import Runner
 from radixkv.engine.served_model import ServedModel
@@ -228,6 +229,8 @@ def engine_on_runner(
         hooks.append(Speculation(config.max_draft_tokens, costs))
     if tier is not None and cache.enabled:
         hooks.append(TierUse(tier, runner, clock, load_deadline_s))
+    if isinstance(runner, ModelRunner) and runner.images is not None:
+        hooks.append(ImageEncoding(runner.images))
     events = events or open_events(config.kv_events)
     if events is not None:
         hooks.append(events)

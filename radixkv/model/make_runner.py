@@ -22,6 +22,7 @@ from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.model.state_memory import check_states_supported
 from radixkv.model.step_memory import measure_step_memory
+from radixkv.model.vision.step_images import ENCODER_CACHE_BYTES
 from radixkv.model.window_memory import describe_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import GRID, StateSpec
@@ -148,6 +149,8 @@ def _size(
             max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
+        if loaded.vision is not None:
+            step_memory += ENCODER_CACHE_BYTES
         if config.takes_adapters:
             from radixkv.model.adapters.gpu_adapters import bytes_of_adapters  # needs triton
 

@@ -30,7 +30,7 @@ from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, Barred, tenant_of
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.seams import TierLoads
+from radixkv.scheduling.seams import ImageWaits, TierLoads
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -58,6 +58,7 @@ class AdmissionControl:
     Args:
         max_num_seqs: most running requests.
         tier_loads: the loads for which requests wait; None: there are no tiers.
+        image_waits: the images for which requests wait; None: the model takes none.
         long_prompts: decides which long prompts begin; None: all that fit.
     """
 
@@ -72,9 +73,11 @@ class AdmissionControl:
         *,
         max_num_seqs: int,
         tier_loads: TierLoads | None,
+        image_waits: ImageWaits | None = None,
         long_prompts: LongPrompts | None = None,
     ) -> None:
         self._tier_loads = tier_loads
+        self._image_waits = image_waits
         self._long_prompts = long_prompts
         self._cache = cache
         self._waiting = waiting
@@ -174,8 +177,9 @@ class AdmissionControl:
 
     @property
     def waits_for_transfers(self) -> bool:
-        """True if a tier's answer, or the end of a load or save, may let a waiting request run."""
-        return self._tier_loads is not None and self._tier_loads.somebody_waits
+        """True if a tier's answer, the end of a load or save, or an image may let a waiting request run."""
+        waits = (self._tier_loads, self._image_waits)
+        return any(each is not None and each.somebody_waits for each in waits)
 
     # ------------------------------------------------------------------ cached prefixes
 
@@ -375,6 +379,10 @@ class AdmissionControl:
         ):
             plan.leases_changed()
             return AdmissionResult.IN_FLIGHT
+        if self._image_waits is not None and request.request.images:
+            num_known = 0 if request.needs_prompt_logits else match.resume
+            if self._image_waits.holds_up(request, num_known):
+                return AdmissionResult.IN_FLIGHT
         known = match.num_tokens
         try:
             lease = self._cache.acquire(
@@ -423,6 +431,8 @@ class AdmissionControl:
             self._stats.cached_prompt_tokens += lease.resume_at
         if self._tier_loads is not None:
             self._tier_loads.admitted(request)
+        if self._image_waits is not None:
+            self._image_waits.forget(request)
         request.was_admitted = True
         plan.add(request, plan.chunk(request, shares_budget=shares_budget))
         return AdmissionResult.ADMITTED
@@ -476,6 +486,8 @@ class AdmissionControl:
         self._matches.pop(request, None)
         if self._tier_loads is not None:
             self._tier_loads.forget(request)
+        if self._image_waits is not None:
+            self._image_waits.forget(request)
 
     def put_back(self, request: Sequence) -> bool:
         """Let a running request wait again, without a lease; return True if it was a row."""

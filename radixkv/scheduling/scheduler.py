@@ -37,7 +37,7 @@ from radixkv.scheduling.long_prompts import LongPrompts
 from radixkv.scheduling.policy import AdmissionPolicy, make_policy, tenant_of
 from radixkv.scheduling.reuse_guard import ReuseGuard
 from radixkv.scheduling.running import RunningRequests
-from radixkv.scheduling.seams import DraftProposer, TierLoads
+from radixkv.scheduling.seams import DraftProposer, ImageWaits, TierLoads
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.state_steps import StateSteps, make_state_steps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
@@ -64,6 +64,7 @@ class Scheduler:
             scheduler that it makes after a fault, so that what tenants were served still counts.
         drafter: guesses tokens for the requests that get one in a step; None: no guesses.
         tier_loads: lets requests wait for blocks that a tier has; None: there are no tiers.
+        image_waits: lets requests wait for their images; None: the model takes none.
         clock: seconds, for the ages of prefixes in use (`reuse_guard`); None: there is no such guard.
         stats: counters to continue; None: new ones.
     """
@@ -76,6 +77,7 @@ class Scheduler:
         policy: AdmissionPolicy | None = None,
         drafter: DraftProposer | None = None,
         tier_loads: TierLoads | None = None,
+        image_waits: ImageWaits | None = None,
         clock: Callable[[], float] | None = None,
         stats: SchedulerStats | None = None,
     ) -> None:
@@ -122,6 +124,7 @@ class Scheduler:
             stats,
             max_num_seqs=max_num_seqs,
             tier_loads=tier_loads,
+            image_waits=image_waits,
             long_prompts=self._long_prompts if cache.enabled else None,
         )
 

@@ -81,3 +81,21 @@ class TierLoads(Protocol):
         Args:
             is_rival: whether blocks of a namespace would help.
         """
+
+
+class ImageWaits(Protocol):
+    """Encodings of images, for which requests wait before they begin."""
+
+    @property
+    def somebody_waits(self) -> bool:
+        """True if a request of the latest step waits."""
+
+    def holds_up(self, request: Sequence, num_known: int) -> bool:
+        """Return True if a request that could be admitted is to wait.
+
+        Args:
+            num_known: leading tokens that are not computed again.
+        """
+
+    def forget(self, request: Sequence) -> None:
+        """Drop all notes of a request that runs, or has ended."""

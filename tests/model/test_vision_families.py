@@ -68,7 +68,7 @@ def answers(llm: LLM, *several: Parts, **params: Any) -> list[list[int]]:
 
 
 def num_encoded(llm: LLM) -> int:
-    return llm.engine.runner.images.num_encoded  # type: ignore[attr-defined, no-any-return]
+    return llm.engine.runner.images.num_encoded  # type: ignore[attr-defined]
 
 
 def dialogues(trial: Trial) -> list[Parts]:
@@ -136,6 +136,7 @@ def test_guesses_and_int8_and_logprobs(trial: Trial) -> None:
         named = logits.log_softmax(-1)
         sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=5, prompt_logprobs=2)
         (output,) = llm.generate([prompt(parts[3])], sampling)
+        assert output.outputs[0].logprobs is not None
         for top in output.outputs[0].logprobs[0].top:
             assert top.logprob == pytest.approx(float(named[-1, top.token_id]), abs=1e-3)
         assert output.prompt_logprobs is not None
@@ -156,7 +157,7 @@ def test_int8_keys_and_values(trial: Trial) -> None:
 
 
 def test_a_restart_finds_images_on_the_disk(trial: Trial, tmp_path: Path) -> None:
-    parts = [trial.begin, ONE, words(2, 80), SMALL, words(4, 70)]
+    parts: Parts = [trial.begin, ONE, words(2, 80), SMALL, words(4, 70)]
     tier = f"disk:{tmp_path},8m"
     with trial.llm(kv_tier=tier) as llm:
         assert answers(llm, parts) == [trial.expected(parts)]

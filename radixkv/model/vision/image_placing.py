@@ -63,7 +63,7 @@ class ModelImageProcessor:
 
     def place(
         self, token_ids: Sequence[int], images: Sequence[DecodedImage]
-    ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], tuple[PlacedImage, ...]]:
+    ) -> tuple[list[int], tuple[PlacedImage, ...]]:
         """See `ImageProcessor`."""
         ids = np.asarray(token_ids, np.int32)
         places = np.flatnonzero(ids == self.placeholder)
@@ -92,7 +92,7 @@ class ModelImageProcessor:
             pieces.append(np.asarray(image_ids(one.identity, one.num_rows), np.int32))
             placed.append(one)
             length, shift = one.end, one.rope_end - one.end
-        return np.concatenate([*pieces, ids[copied:]]), tuple(placed)
+        return np.concatenate([*pieces, ids[copied:]]).tolist(), tuple(placed)
 
     def inputs(self, image: DecodedImage) -> dict[str, Any]:
         """Return what the model's tower takes, tensors by name. O(pixels).

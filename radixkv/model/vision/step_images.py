@@ -7,8 +7,10 @@ nothing is kept from step to step but the encodings.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +21,17 @@ from torch import Tensor
 
 from radixkv.images.placed_image import PlacedImage
 from radixkv.model.vision.encoder_cache import EncoderCache, Encoding
+from radixkv.model.vision.paused_encoding import PausedEncoding, stop_between_layers
 from radixkv.model.vision.vision_model import VisionModel
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.sequence import Sequence
 
 #: Bytes of encodings that are kept.
 ENCODER_CACHE_BYTES = 256 * 2**20
 
 
-def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.NDArray[np.int64]:
+def rope_positions(images: Items[PlacedImage], start: int, end: int) -> npt.NDArray[np.int64]:
     """Return the rotary positions [3, end - start] of a prompt's tokens [start, end), and of its answer's.
 
     Text goes on by one in all three components. An image's tokens have its first token's position, plus their
@@ -96,16 +100,56 @@ class StepImages:
 
 
 class RunnerImages:
-    """Encodes the images of a runner's steps.
+    """Encodes the images of a runner's steps, and before that in pieces: see `radixkv.engine.image_encoding`.
 
     Attributes:
         num_encoded: images that the tower has run on.
+        encode_s: seconds that this took.
     """
 
     def __init__(self, vision: VisionModel, max_bytes: int = ENCODER_CACHE_BYTES) -> None:
         self.vision = vision
         self.cache = EncoderCache(max_bytes)
         self.num_encoded = 0
+        self.encode_s = 0.0
+        self._begun: tuple[Hashable, PausedEncoding] | None = None
+        stop_between_layers(vision.tower)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the encodings that are kept."""
+        return self.cache.num_bytes
+
+    def key(self, request: Sequence, image: PlacedImage) -> Hashable:
+        """Return the name of an encoding. Namespaces share none: its time would tell of another's images."""
+        return request.namespace, image.identity
+
+    def has(self, key: Hashable) -> bool:
+        """Return True if an encoding is there; it becomes the latest."""
+        return self.cache.get(key) is not None
+
+    def advance(self, key: Hashable, image: PlacedImage, seconds: float) -> bool:
+        """Encode an image for some time, from where it was left; True: it is there, or has failed."""
+        if self._begun is not None and self._begun[0] != key:
+            self.cancel()
+        if self.cache.get(key) is not None:
+            return True
+        if self._begun is None:
+            self._begun = key, PausedEncoding(self.vision, image.image)
+        begun, start = self._begun[1], time.monotonic()
+        is_done = begun.advance(seconds)
+        self.encode_s += time.monotonic() - start
+        if is_done:
+            self._begun = None
+            if begun.result is not None:
+                self._keep(key, image, begun.result)
+        return is_done
+
+    def cancel(self) -> None:
+        """Give the image that was begun up."""
+        if self._begun is not None:
+            self._begun[1].cancel()
+            self._begun = None
 
     def of(self, batch: Batch) -> StepImages | None:
         """Return a batch's images, encoded; None: none of its requests has one. O(entries), and the tower."""
@@ -125,11 +169,11 @@ class RunnerImages:
             for image in images[at:]:
                 if image.start >= end:
                     break
-                self._add(shown, entry.request.namespace, image, start, end, first - start)
+                self._add(shown, self.key(entry.request, image), image, start, end, first - start)
         return shown
 
     def _add(
-        self, shown: StepImages, namespace: Any, image: PlacedImage, start: int, end: int, offset: int
+        self, shown: StepImages, key: Hashable, image: PlacedImage, start: int, end: int, offset: int
     ) -> None:
         """Add an image's tokens in [start, end); the row of a position is `offset` further."""
         start, end = max(start, image.start), min(end, image.end)
@@ -138,16 +182,20 @@ class RunnerImages:
             places = places[~np.isin(places - image.start, image.between)]
         if len(places):
             shown.rows.append(places + offset)
-            encoding = self._encoded(namespace, image)
+            encoding = self._encoded(key, image)
             shown.encodings.append((encoding, image.row_at(start), image.row_at(end)))
 
-    def _encoded(self, namespace: Any, image: PlacedImage) -> Encoding:
-        """Return an image's encoding. Namespaces share none: its time would tell of another tenant's."""
-        key = namespace, image.identity
+    def _encoded(self, key: Hashable, image: PlacedImage) -> Encoding:
+        """Return an image's encoding, made at once where it is not there."""
         found = self.cache.get(key)
         if found is None:
-            found = self.vision.encode(image.image)
-            assert len(found.rows) == image.num_rows, "the tower gives other rows than the processor says"
-            self.num_encoded += 1
-            self.cache.put(key, found)
+            start = time.monotonic()
+            found = self.vision.encode(self.vision.prepare(image.image))
+            self.encode_s += time.monotonic() - start
+            self._keep(key, image, found)
         return found
+
+    def _keep(self, key: Hashable, image: PlacedImage, encoding: Encoding) -> None:
+        assert len(encoding.rows) == image.num_rows, "the tower gives other rows than the processor says"
+        self.num_encoded += 1
+        self.cache.put(key, encoding)

@@ -43,18 +43,26 @@ class VisionModel:
         self._inputs = frozenset(inspect.signature(model.model.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
         model.config.vision_config._attn_implementation = _TOWER_ATTENTION
-        for module in model.model.visual.modules():
+        self.tower = model.model.visual
+        for module in self.tower.modules():
             if hasattr(module, "config"):
                 module.config._attn_implementation = _TOWER_ATTENTION
 
-    def encode(self, image: DecodedImage) -> Encoding:
+    def prepare(self, image: DecodedImage) -> dict[str, Tensor]:
+        """Return the tower's inputs for an image. O(pixels); any thread.
+
+        Raises:
+            InvalidRequestError: no image of this shape can be shown.
+        """
+        return {name: value for name, value in self.processor.inputs(image).items() if name in self._inputs}
+
+    def encode(self, prepared: dict[str, Tensor]) -> Encoding:
         """Run the tower on one image. O(its patches squared) in places.
 
         Alone, so that its rows do not depend on other images, or on where its prompt was cut.
         """
         device = self.model.device
-        given = self.processor.inputs(image)
-        inputs = {name: value.to(device) for name, value in given.items() if name in self._inputs}
+        inputs = {name: value.to(device) for name, value in prepared.items()}
         output = self.model.model.get_image_features(**inputs, return_dict=True)
         deep = tuple(_joined(each) for each in getattr(output, "deepstack_features", None) or ())
         return Encoding(_joined(output.pooler_output), deep)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ImageEncoding: encodes the images of waiting requests in pieces between steps, so that streams go on.
+
+A request begins once the images behind its cached prefix are encoded; images inside that are not. Each is
+waited for once: what was dropped for room since, or failed, is encoded by the step that needs it, so no
+request waits for good, and an error ends the request that has the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from radixkv.engine.counts import EngineStats, ImageCounts
+from radixkv.engine.hooks import StepHook
+from radixkv.images.placed_image import PlacedImage
+from radixkv.scheduling.sequence import Sequence
+
+#: Longest time of a step that goes to images; a layer of the tower that has begun is finished.
+SLICE_S = 0.05
+#: Images that can't be encoded, of which that is remembered.
+MAX_FAILED = 1000
+
+
+class Encoder(Protocol):
+    """Encodes images, one at a time, in pieces."""
+
+    num_encoded: int
+    encode_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the encodings that are kept."""
+
+    def key(self, request: Sequence, image: PlacedImage) -> Hashable:
+        """Return the name of an image's encoding for a request."""
+
+    def has(self, key: Hashable) -> bool:
+        """Return True if an encoding is there."""
+
+    def advance(self, key: Hashable, image: PlacedImage, seconds: float) -> bool:
+        """Encode an image for some time, from where it was left; True: it is there, or has failed."""
+
+    def cancel(self) -> None:
+        """Give the image that was begun up."""
+
+
+class ImageEncoding(StepHook):
+    """Makes requests wait for their images; see `radixkv.scheduling.seams.ImageWaits`."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.image_waits = self
+        self._encoder = encoder
+        # What waiting requests still wait for, in the order in which they came.
+        self._wanted: dict[Sequence, dict[Hashable, PlacedImage]] = {}
+        self._failed: dict[Hashable, None] = {}
+
+    @property
+    def somebody_waits(self) -> bool:
+        return any(self._wanted.values())
+
+    def holds_up(self, request: Sequence, num_known: int) -> bool:
+        wanted = self._wanted.get(request)
+        if wanted is None:
+            images = {
+                self._encoder.key(request, image): image
+                for image in request.request.images
+                if image.end > num_known
+            }
+            wanted = {
+                key: image
+                for key, image in images.items()
+                if key not in self._failed and not self._encoder.has(key)
+            }
+            self._wanted[request] = wanted
+        return bool(wanted)
+
+    def forget(self, request: Sequence) -> None:
+        self._wanted.pop(request, None)
+
+    def before_step(self) -> None:
+        """Encode for a slice of time what the first waiting request waits for."""
+        first = next((wanted for wanted in self._wanted.values() if wanted), None)
+        if first is None:
+            self._encoder.cancel()  # its requests are gone
+            return
+        key, image = next(iter(first.items()))
+        if self._encoder.advance(key, image, SLICE_S):
+            for wanted in self._wanted.values():
+                wanted.pop(key, None)
+            if not self._encoder.has(key):
+                self._failed[key] = None
+                if len(self._failed) > MAX_FAILED:
+                    del self._failed[next(iter(self._failed))]
+
+    def idle_s(self) -> float | None:
+        return 0.0 if self.somebody_waits else None
+
+    def add_counts(self, stats: EngineStats) -> None:
+        encoder = self._encoder
+        stats.images = ImageCounts(encoder.num_encoded, encoder.encode_s, encoder.num_bytes)
+
+    def close(self, *, save: bool) -> None:
+        self._encoder.cancel()
