@@ -55,9 +55,14 @@ class DecodedImage:
     look: int
 
     @property
+    def name(self) -> str:
+        """The first 32 bits of its digest, in hex: enough to tell the images of a cache apart for people."""
+        return self.digest.hex()[:8]
+
+    @property
     def words(self) -> str:
         """The image in words, a function of its pixels: `[image 3f2a9c1b 1280x720 0f1e2d3c4b5a6978]`."""
-        return f"[image {self.digest.hex()[:8]} {self.width}x{self.height} {self.look:016x}]"
+        return f"[image {self.name} {self.width}x{self.height} {self.look:016x}]"
 
     def thumbnail(self) -> str:
         """Return a small picture of it as a data URL, of a few kilobytes. O(pixels)."""

@@ -25,6 +25,7 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.reasons import Reason
 from radixkv.observe.causes import CAUSES, Breaker, Detector, make_breaker
+from radixkv.observe.image_difference import IMAGE_WORDS
 from radixkv.observe.message_difference import changing
 from radixkv.observe.message_places import message_name
 from radixkv.observe.prompt_difference import find_breaker
@@ -107,6 +108,8 @@ class MissPlace:
         """Kind of the text there, such as `a timestamp`; `text`: nothing special; None: not to be shown."""
         if not self.new:
             return None
+        if IMAGE_WORDS.match(self.new):
+            return "an image"
         return kind_at(self.before, self.new) or kind_at(self.before, self.old) or "text"
 
     @property
@@ -176,7 +179,10 @@ def sides_of(position: int) -> tuple[slice, slice]:
 
 
 def word_at(before: str, after: str) -> str:
-    """Return the word in which a text is cut; "": none."""
+    """Return the word in which a text is cut, or the words for the image that comes after; "": none."""
+    image = IMAGE_WORDS.match(after)
+    if image is not None:
+        return image[0]
     begin, end = _WORD_BEFORE.search(before), _WORD_AFTER.match(after)
     assert begin is not None
     assert end is not None

@@ -80,7 +80,7 @@ class ByteTokenizer:
         return ByteLevelDecoder(lambda token: b"" if token in skipped else self.token_bytes(token))
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else CONTROLS[token_id].encode()
+        return bytes([token_id]) if token_id < 256 else CONTROLS.get(token_id, "").encode()
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -233,8 +233,10 @@ class ScriptedEngine(EngineClient):
         image_processor: ImageProcessor | None = None,
     ) -> None:
         tokenizer = tokenizer or ByteTokenizer()
+        # Tokens of images have ids beyond the vocabulary.
+        vocab_size = tokenizer.vocab_size if image_processor is None else None
         limits = PromptLimits(
-            max_model_len, context_length or max_model_len, block_size=16, vocab_size=tokenizer.vocab_size
+            max_model_len, context_length or max_model_len, block_size=16, vocab_size=vocab_size
         )
         self._facts = EngineFacts(
             EngineConfig(),

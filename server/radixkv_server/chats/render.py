@@ -10,11 +10,14 @@ from typing import Any
 
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.errors import InvalidRequestError
+from radixkv.images.image_files import DecodedImage
+from radixkv.images.image_processor import ImageProcessor, PlacedImages
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
 from radixkv.text.chat_formats.client_rules import ClientRule, normalized
 from radixkv.text.chat_formats.template_input import template_messages, template_tools
+from radixkv.text.segments import text_owner
 from radixkv_server.chats.chat import Chat, ChatPrompt, Message
 from radixkv_server.chats.constraint import answer_constraint
 from radixkv_server.chats.image_loader import LoadedImages
@@ -76,9 +79,21 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     processor = context.engine.image_processor
     if shown_keys and processor is not None:
         rendered, shown = list(map(int, ids)), [images.shown[key] for key in shown_keys]
-        ids, inputs = await off_loop(lambda: processor.place(rendered, shown))
+        placed = await off_loop(lambda: _placed(context, processor, rendered, shown))
+        ids, inputs = placed.token_ids, placed.inputs
     tokenizer = context.engine.tokenizer
     return ChatPrompt(chat, ids, messages, tools, template, tokenizer, rule, inputs, images.words)
+
+
+def _placed(
+    context: ServerContext, processor: ImageProcessor, ids: Sequence[int], images: Sequence[DecodedImage]
+) -> PlacedImages:
+    """Put the tokens of images into a prompt, and remember them for those who watch the cache."""
+    placed = processor.place(ids, images)
+    tenant = str(next(iter(text_owner.get()), ""))
+    for image, span in zip(images, placed.spans, strict=True):
+        context.shown_images.note(tenant, image, placed.token_ids[span.start : span.stop])
+    return placed
 
 
 def _with_parts(message: Message, images: LoadedImages) -> Message:

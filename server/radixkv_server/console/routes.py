@@ -25,7 +25,7 @@ MEDIA_TYPES = {
 }
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

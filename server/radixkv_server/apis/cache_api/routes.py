@@ -244,6 +244,16 @@ async def _public_ids(request: Request) -> tuple[list[int], str]:
     return await prompt_ids(context, body, add_generation_prompt=False), adapter
 
 
+@router.get("/v1/cache/images/{name}")
+async def get_image(request: Request) -> Response:
+    """Show a small picture of an image in the caller's prompts, by the name in their text."""
+    context, caller, _ = _asked(request)
+    found = context.shown_images.find(request.path_params["name"], caller.tenant)
+    if found is None:
+        raise ApiError(404, "No image of this name was in the latest prompts.", code="image_not_found")
+    return json_response(found)
+
+
 @router.post("/v1/cache/reset")
 async def reset(request: Request) -> Response:
     """Empty the cache of all tenants."""
@@ -282,6 +292,7 @@ API = Api(
         "GET /v1/cache/events": ("limit", "cache_salt"),
         "GET /v1/cache/tree": ("depth", "limit", "search", "cache_salt"),
         "GET /v1/cache/pins": ("cache_salt",),
+        "GET /v1/cache/images/{name}": ("cache_salt",),
         "GET /v1/cache/advice": ("limit", "cache_salt"),
     },
 )

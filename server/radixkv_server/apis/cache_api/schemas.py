@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from radixkv_server.apis.common.chat_messages import ChatMessage
+from radixkv_server.apis.common.media import TEXT_ONLY, as_text
 from radixkv_server.apis.openai.schemas import ChatCompletionRequest
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
 
@@ -45,7 +46,7 @@ def _text_or_ids(value: Any) -> Any:
 class CachePromptFields(ChatCompletionRequest):
     """A chat or a prompt, in the fields of generation requests."""
 
-    messages: Annotated[list[ChatMessage], FAIL_FAST] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], FAIL_FAST, TEXT_ONLY] = Field(default_factory=list)
     prompt: Any = None
 
     @field_validator("prompt")
@@ -71,11 +72,11 @@ class ComparedPrompts(StrictModel):
 
     @field_validator("prompt", "other")
     @classmethod
-    def _known_shape(cls, value: Any) -> Any:
+    def _known_shape(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return _MESSAGES.validate_python(value)
+            return _MESSAGES.validate_python(as_text(value, info), context=info.context)
         if isinstance(value, dict) and value.keys() & {"messages", "prompt"}:
-            return PromptBody.model_validate(value)
+            return PromptBody.model_validate(value, context=info.context)
         if not value:
             raise ValueError("must be a text, token ids, messages or the body of a request, and not empty.")
         return _text_or_ids(value)

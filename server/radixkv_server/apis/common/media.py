@@ -68,7 +68,7 @@ def placeholder(kind: str, content: str, reads: str = "text") -> str:
     return f"[{kind} {digest}: not shown, this model reads {reads}]"
 
 
-def _as_text(messages: Any, info: ValidationInfo) -> Any:
+def as_text(messages: Any, info: ValidationInfo) -> Any:
     """Return the messages or items of a body with text in place of all media: marks for those to be shown.
 
     Raises:
@@ -115,7 +115,7 @@ def _why_not(ignored: Ignored) -> str:
 
 
 #: Marks a list of messages or items whose images become text before they are checked.
-TEXT_ONLY = BeforeValidator(_as_text)
+TEXT_ONLY = BeforeValidator(as_text)
 
 
 class WithImages(StrictModel):

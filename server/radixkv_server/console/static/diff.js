@@ -2,7 +2,7 @@
 
 import { el } from "./ui.js";
 
-const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
+const WORDS = /\[image [0-9a-f]{8} \d+x\d+ [0-9a-f]{16}\]|\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
 
 /** Pieces `{text, isSame}` of both texts, by their longest common run of words. O(words of one x of the other). */
 export function differences(one, other) {

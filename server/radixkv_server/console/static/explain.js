@@ -1,6 +1,7 @@
 // Explain: where two prompts part, or where one parts from the cache, and what that costs.
 
 import { sideBySide } from "./diff.js";
+import { drawImages } from "./images.js";
 import { el, number, percent, plural, problem, reasonName } from "./ui.js";
 
 const EXAMPLE = "It is 2026-11-21 08:15. You are the helpful assistant of a lighthouse. Count the ships.";
@@ -40,6 +41,7 @@ export function mount(root, { api, announce }) {
       const first = bodyOf(one.value, label.textContent);
       const answer = await api.post("v1/cache/explain", isPair() ? comparison(first, bodyOf(other.value, "Second prompt")) : first);
       result.replaceChildren(...(isPair() ? compared(answer) : explained(answer)));
+      drawImages(result);
       announce(answer.advice ?? answer.detail);
     } catch (error) {
       if (error.status !== 401) result.replaceChildren(problem(error));

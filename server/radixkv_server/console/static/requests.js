@@ -2,6 +2,7 @@
 
 import { meter } from "./charts.js";
 import { explained, inTree } from "./explain.js";
+import { drawImages } from "./images.js";
 import { clock, duration, el, number, percent, problem, reasonName, table } from "./ui.js";
 import { chosen } from "./upstreams.js";
 
@@ -94,6 +95,7 @@ async function showOne(root, id, api, announce) {
   try {
     const request = await api.get(`v1/cache/requests/${encodeURIComponent(id)}`);
     place.replaceChildren(...details(request));
+    drawImages(place);
     announce(request.explanation?.advice ?? "The request is shown.");
   } catch (error) {
     if (error.status !== 401) place.replaceChildren(problem(error));

@@ -2,6 +2,7 @@
 
 import { duration, el, number, plural, problem } from "./ui.js";
 import { label } from "./icicle.js";
+import { drawImages } from "./images.js";
 import { KINDS } from "./tree_model.js";
 
 const TTLS = [["10 minutes", 600], ["1 hour", 3600], ["1 day", 86_400], ["30 days", 2_592_000]];
@@ -77,7 +78,10 @@ export class NodePanel {
     }
     this.#facts.replaceChildren(...facts(node, model).map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
     const text = shownText(node.data);
-    if (this.#text.textContent !== text) this.#text.textContent = text;
+    if (this.#text.textContent !== text) {
+      this.#text.textContent = text;
+      drawImages(this.#text);
+    }
     const key = `${node.id} ${node.data.state}`;
     if (this.#shownId === key) return;
     this.#shownId = key;

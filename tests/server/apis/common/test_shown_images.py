@@ -10,7 +10,15 @@ import httpx
 import pytest
 from live_server import LiveServer, live_server
 from scripted_engine import ScriptedEngine
-from scripted_images import ScriptedImageProcessor, base64_of, data_url, file_of, picture
+from scripted_images import (
+    FIRST_ID,
+    ScriptedImageProcessor,
+    base64_of,
+    data_url,
+    file_of,
+    ids_of,
+    picture,
+)
 
 from radixkv.errors import ConfigError
 from radixkv.images.image_files import decode_image
@@ -144,9 +152,8 @@ def test_the_model_gets_the_pixels_in_their_order(server: LiveServer, http: http
     ask(http, api([ONE, TWO, THREE]))
     asked = server.engine.requests[-1]
     assert list(asked.images) == [IMAGES[ONE], IMAGES[TWO], IMAGES[THREE]]
-    text = bytes(token for token in asked.prompt if token < 256)
-    places = [text.find(bytes(128 + byte % 128 for byte in image.digest[:3])) for image in asked.images]
-    assert -1 < places[0] < places[1] < places[2]
+    tokens = [token for token in asked.prompt if token >= FIRST_ID]
+    assert tokens == [token for image in asked.images for token in ids_of(image)]
 
 
 @APIS
@@ -171,7 +178,7 @@ def test_another_image_misses_at_its_first_token(api: Make) -> None:
         asked = server.engine.requests[-1]
     shared = next(at for at, (a, b) in enumerate(zip(before, asked.prompt, strict=False)) if a != b)
     assert asked.outcome.num_cached_tokens == shared
-    assert asked.prompt[shared] == 128 + IMAGES[THREE].digest[0] % 128
+    assert asked.prompt[shared] == ids_of(IMAGES[THREE])[0]
 
 
 @APIS
