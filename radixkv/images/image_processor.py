@@ -4,25 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from radixkv.images.image_files import DecodedImage
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedImages:
-    """Prompt with the ids of its images' tokens.
-
-    Attributes:
-        token_ids: of the whole prompt.
-        inputs: what `Request.images` takes.
-        spans: positions of each image's tokens, in the order of the images.
-    """
-
-    token_ids: Sequence[int]
-    inputs: Sequence[Any]
-    spans: Sequence[range]
+from radixkv.images.placed_image import PlacedImage
 
 
 class ImageProcessor(Protocol):
@@ -35,8 +20,10 @@ class ImageProcessor(Protocol):
             InvalidRequestError: no image of this shape can be shown.
         """
 
-    def place(self, token_ids: Sequence[int], images: Sequence[DecodedImage]) -> PlacedImages:
-        """Return a prompt with the ids of its images' tokens. O(pixels).
+    def place(
+        self, token_ids: Sequence[int], images: Sequence[DecodedImage]
+    ) -> tuple[Sequence[int], Sequence[PlacedImage]]:
+        """Return a prompt with the ids of its images' tokens, and what `Request.images` takes. O(tokens).
 
         Args:
             token_ids: as a chat template gives them: one placeholder for each image.

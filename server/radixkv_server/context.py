@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.client import EngineClient
 from radixkv.errors import ConfigError, EngineOverloadedError
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv_server.activity.activity import Activity
 from radixkv_server.activity.cache_feed import CacheFeed
 from radixkv_server.activity.node_names import NodeNames
@@ -172,9 +173,9 @@ class ServerContext:
         Words stand for images (`ShownImages`). 0.1 to 0.5 us a token, in whatever thread.
         """
         tokenizer = self.engine.tokenizer
-        if self.engine.image_processor is None or max(token_ids, default=0) < tokenizer.vocab_size:
+        if max(token_ids, default=0) < FIRST_IMAGE_ID:
             return b"".join(map(tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")
-        pieces = self.shown_images.texts(list(map(int, token_ids)), tokenizer.vocab_size)
+        pieces = self.shown_images.texts(list(map(int, token_ids)))
         return b"".join(
             piece.encode() if isinstance(piece, str) else b"".join(map(tokenizer.token_bytes, piece))
             for piece in pieces

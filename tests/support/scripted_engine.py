@@ -233,10 +233,12 @@ class ScriptedEngine(EngineClient):
         image_processor: ImageProcessor | None = None,
     ) -> None:
         tokenizer = tokenizer or ByteTokenizer()
-        # Tokens of images have ids beyond the vocabulary.
-        vocab_size = tokenizer.vocab_size if image_processor is None else None
         limits = PromptLimits(
-            max_model_len, context_length or max_model_len, block_size=16, vocab_size=vocab_size
+            max_model_len,
+            context_length or max_model_len,
+            block_size=16,
+            vocab_size=tokenizer.vocab_size,
+            takes_images=image_processor is not None,
         )
         self._facts = EngineFacts(
             EngineConfig(),

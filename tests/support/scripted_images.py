@@ -13,7 +13,7 @@ from scripted_engine import IMAGE_PLACEHOLDER
 
 from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage
-from radixkv.images.image_processor import PlacedImages
+from radixkv.images.placed_image import PlacedImage, identity_of, image_ids
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (32, 24), mode: str = "RGB") -> Image.Image:
@@ -44,36 +44,33 @@ def data_url(image: Image.Image, kind: str = "PNG") -> str:
     return f"data:image/{kind.lower()};base64,{base64_of(image, kind)}"
 
 
-#: Ids of images' tokens begin here, far beyond the vocabulary.
-FIRST_ID = 1 << 20
-
-
-def ids_of(image: DecodedImage) -> list[int]:
-    """The ids of an image's tokens, one for each 256 pixels: three bytes of its digest each."""
-    digest = image.digest + image.digest
-    count = max(1, image.width * image.height // 256)
-    return [FIRST_ID + int.from_bytes(digest[at % 32 : at % 32 + 3]) for at in range(count)]
-
-
 class ScriptedImageProcessor:
-    """Image processor of a `ScriptedEngine`."""
+    """Image processor of a `ScriptedEngine`: one token for each 256 pixels."""
 
     def num_tokens(self, width: int, height: int) -> int:
         return max(1, width * height // 256)
 
-    def place(self, token_ids: Sequence[int], images: Sequence[DecodedImage]) -> PlacedImages:
+    def place(
+        self, token_ids: Sequence[int], images: Sequence[DecodedImage]
+    ) -> tuple[list[int], list[PlacedImage]]:
         left = list(images)
-        placed: list[int] = []
-        spans: list[range] = []
+        ids: list[int] = []
+        placed: list[PlacedImage] = []
         for token in token_ids:
             if token != ord(IMAGE_PLACEHOLDER):
-                placed.append(token)
+                ids.append(token)
                 continue
             if not left:
-                raise InvalidRequestError("more placeholders than images", param="messages")
-            ids = ids_of(left.pop(0))
-            spans.append(range(len(placed), len(placed) + len(ids)))
-            placed += ids
+                raise InvalidRequestError("more placeholders than images", code="invalid_image")
+            image = left.pop(0)
+            count = self.num_tokens(image.width, image.height)
+            placed.append(PlacedImage(image, identity_of(image, ""), start=len(ids), length=count))
+            ids += image_ids(placed[-1].identity, count)
         if left:
-            raise InvalidRequestError("the template leaves an image out", param="messages")
-        return PlacedImages(placed, images, spans)
+            raise InvalidRequestError("the template leaves an image out", code="invalid_image")
+        return ids, placed
+
+
+def ids_of(image: DecodedImage) -> list[int]:
+    """The ids of an image's tokens, as `ScriptedImageProcessor` gives them."""
+    return ScriptedImageProcessor().place([ord(IMAGE_PLACEHOLDER)], [image])[0]

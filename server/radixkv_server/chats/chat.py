@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.engine.outputs import CompletionOutput, OutputDelta
+from radixkv.images.placed_image import PlacedImage
 from radixkv.observe.message_places import place_name
 from radixkv.observe.prompt_parts import MakeParts, PromptParts
 from radixkv.text.chat_formats.answer import (
@@ -152,7 +153,7 @@ class ChatPrompt:
     template: KnownTemplate
     tokenizer: TextTokenizer
     client_rule: ClientRule | None
-    images: Sequence[Any] = ()
+    images: Sequence[PlacedImage] = ()
     image_words: Mapping[str, str] = field(default_factory=dict)
 
     @property

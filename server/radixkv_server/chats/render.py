@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from radixkv.cache.keys import TOKEN_BYTES, EncodedTokens, encode_tokens, shared_bytes
 from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage
-from radixkv.images.image_processor import ImageProcessor, PlacedImages
+from radixkv.images.image_processor import ImageProcessor
+from radixkv.images.placed_image import PlacedImage
 from radixkv.scheduling.request import Request
 from radixkv.text.chat_formats.call_results import order_of_results
 from radixkv.text.chat_formats.canonical_tools import canonical_tools
@@ -75,25 +75,35 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
     )
     if rule is not None:
         _log_rule(context, rule)
-    inputs: Sequence[Any] = ()
+    inputs: Sequence[PlacedImage] = ()
     processor = context.engine.image_processor
     if shown_keys and processor is not None:
         rendered, shown = list(map(int, ids)), [images.shown[key] for key in shown_keys]
-        placed = await off_loop(lambda: _placed(context, processor, rendered, shown))
-        ids, inputs = placed.token_ids, placed.inputs
+        ids, inputs = await off_loop(lambda: _placed(context, processor, rendered, shown, chat.param))
     tokenizer = context.engine.tokenizer
     return ChatPrompt(chat, ids, messages, tools, template, tokenizer, rule, inputs, images.words)
 
 
 def _placed(
-    context: ServerContext, processor: ImageProcessor, ids: Sequence[int], images: Sequence[DecodedImage]
-) -> PlacedImages:
-    """Put the tokens of images into a prompt, and remember them for those who watch the cache."""
-    placed = processor.place(ids, images)
+    context: ServerContext,
+    processor: ImageProcessor,
+    ids: Sequence[int],
+    images: Sequence[DecodedImage],
+    param: str,
+) -> tuple[Sequence[int], Sequence[PlacedImage]]:
+    """Put the tokens of images into a prompt, and remember the images for those who watch the cache.
+
+    Raises:
+        InvalidRequestError: the model can't be shown one of them, or the template leaves one out.
+    """
+    try:
+        token_ids, placed = processor.place(ids, images)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), param=error.param or param, code=error.code) from None
     tenant = str(next(iter(text_owner.get()), ""))
-    for image, span in zip(images, placed.spans, strict=True):
-        context.shown_images.note(tenant, image, placed.token_ids[span.start : span.stop])
-    return placed
+    for one in placed:
+        context.shown_images.note(tenant, one.image, token_ids[one.start : one.end])
+    return token_ids, placed
 
 
 def _with_parts(message: Message, images: LoadedImages) -> Message:

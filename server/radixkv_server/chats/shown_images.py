@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from radixkv.images.image_files import DecodedImage
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 
 MAX_SHOWN_IMAGES = 256
 #: Of an image whose tokens are shown, and which was not among the latest.
@@ -43,7 +44,7 @@ class ShownImages:
         name = image.name
         shown = self._by_name.get(name)
         if shown is None:
-            ids = frozenset(token_ids)
+            ids = frozenset(map(int, token_ids))
             shown = _ShownImage(image.words, image.width, image.height, image.thumbnail(), ids)
             self._by_name[name] = shown
             if len(self._by_name) > MAX_SHOWN_IMAGES:
@@ -65,9 +66,9 @@ class ShownImages:
             "thumbnail": shown.thumbnail,
         }
 
-    def texts(self, token_ids: Sequence[int], vocab_size: int) -> Iterator[Sequence[int] | str]:
+    def texts(self, token_ids: Sequence[int]) -> Iterator[Sequence[int] | str]:
         """Iterate over runs of text tokens, and the words of images in between. O(tokens x images)."""
-        for is_image, run in groupby(token_ids, lambda token: token >= vocab_size):
+        for is_image, run in groupby(token_ids, lambda token: token >= FIRST_IMAGE_ID):
             if not is_image:
                 yield list(run)
                 continue

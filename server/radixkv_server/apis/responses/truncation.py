@@ -41,9 +41,11 @@ async def fit(
 
     async def fits(kept: Sequence[Json], answer: int) -> bool:
         try:
-            ids = (await chat_prompt(context, make_chat(kept))).ids
+            prompt = await chat_prompt(context, make_chat(kept))
+            ids = prompt.ids
             whole = [*map(int, ids), *[int(ids[-1])] * (answer - 1)]
-            await context.engine.check_quota([Request(whole, tenant=caller.name, salt=salt)])
+            request = Request(whole, tenant=caller.name, salt=salt, images=prompt.images)
+            await context.engine.check_quota([request])
         except ContextLengthExceededError:
             return False
         return len(ids) <= limit - answer

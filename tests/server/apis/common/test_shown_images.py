@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, live_server
-from scripted_engine import ScriptedEngine
+from scripted_engine import Asked, ScriptedEngine
 from scripted_images import (
-    FIRST_ID,
     ScriptedImageProcessor,
     base64_of,
     data_url,
@@ -21,7 +20,8 @@ from scripted_images import (
 )
 
 from radixkv.errors import ConfigError
-from radixkv.images.image_files import decode_image
+from radixkv.images.image_files import DecodedImage, decode_image
+from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv_server.app import create_app
 from radixkv_server.settings import ServerSettings
 
@@ -92,6 +92,11 @@ def ollama(images: list[str]) -> tuple[str, Body]:
     return "/api/chat", {"messages": said, "stream": False, "options": {"num_predict": 4}}
 
 
+def shown_in(asked: Asked) -> list[DecodedImage]:
+    """The images that the engine got."""
+    return [placed.image for placed in asked.images]
+
+
 APIS = pytest.mark.parametrize("api", [chat, messages, responses, ollama])
 ONE, TWO, THREE = (base64_of(picture(seed)) for seed in (1, 2, 3))
 IMAGES = {
@@ -151,9 +156,9 @@ def counted(answer: Body) -> tuple[int, int]:
 def test_the_model_gets_the_pixels_in_their_order(server: LiveServer, http: httpx.Client, api: Make) -> None:
     ask(http, api([ONE, TWO, THREE]))
     asked = server.engine.requests[-1]
-    assert list(asked.images) == [IMAGES[ONE], IMAGES[TWO], IMAGES[THREE]]
-    tokens = [token for token in asked.prompt if token >= FIRST_ID]
-    assert tokens == [token for image in asked.images for token in ids_of(image)]
+    assert shown_in(asked) == [IMAGES[ONE], IMAGES[TWO], IMAGES[THREE]]
+    tokens = [token for token in asked.prompt if token >= FIRST_IMAGE_ID]
+    assert tokens == [token for image in shown_in(asked) for token in ids_of(image)]
 
 
 @APIS
@@ -261,7 +266,7 @@ def test_detail_decides_the_size(server: LiveServer, http: httpx.Client) -> None
             http,
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}], "max_tokens": 2}),
         )
-        (shown,) = server.engine.requests[-1].images
+        (shown,) = shown_in(server.engine.requests[-1])
         sizes[detail] = (shown.width, shown.height)
     assert sizes == {"low": (512, 256), **dict.fromkeys(("auto", "high", "original"), (1024, 512))}
     image = {"type": "image_url", "image_url": {"url": url, "detail": "huge"}}
@@ -292,7 +297,7 @@ def test_a_stored_response_keeps_its_images(server: LiveServer, http: httpx.Clie
     before = server.engine.requests[-1].prompt
     ask(http, (path, {"instructions": "be brief", "input": "and?", "previous_response_id": first["id"]}))
     after = server.engine.requests[-1]
-    assert list(after.images) == [IMAGES[ONE], IMAGES[TWO]]
+    assert shown_in(after) == [IMAGES[ONE], IMAGES[TWO]]
     assert after.prompt[: len(before)] == before
 
 
@@ -304,7 +309,7 @@ def test_a_thread_keeps_its_images(server: LiveServer, http: httpx.Client) -> No
     ask(
         http, (path, {"messages": [{"role": "user", "content": [block]}], "max_tokens": 4, "thread": goes_on})
     )
-    assert list(server.engine.requests[-1].images) == [IMAGES[ONE], IMAGES[TWO], IMAGES[THREE]]
+    assert shown_in(server.engine.requests[-1]) == [IMAGES[ONE], IMAGES[TWO], IMAGES[THREE]]
 
 
 def test_breakpoints_stand_behind_images(server: LiveServer, http: httpx.Client) -> None:
@@ -334,6 +339,6 @@ def test_owners_do_not_share_decoded_images() -> None:
         for key in ("key-aaaaaaaaaaaaaaaa", "key-bbbbbbbbbbbbbbbb", "key-aaaaaaaaaaaaaaaa"):
             with server.http(headers={"authorization": f"Bearer {key}"}) as http:
                 ask(http, chat([ONE]))
-            got.append(server.engine.requests[-1].images[0])
+            got += shown_in(server.engine.requests[-1])
         assert got[0] is got[2]
         assert got[0] is not got[1]
