@@ -11,6 +11,8 @@ A layer of any other class is not described, and stays as transformers wrote it.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +81,9 @@ _NORM_CLASSES = {
     (f"transformers.models.{name}.modeling_{name}", f"{family.prefix}RMSNorm"): family
     for name, family in _FAMILIES.items()
 }
+#: Attributes by which RMSNorms name their epsilon.
+_EPSILONS = ("variance_epsilon", "eps", "norm_eps")
+_TRIED_ROWS = 8
 #: Classes of activations -> what `radixkv_kernels` calls them.
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -239,9 +244,33 @@ def describe_layer(layer: Any) -> DecoderParts | None:
     )
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Return True if `describe_norm` knows its class."""
-    return _class_of(module) in _NORM_CLASSES
+@torch.no_grad()
+def find_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
+    """Describe an RMSNorm of any family; None: the module is none, or computes something else.
+
+    A class that is not known by name is tried: on random rows it must compute the bits of a `Norm`.
+
+    Args:
+        dtype: of the rows that it will get.
+    """
+    if _class_of(module) in _NORM_CLASSES:
+        return describe_norm(module)
+    weight = getattr(module, "weight", None)
+    eps = next((getattr(module, name) for name in _EPSILONS if hasattr(module, name)), None)
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        return None
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or weight.dtype != dtype or weight.is_meta:
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:  # a gate, too
+        return None
+    rows = torch.randn(_TRIED_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
+    rows = (3 * rows).to(weight.device, dtype)
+    wanted = module(rows)
+    for offset, wide in itertools.product((False, True), repeat=2):
+        norm = Norm(weight.detach(), eps, offset, wide)
+        if wanted.dtype == dtype and torch.equal(norm.apply(rows), wanted):
+            return norm
+    return None
 
 
 def describe_norm(module: Any) -> Norm:

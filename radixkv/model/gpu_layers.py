@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
-from radixkv.model.decoder_layers import DecoderParts, describe_norm, is_norm, replace_layers
+from radixkv.model.decoder_layers import DecoderParts, find_norm, replace_layers
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
@@ -28,7 +28,7 @@ from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, no
 
 
 @torch.no_grad()
-def fuse_layers(model: nn.Module) -> int:
+def fuse_layers(model: Any) -> int:
     """Replace decoder layers and norms that the kernels know, one after the other.
 
     So no more than one layer has its weights twice. Layers replaced earlier stay.
@@ -36,11 +36,13 @@ def fuse_layers(model: nn.Module) -> int:
     Returns:
         Number of replaced decoder layers.
     """
+    dtype = model.get_input_embeddings().weight.dtype
     count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if is_norm(child):
-                setattr(parent, name, FusedNorm(describe_norm(child)))
+            norm = find_norm(child, dtype)
+            if norm is not None:
+                setattr(parent, name, FusedNorm(norm))
     return count
 
 

@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
-from radixkv.model.gpu_layers import FusedGpuLayer, fuse_layers
+from radixkv.model.decoder_layers import find_norm
+from radixkv.model.gpu_layers import FusedGpuLayer, FusedNorm, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
@@ -168,6 +169,41 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
             assert layer.total() <= MAX_KERNELS, layer
         assert layer["attention_kernel"] >= 1
         assert layer["rotate_write_kernel"] + layer["write_kernel"] == 1
+
+
+@pytest.mark.parametrize(
+    "family",
+    by_day(("olmo2", "deepseek-v3", "lfm2", "gemma4", "bamba", "hunyuan-moe", "qwen3_next"), "olmo2"),
+)
+def test_norms_of_other_families_are_known_by_their_results(family: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, family)
+    loaded = load(folder)
+
+    def plain() -> list[Any]:
+        norms = [each for each in loaded.model.modules() if type(each).__name__.endswith("RMSNorm")]
+        return [each for each in norms if getattr(each, "weight", None) is not None]
+
+    before = plain()
+    assert before
+    fuse_layers(loaded.model)
+    assert not plain()
+    assert sum(isinstance(each, FusedNorm) for each in loaded.model.modules()) == len(before)
+    rows = torch.randn(3, 2, len(before[0].weight), generator=torch.Generator().manual_seed(1))
+    fused = next(each for each in loaded.model.modules() if isinstance(each, FusedNorm))
+    assert (fused(rows) - before[0](rows)).abs().max().item() < 1e-5
+
+
+def test_what_is_like_a_norm_by_its_name_alone_stays() -> None:
+    class OtherRMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(16)), 1e-6
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return self.weight * states / (states.norm(dim=-1, keepdim=True) + self.eps)
+
+    assert find_norm(OtherRMSNorm(), torch.float32) is None
+    assert find_norm(torch.nn.LayerNorm(16), torch.float32) is None
 
 
 @pytest.mark.parametrize("kind", by_day(SEEING, SEEING[-1]))
@@ -319,12 +355,17 @@ def test_layers_of_several_shapes_and_latents(name: str, tmp_path: Path) -> None
     assert graphs.replayed > 0
 
 
-@pytest.mark.parametrize("family", ["olmo2", "phi", "gpt-oss", "cohere2", "gpt-neox", "starcoder2"])
-def test_other_families_stay_as_they_are(family: str) -> None:
+@pytest.mark.parametrize("family", ["olmo2", "phi", "cohere2", "gpt-neox", "starcoder2"])
+def test_other_families_stay_as_they_are_but_for_norms(family: str) -> None:
     model = AutoModelForCausalLM.from_config(tiny_config(family))
-    before = [type(module) for module in model.modules()]
+
+    def others() -> list[type]:
+        names = ("RMSNorm", "FusedNorm")
+        return [type(module) for module in model.modules() if not type(module).__name__.endswith(names)]
+
+    before = others()
     assert fuse_layers(model) == 0
-    assert [type(module) for module in model.modules()] == before
+    assert others() == before
 
 
 def test_layers_are_fused_once(tmp_path: Path) -> None:
