@@ -25,6 +25,7 @@ from typer.models import ArgumentInfo
 from radixkv.cli.main import command_tree
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig
+from radixkv.model.loading import checkpoint_formats
 from radixkv.option_names import TABLE_OF
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv_server.app import APIS
@@ -35,6 +36,13 @@ from radixkv_server.settings import ServerSettings
 FOLDER = Path(__file__).parent / "reference"
 ROOT = Path(__file__).parents[1]
 COMMAND = "make docs"
+#: What the generated rows of the table of stored forms lie between.
+_FORMATS_HEAD = """| form | `quant_method` | on a CPU | on a GPU |
+|---|---|---|---|
+| float32, bfloat16, float16 | | yes | yes |
+| GGUF | | as blocks: [below](#gguf-files-on-a-cpu) | dequantised to `--dtype` |
+"""
+_FORMATS_LAST = "| any other, or tensors that no form explains |"
 
 
 def cell(text: Any) -> str:
@@ -363,6 +371,24 @@ def files() -> str:
     return "\n".join([*lines, ""])
 
 
+def models_page() -> str:
+    """The page of models, with the rows of its table of stored forms made of the code's."""
+    path = FOLDER.parent / "models.md"
+    before, head, rest = path.read_text(encoding="utf-8").partition(_FORMATS_HEAD)
+    last = rest.index(_FORMATS_LAST)
+    served = []
+    refused = []
+    for method, form in checkpoint_formats.FORMATS.items():
+        if form.served is None:
+            refused.append(form.title)
+            continue
+        named = f"{form.title} ({form.variants})" if form.variants else form.title
+        served.append((named, code(method), form.on_cpu or form.served, form.served))
+    rows = [f"| {' | '.join(line)} |" for line in served]
+    rows.append(f"| {', '.join(sorted(refused, key=str.lower))} | | no | no |")
+    return before + head + "".join(f"{row}\n" for row in rows) + rest[last:]
+
+
 def pages() -> dict[Path, str]:
     """Return the contents of the generated pages."""
     tree = command_tree()
@@ -381,6 +407,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "chat_formats.md": chat_formats(),
         FOLDER / "architectures.md": architectures(),
         FOLDER / "files.md": files(),
+        FOLDER.parent / "models.md": models_page(),
     }
 
 

@@ -63,10 +63,12 @@ class ModelConfig(_SettingsGroup):
 
     Args:
         model: the embedded model's name, a folder, a hub id, or a GGUF file.
-        dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
+        dtype: `auto` (float32 on CPU, bfloat16 on GPU and for quantised checkpoints), `float32`, `bfloat16`
+            or `float16`.
         device: `auto`, `cpu` or `cuda`.
         attention_backend: `auto`, `cpu` or `triton`.
-        quantization: `int8` weights (CPU); None: weights as they are stored.
+        quantization: `int8` weights (CPU); None: weights as they are stored, in any form that
+            `docs/models.md` lists (FP8, INT8, bitsandbytes, torchao, MLX, ...).
         gguf: weights of a GGUF file: `packed` keeps its blocks (CPU), `float32` dequantises them; `auto`
             keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,19 @@ from typing import Any
 import pytest
 import quantised_checkpoints as written
 import torch
+from live_server import LiveServer, live_server
+from nightly import by_day
+from paged_language_model import run_all
+from rank_threads import engine_on_ranks
 from safetensors.torch import load_file, save_file
 from test_model_loader import load, logits_of, refusal
+from tiny_adapters import greedy, peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
+
+from radixkv import LLM, SamplingParams
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.model.latent_attention import Latents
 
 TOKENS = list(range(5, 30))
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
@@ -81,7 +93,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def plain(original: Path, tmp_path: Path) -> Path:
     """A folder for the same model with the numbers that codes stand for."""
-    return Path(shutil.copytree(original, tmp_path / "plain"))
+    return Path(shutil.copytree(original, tmp_path / "plain" / "tiny-llama"))
 
 
 def products(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
@@ -173,3 +185,108 @@ def test_damage_is_named(folder: Path, plain: Path, case: str) -> None:
 def test_a_group_size_that_tensors_contradict(folder: Path, plain: Path) -> None:
     written.quantise(folder, written.mlx, {**MLX, "group_size": 64}, plain=plain)
     assert "groups are of 32 inputs, not of 64" in refusal(folder)
+
+
+SMALL = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+FAMILIES = (
+    "qwen2",
+    "phi3",
+    "mixtral",
+    "minicpm3",
+    "llama4",
+    "gemma3",
+    "qwen3_next",
+    "nemotron_h",
+    "kimi_linear",
+)
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "phi3", "mixtral", "minicpm3", "llama4"))
+def test_every_layer_of_a_family(tmp_path: Path, family: str) -> None:
+    """Fused products, experts one by one and as one tensor, latents, layers with states."""
+    folder = save_tiny_model(tmp_path / "quantised", family)
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    written.quantise(folder, partial(written.block_fp8, block=16), SMALL, plain=plain, bare="")
+    found, expected = (load(each, dtype="float32") for each in (folder, plain))
+    weights = expected.model.state_dict()
+    assert found.model.state_dict().keys() == weights.keys()
+    for name, weight in found.model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+    assert found.attention == expected.attention
+    latents = [
+        sum(isinstance(each, Latents) for each in model.model.modules()) for model in (found, expected)
+    ]
+    assert latents[0] == latents[1]
+
+
+@pytest.mark.parametrize("format_name", by_day(FORMATS, "fp8-blocks", "compressed-int8", "nf4"))
+def test_answers_over_http_are_those_of_the_plain_model(folder: Path, plain: Path, format_name: str) -> None:
+    """Cold, hot, the next turn, and several at once."""
+    written.quantise(folder, *FORMATS[format_name], plain=plain)
+    reference = plain_model(plain)
+    prompts = [[(7 * i + 3 * start) % 290 + 3 for i in range(40 + start)] for start in range(3)]
+    expected = [greedy(reference, prompt, 6) for prompt in prompts]
+    turn = [*prompts[0], *expected[0], *prompts[1][:9]]
+    config = EngineConfig(model=str(folder), dtype="float32", num_blocks=64, block_size=8, threads=1)
+    engine = AsyncEngine.from_config(config)
+    try:
+        with live_server(engine) as server, ThreadPoolExecutor() as pool:
+            cold = [complete(server, prompt) for prompt in prompts]
+            together = list(pool.map(partial(complete, server), [*prompts, turn]))
+            assert [tokens for tokens, _ in cold] == expected
+            assert [tokens for tokens, _ in together] == [*expected, greedy(reference, turn, 6)]
+            assert all(cached >= 32 for _, cached in together)
+    finally:
+        asyncio.run(engine.close())
+
+
+def complete(server: LiveServer, prompt: list[int]) -> tuple[list[int], int]:
+    """Tokens of a greedy answer, and how many of the prompt's were cached."""
+    body = {"model": server.engine.model_name, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+    with server.http() as client:
+        answer = client.post(
+            "/v1/completions", json={**body, "ignore_eos": True, "return_token_ids": True}
+        ).json()
+    details = answer["usage"]["prompt_tokens_details"] or {}
+    return answer["choices"][0]["token_ids"], int(details.get("cached_tokens", 0))
+
+
+@pytest.mark.parametrize("format_name", by_day(("fp8-blocks", "nf4"), "fp8-blocks"))
+def test_ranks_share_the_numbers(folder: Path, plain: Path, format_name: str) -> None:
+    written.quantise(folder, *FORMATS[format_name], plain=plain)
+    prompt = [(5 * i) % 290 + 3 for i in range(30)]
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    expected = greedy(plain_model(plain), prompt, 5)
+    engine = engine_on_ranks(folder, 2, dtype="float32", num_blocks=32)
+    try:
+        engine.add_request(prompt, params)
+        (output,) = run_all(engine).values()
+        assert list(output.outputs[0].token_ids) == expected
+    finally:
+        engine.close()
+
+
+def test_an_adapter_and_deterministic_mode(folder: Path, plain: Path, tmp_path: Path) -> None:
+    written.quantise(folder, *FORMATS["fp8-blocks"], plain=plain)
+    model = peft_model(plain, seed=3)
+    adapter = save_adapter(model, tmp_path / "adapter")
+    prompt = [(5 * i) % 290 + 3 for i in range(30)]
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    llm = LLM(
+        str(folder), dtype="float32", lora=(f"own={adapter}",), deterministic=True, num_blocks=64, threads=1
+    )
+    with llm:
+        answers = [llm.generate([prompt], params, lora="own")[0].outputs[0].token_ids for _ in range(2)]
+    assert [list(each) for each in answers] == [greedy(model, prompt, 5)] * 2
+
+
+def test_scales_are_part_of_the_fingerprint(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["fp8-blocks"], plain=plain)
+    before = load(folder).fingerprint
+    assert load(folder, dtype="float32").fingerprint != before
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[FIRST + "weight_scale_inv"][0, 0] *= 1.001
+
+    damage(folder, change)
+    assert load(folder).fingerprint != before

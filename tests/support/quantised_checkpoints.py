@@ -194,22 +194,48 @@ def groups(kind: str, strategy: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def quantise(folder: Path, write: Writer, settings: Mapping[str, Any] | None, *, plain: Path) -> None:
-    """Store a folder's products as a writer does, and a copy with the plain numbers in another folder."""
+def is_product(name: str, tensor: Tensor) -> bool:
+    """Return True for weights of products in layers, experts included, and False for routers."""
+    leaf = name.removesuffix(".weight").rpartition(".")[2]
+    plain = ("norm", "gate", "router", "conv", "conv1d", "embed", "b_proj", "weights_proj")
+    return "layers." in name and tensor.ndim in (2, 3) and leaf not in plain and min(tensor.shape[-2:]) >= 16
+
+
+def quantise(
+    folder: Path,
+    write: Writer,
+    settings: Mapping[str, Any] | None,
+    *,
+    plain: Path,
+    bare: str = "_proj.weight",
+) -> int:
+    """Store a folder's products as a writer does, and a copy with the plain numbers in another folder.
+
+    Args:
+        bare: part of the names of those weights; empty: all that `is_product`.
+
+    Returns:
+        How many there are.
+    """
     stored: dict[str, Tensor] = {}
     numbers: dict[str, Tensor] = {}
     header = {"format": "pt"}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if "_proj.weight" not in name:
+        if not (bare in name and is_product(name, tensor)):
             stored[name] = numbers[name] = tensor
             continue
         stem = name.removesuffix("weight")
-        made = write(tensor.float())
-        stored |= {f"{stem}{rest}": part.contiguous() for rest, part in made.tensors.items()}
-        header |= {f"{stem}{rest}": text for rest, text in made.header.items()}
-        numbers[name] = made.plain.contiguous()
+        made = [write(each.float()) for each in (tensor if tensor.ndim == 3 else [tensor])]
+        header |= {f"{stem}{rest}": text for rest, text in made[0].header.items()}
+        for rest in made[0].tensors:
+            parts = [each.tensors[rest] for each in made]
+            own = name + rest.removeprefix("weight") if tensor.ndim == 3 else f"{stem}{rest}"
+            stored[own] = (torch.stack(parts) if tensor.ndim == 3 else parts[0]).contiguous()
+        plains = [each.plain for each in made]
+        numbers[name] = (torch.stack(plains) if tensor.ndim == 3 else plains[0]).contiguous()
     save_file(numbers, plain / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, folder / "model.safetensors", metadata=header)
     if settings is not None:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+    return len(stored) - len(numbers)

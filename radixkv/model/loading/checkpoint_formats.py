@@ -42,7 +42,8 @@ class CheckpointFormat:
 
     Attributes:
         title: what messages call it.
-        served: how its products are computed; None: it is refused.
+        served: what becomes of its weights; None: it is refused.
+        on_cpu: the same on a CPU, where that differs.
         variants: what of it is served, where that is not all.
         types: of its weights in files, besides plain floats.
         tensors: pattern of the last part of names of the tensors beside its weights.
@@ -51,13 +52,14 @@ class CheckpointFormat:
 
     title: str
     served: str | None = None
+    on_cpu: str | None = None
     variants: str = ""
     types: tuple[str, ...] = ()
     tensors: str = ""
     scale: str = ""
 
 
-_EXPANDED = "expanded to --dtype (without one: bfloat16 on a CPU)"
+_EXPANDED = "expanded to `--dtype`"
 _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale_inv"
 
 #: `quant_method` of a `quantization_config` -> form. Those with a reader in `stored_forms` are read by it;
@@ -65,7 +67,7 @@ _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale
 FORMATS: Mapping[str, CheckpointFormat] = {
     "mxfp4": CheckpointFormat(
         "MXFP4",
-        "expanded to --dtype when it is read",
+        _EXPANDED,
         types=("U8",),
         tensors=r"\w+_(blocks|scales)",
     ),
