@@ -34,6 +34,7 @@ from radixkv_server.generation.background import Background
 from radixkv_server.generation.prompts import PromptEncoder
 from radixkv_server.http.body import BodyReader
 from radixkv_server.http.middleware import RequestObserver
+from radixkv_server.metrics.image_collector import ImageCollector
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store
@@ -89,6 +90,17 @@ class ServerContext:
         tenants.warn_of_well_known_keys()
         tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
         metrics = ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics)
+        images = ImageLoader(
+            max_images=settings.max_images,
+            max_bytes=settings.max_image_bytes,
+            max_pixels=settings.max_image_pixels,
+            max_kept_bytes=settings.max_kept_image_bytes,
+            fetcher=ImageFetcher(settings.max_image_bytes, settings.image_url_timeout_s)
+            if settings.image_urls
+            else None,
+        )
+        if engine.image_processor is not None:
+            metrics.registry.register(ImageCollector(engine, images))
         tasks = set[asyncio.Task[Any]]()
         return cls(
             engine=engine,
@@ -100,15 +112,7 @@ class ServerContext:
                 images=_images(engine, settings),
                 image_urls=settings.image_urls,
             ),
-            images=ImageLoader(
-                max_images=settings.max_images,
-                max_bytes=settings.max_image_bytes,
-                max_pixels=settings.max_image_pixels,
-                max_kept_bytes=settings.max_kept_image_bytes,
-                fetcher=ImageFetcher(settings.max_image_bytes, settings.image_url_timeout_s)
-                if settings.image_urls
-                else None,
-            ),
+            images=images,
             prompts=PromptEncoder(engine),
             templates=ChatTemplates(engine.tokenizer, settings.chat_format, tools_first=settings.tools_first),
             metrics=metrics,

@@ -163,6 +163,35 @@ def test_ollamas_images(server: LiveServer) -> None:
     assert with_image == without + NUM_TOKENS + 2
 
 
+def test_work_on_images_is_counted(server: LiveServer) -> None:
+    """An image is decoded once and encoded once, however often it comes."""
+
+    def counts() -> dict[str, float]:
+        with server.http() as http:
+            lines = http.get("/metrics").text.splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.partition(" ") for line in lines if "image" in line)
+            if value and name[0] != "#"
+        }
+
+    before = counts()
+    for _ in range(3):
+        ChatCompletions(server, 75).turn()
+    after = counts()
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["radixkv_images_encoded_total"] == 1
+    assert grown["radixkv_images_decoded_total"] == 1
+    assert grown["radixkv_images_reused_total"] == 2
+    assert grown["radixkv_image_decode_seconds_total"] > 0
+    assert after["radixkv_decoded_images_bytes"] >= 96 * 64 * 3
+
+
+def test_ollama_is_told_that_the_model_sees(server: LiveServer) -> None:
+    with server.http() as http:
+        assert "vision" in http.post("/api/show", json={"model": "qwen"}).json()["capabilities"]
+
+
 def test_the_answer_depends_on_the_image(server: LiveServer) -> None:
     client = server.openai()
 

@@ -13,6 +13,7 @@ tenant and its salt, so that no time tells of another's images), the least recen
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,23 @@ class LoadedImages:
         return {**{key: image.words for key, image in self.shown.items()}, **self.unshown}
 
 
+@dataclass(slots=True)
+class LoaderCounts:
+    """Work of a loader since its start.
+
+    Attributes:
+        decoded: images decoded.
+        reused: images whose pixels were there from an earlier turn.
+        decode_s: seconds of decoding, in its threads.
+        kept_bytes: of the pixels that are kept.
+    """
+
+    decoded: int = 0
+    reused: int = 0
+    decode_s: float = 0.0
+    kept_bytes: int = 0
+
+
 class ImageLoader:
     """Loads images of chats.
 
@@ -68,6 +86,9 @@ class ImageLoader:
         max_pixels: of an image.
         max_kept_bytes: of the decoded images that are kept.
         fetcher: fetches addresses; None: they are refused.
+
+    Attributes:
+        counts: its work.
     """
 
     def __init__(
@@ -85,7 +106,7 @@ class ImageLoader:
         self._max_kept_bytes = max_kept_bytes
         self._fetcher = fetcher
         self._kept: OrderedDict[tuple[object, str], DecodedImage] = OrderedDict()
-        self._kept_bytes = 0
+        self.counts = LoaderCounts()
         self._decoders = ThreadPoolExecutor(
             DECODED_AT_ONCE,
             thread_name_prefix="radixkv-images",
@@ -122,6 +143,7 @@ class ImageLoader:
                     files[key], (width, height) = await self._read(source)
                 else:
                     shown[key], (width, height) = kept, (kept.width, kept.height)
+                    self.counts.reused += 1
             except InvalidRequestError as error:
                 unshown[key] = self._words(error, source)
                 continue
@@ -141,6 +163,7 @@ class ImageLoader:
             except InvalidRequestError as error:
                 unshown[key] = self._words(error, source)
                 continue
+            self.counts.decoded += 1
             self._keep((owner, key), shown[key])
         return LoadedImages(shown, unshown)
 
@@ -157,8 +180,12 @@ class ImageLoader:
         return data, await self._in_thread(partial(read_header, data, self._max_pixels))
 
     def _decode(self, data: bytes, source: ImageSource) -> DecodedImage:
+        began = time.thread_time()
         side = LOW_DETAIL_SIDE if source.detail == "low" else None
-        return decode_image(data, self._max_pixels, max_side=side)
+        try:
+            return decode_image(data, self._max_pixels, max_side=side)
+        finally:
+            self.counts.decode_s += time.thread_time() - began
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
@@ -185,10 +212,10 @@ class ImageLoader:
         if key in self._kept or len(image.rgb) > self._max_kept_bytes:
             return
         self._kept[key] = image
-        self._kept_bytes += len(image.rgb)
-        while self._kept_bytes > self._max_kept_bytes:
+        self.counts.kept_bytes += len(image.rgb)
+        while self.counts.kept_bytes > self._max_kept_bytes:
             _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= len(dropped.rgb)
+            self.counts.kept_bytes -= len(dropped.rgb)
 
     def close(self) -> None:
         """End the threads; images that have not begun are dropped."""

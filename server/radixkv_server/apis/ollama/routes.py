@@ -71,6 +71,7 @@ async def ollama_show(request: Request) -> Response:
     tools = ["tools"] if known is not None and known.format.forms else []
     thinking = ["thinking"] if known is not None and known.thinking.can_think else []
     engine = context.engine
+    sees = ["vision"] if engine.image_processor is not None else []
     return json_response(
         {
             "modelfile": f"FROM {card['model']}\n",
@@ -83,7 +84,7 @@ async def ollama_show(request: Request) -> Response:
                 "radixkv.context_length": engine.limits.max_model_len,
                 "radixkv.vocab_size": engine.tokenizer.vocab_size,
             },
-            "capabilities": ["completion", *tools, *thinking],
+            "capabilities": ["completion", *tools, *sees, *thinking],
             "modified_at": card["modified_at"],
         }
     )
