@@ -45,6 +45,7 @@ from radixkv_server.apis.rerank.routes import API as RERANK_API
 from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
+from radixkv_server.apis.sglang.routes import API as SGLANG_API
 from radixkv_server.concurrency import off_loop
 from radixkv_server.console.routes import console_api
 from radixkv_server.context import ServerContext
@@ -78,6 +79,7 @@ APIS = (
     LLAMA_CPP_API,
     OLLAMA_API,
     RERANK_API,
+    SGLANG_API,
     BATCHES_API,
     ADAPTERS_API,
     CACHE_API,

@@ -39,6 +39,7 @@ from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing, otlp_exporter
 from radixkv_server.response_file import make_store
 from radixkv_server.response_store import ResponseStore
+from radixkv_server.sessions import Sessions
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.registry import TenantRegistry
 from radixkv_server.tenants.tenant import Tenant
@@ -66,6 +67,7 @@ class ServerContext:
     metrics: ServerMetrics
     responses: ResponseStore
     batches: BatchWorker
+    sessions: Sessions
     tenants: TenantRegistry
     cache_feed: CacheFeed
     background: Background
@@ -121,6 +123,7 @@ class ServerContext:
                 settings.response_store, settings.max_stored_responses, settings.max_stored_bytes
             ),
             batches=_batch_worker(settings, engine),
+            sessions=Sessions(engine.cache),
             cache_feed=CacheFeed(engine.cache),
             background=Background(settings.max_background_responses, settings.background_timeout_s, tasks),
             observer=RequestObserver(metrics, tracing, settings.access_log),

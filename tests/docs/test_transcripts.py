@@ -66,7 +66,7 @@ def transcripts(page: Path) -> list[Transcript]:
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         for session in re.split(r"^\$ (?=curl )", block, flags=re.MULTILINE)[1:]:
             # A command ends where the answer begins: with JSON, an event, or a comment of metrics.
-            command, _, shown = re.split(r"\n(?=()[{\w#])", session, maxsplit=1)
+            command, _, shown = re.split(r'\n(?=()[{\w#"])', session, maxsplit=1)
             found.append(Transcript(command, shown.strip()))
     return found
 

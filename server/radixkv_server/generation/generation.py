@@ -27,6 +27,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from pydantic import BaseModel
 
+from radixkv.engine.cache_client import Owner
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError, RequestFailedError
 from radixkv.scheduling.request import Request
@@ -40,7 +41,7 @@ from radixkv_server.dialect import Dialect, Json, dump, dump_in_pieces
 from radixkv_server.errors import ApiError, to_api_error
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.progress import PromptProgress, SampleProgress, Usage
-from radixkv_server.generation.request import encoded_prompt
+from radixkv_server.generation.request import encoded_prompt, pin_whole
 from radixkv_server.http.request_record import RequestRecord, record_of
 from radixkv_server.http.streaming import EventStream, run_until_disconnect
 from radixkv_server.metrics.request_metrics import hit_class
@@ -137,6 +138,29 @@ class Generation(Generic[AnyRenderer]):
         self.record.adapter = self.context.adapter_name(model, self.record.caller)
         for request in self.requests:
             request.lora = self.record.adapter
+
+    async def join_session(self, session: str, pin_s: float | None) -> None:
+        """Let the only request belong to a session, by the body or else by the headers, and be pinned.
+
+        Args:
+            session: its name in the body; empty: none.
+            pin_s: seconds for which the prompt is to be pinned; None: it is not.
+        """
+        if len(self.requests) != 1:
+            return
+        (request,), record, context = self.requests, self.record, self.context
+        pin_whole(request, pin_s)
+        request.session_done = request.session_done or record.ends_session
+        name = session or record.session
+        if not name:
+            return
+        request.cache_key_hint = request.cache_key_hint or name
+        if request.session_done:
+            await context.sessions.end(record.tenant, name)
+        else:
+            card = context.engine.adapters.card(request.lora) if request.lora else None
+            owner = Owner(record.tenant, request.salt, card.identity if card else "")
+            context.sessions.note(name, owner, encoded_prompt(request))
 
     def note_ignored_fields(self) -> None:
         """Note the fields that have no effect on the template of a chat, for the header `warning`."""
@@ -367,6 +391,8 @@ async def begin(
     generation = await prepare(context, body, record)
     generation.use_adapter(getattr(body, "model", None))
     generation.note_ignored_fields()
+    if not record.is_background:
+        await generation.join_session(getattr(body, "session", ""), getattr(body, "pin_s", None))
     record.operation = generation.operation
     if len(generation.requests) > 1 and context.tenants.has_ceiling(record.caller):
         await generation.check_quota()

@@ -285,7 +285,6 @@ _OTHER_NAMES = {
     "name": ("function.name", "custom.name"),
     "parameters": ("function.parameters", "input_schema"),
     "conversation_id": ("previous_response_id", "prompt_cache_key"),
-    "session_id": ("prompt_cache_key",),
     **dict.fromkeys(
         ("max_new_tokens", "max_length", "n_predict", "num_predict"), ("max_tokens", "max_output_tokens")
     ),

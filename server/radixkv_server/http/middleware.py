@@ -31,7 +31,13 @@ from radixkv_server.dialect import Dialects, dump
 from radixkv_server.errors import ApiError, is_expected, shutting_down, to_api_error
 from radixkv_server.http.background_requests import background_caller
 from radixkv_server.http.fields import warning_header
-from radixkv_server.http.request_record import STATUS_CLIENT_GONE, RequestRecord, attach_record, record_of
+from radixkv_server.http.request_record import (
+    STATUS_CLIENT_GONE,
+    RequestRecord,
+    attach_record,
+    record_of,
+    session_of,
+)
 from radixkv_server.http.unserved_routes import hint_of
 from radixkv_server.metrics.request_metrics import ServerMetrics
 from radixkv_server.metrics.tracing import Tracing
@@ -106,6 +112,7 @@ class ObserveMiddleware:
             return
         scope.setdefault("method", "WEBSOCKET")
         record = RequestRecord(_request_id(scope))
+        record.session, record.ends_session = session_of(Headers(scope=scope))
         attach_record(scope, record)
 
         finished = False

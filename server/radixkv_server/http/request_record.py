@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from radixkv_server.generation.progress import Usage
@@ -15,6 +16,25 @@ from radixkv_server.tenants.tenant import EVERYBODY, Tenant
 _RECORD = "radixkv.record"
 
 STATUS_CLIENT_GONE = 499
+MAX_SESSION_ID = 256
+#: Headers in which clients name the session of a request, the most specific first: Dynamo's, those of agents
+#: in Claude Code and of its sessions, Codex's, opencode's.
+SESSION_HEADERS = (
+    "x-dynamo-session-id",
+    "x-claude-code-agent-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-session-id",
+)
+FINAL_HEADER = "x-dynamo-session-final"
+
+
+def session_of(headers: Headers) -> tuple[str, bool]:
+    """Return the session that headers name (empty: none), and whether this is its last request."""
+    names = (headers.get(name, "").strip() for name in SESSION_HEADERS)
+    name = next((name for name in names if name and len(name) <= MAX_SESSION_ID), "")
+    return name, headers.get(FINAL_HEADER, "").strip().lower() == "true"
 
 
 @dataclass(slots=True)
@@ -34,6 +54,8 @@ class RequestRecord:
         ignored: fields of the body without effect, for the `warning` header.
         notes: what else that header says.
         is_background: the server itself asks, in the caller's name.
+        session: name of its session by the headers; empty: none.
+        ends_session: by the headers, this is the session's last request.
     """
 
     request_id: str
@@ -48,6 +70,8 @@ class RequestRecord:
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_background: bool = False
+    session: str = ""
+    ends_session: bool = False
     _limiter: Limiter | None = None
     _reservation: RateReservation | None = None
 

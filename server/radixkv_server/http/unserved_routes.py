@@ -69,7 +69,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "GET /health and GET /health/ready tell it",
     ),
     (r"/parse_function_call|/separate_reasoning", _READ),
-    (r"/(open|close)_session", "sessions need no opening: equal beginnings of prompts are found anyway"),
     (r"/docs|/redoc", "GET /openapi.json describes the routes"),
     (r"/(v1|api)?", "it is a base URL; GET /v1/models and POST /v1/chat/completions lie below /v1"),
     (

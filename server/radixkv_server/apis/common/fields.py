@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from radixkv.errors import InvalidRequestError
 from radixkv.sampling.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS
+from radixkv_server.apis.common.agent_hints import Nvext, SessionId, SessionParams
 from radixkv_server.errors import bad_request
 from radixkv_server.generation.request import cache_options
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -163,6 +164,10 @@ class RequestFields(StrictModel):
     priority: int | None = None
     cache_salt: str | None = None
     radixkv: EngineOptions | None = None
+    # Other servers' words for it: see `agent_hints`.
+    nvext: Nvext | None = None
+    session_id: SessionId | None = None
+    session_params: SessionParams | None = None
 
     @field_validator("priority")
     @classmethod
@@ -174,12 +179,31 @@ class RequestFields(StrictModel):
     @property
     def ends_session(self) -> bool:
         """True if no later request continues this one."""
-        return bool(self.radixkv and self.radixkv.session_done)
+        of_nvext = self.nvext and self.nvext.agent_context
+        return bool((self.radixkv and self.radixkv.session_done) or (of_nvext and of_nvext.session_final))
+
+    @property
+    def session(self) -> str:
+        """Name of the session that it belongs to; empty: none."""
+        of_nvext = self.nvext and self.nvext.agent_context and self.nvext.agent_context.session_id
+        of_sglang = self.session_params and self.session_params.id
+        return self.session_id or of_sglang or of_nvext or ""
+
+    @property
+    def pin_s(self) -> float | None:
+        """Seconds for which `nvext` has the prompt pinned; None: it does not."""
+        return self.nvext and self.nvext.pin_s
 
     @property
     def cache_key_hint(self) -> str:
         """Key shared by related requests; empty: none."""
         return ""
+
+    @property
+    def _engine_priority(self) -> int:
+        if self.priority is not None:
+            return self.priority
+        return (self.nvext and self.nvext.priority) or 0
 
     def request_options(self) -> dict[str, Any]:
         """Return the arguments of the engine's Request for cache, priority and session.
@@ -189,7 +213,7 @@ class RequestFields(StrictModel):
         """
         return {
             **cache_options(self.cache_salt, self.cache_key_hint),
-            "priority": self.priority or 0,
+            "priority": self._engine_priority,
             "session_done": self.ends_session,
         }
 
