@@ -25,6 +25,13 @@ from triton.compiler import ASTSource
 
 from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.triton.copy import copy_kernel
+from radixkv_kernels.triton.experts import (
+    Gate,
+    combine_kernel,
+    expert_tile,
+    experts_kernel,
+    list_pairs_kernel,
+)
 from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
 from radixkv_kernels.triton.low_rank import (
@@ -35,6 +42,13 @@ from radixkv_kernels.triton.low_rank import (
 from radixkv_kernels.triton.merge import merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
+from radixkv_kernels.triton.router import (
+    Routing,
+    choose_constants,
+    choose_kernel,
+    product_tile,
+    router_product_kernel,
+)
 from radixkv_kernels.triton.tiles import (
     CDNA,
     MIN_SEGMENT,
@@ -45,6 +59,7 @@ from radixkv_kernels.triton.tiles import (
     launch_tile,
 )
 from radixkv_kernels.triton.unified_attention import attention_kernel
+from radixkv_kernels.triton.weight_tiles import TiledWeight
 from radixkv_kernels.triton.write import write_kernel
 
 TARGETS = {
@@ -405,6 +420,110 @@ def compile_low_rank(
         own = [name for name in aligned if name in function.arg_names]
         kernels.append(compile_kernel(function, types, constants, own, target))
     return kernels
+
+
+#: Names of dtypes in signatures.
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+}
+
+
+def meta_weight(form: str, outputs: int, inputs: int, bias: bool = False) -> TiledWeight:
+    """Weights of two experts without memory: bf16, fp32, fp8, int8, int4 (groups of 128, zeros), mxfp4."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(2, *shape, dtype=dtype, device="meta")
+
+    added = empty(outputs, dtype=torch.bfloat16) if bias else None
+    if form in ("bf16", "fp32"):
+        dtype = torch.bfloat16 if form == "bf16" else torch.float32
+        return TiledWeight.plain(empty(outputs, inputs, dtype=dtype), added)
+    if form == "fp8":
+        codes = empty(outputs, inputs, dtype=torch.float8_e4m3fn)
+        return TiledWeight.scaled(
+            codes, empty(-(-outputs // 128), -(-inputs // 128)), (128, 128), None, added
+        )
+    if form == "int8":
+        codes = empty(outputs, inputs, dtype=torch.int8)
+        return TiledWeight.scaled(codes, empty(outputs, 1), (1, inputs), None, added)
+    codes = empty(outputs, inputs // 2, dtype=torch.uint8)
+    if form == "mxfp4":
+        return TiledWeight.mxfp4(codes, empty(outputs, inputs // 32, dtype=torch.uint8), added)
+    grid = empty(outputs, inputs // 128), empty(outputs, inputs // 128)
+    return TiledWeight.scaled(codes, grid[0], (1, 128), grid[1], added, packed=True)
+
+
+def weight_types(weight: TiledWeight) -> dict[str, str]:
+    """Signature of the arguments that `TiledWeight.arguments` gives."""
+    names = ("w_ptr", "s_ptr", "z_ptr", "bias_ptr")
+    return {n: f"*{_TYPES[t.dtype]}" for n, t in zip(names, weight.arguments(), strict=True)}
+
+
+def compile_experts(
+    form: str,
+    hidden: int,
+    inner: int,
+    choices: int,
+    gate: Gate,
+    target: str,
+    *,
+    down: bool,
+    bias: bool = False,
+) -> Any:
+    """The compiled kernel of experts' first product and gate, or of their last product."""
+    weight = meta_weight(form, hidden if down else 2 * inner, inner if down else hidden, bias)
+    dtype = torch.float32 if form == "fp32" else torch.bfloat16
+    types = {"x_ptr": f"*{_TYPES[dtype]}", "lists_ptr": "*i32", "counts_ptr": "*i32"} | weight_types(weight)
+    types |= {"route_ptr": "*fp32", "out_ptr": "*fp32" if down else f"*{_TYPES[dtype]}"}
+    aligned = [*types, "w_stride", "s_stride"]
+    types |= {"capacity": "i32", "w_stride": "i32", "s_stride": "i32", "limit": "fp32", "alpha": "fp32"}
+    tile: dict[str, Any] = dict(expert_tile(weight, dtype))
+    warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
+    constants = {"CHOICES": choices, "N": hidden if down else inner, "K": weight.in_features}
+    constants |= {"KIND": -1 if down else gate.kind, "ALTERNATE": gate.alternate} | tile | weight.constants()
+    return compile_kernel(experts_kernel, types, constants, aligned, target, warps, stages)
+
+
+def compile_router(
+    hidden: int, experts: int, routing: Routing, target: str, *, choice_bias: bool = False
+) -> list[Any]:
+    """The compiled kernels around experts: router's product, choice, lists of pairs, sum of choices."""
+    tile: dict[str, Any] = dict(product_tile(torch.bfloat16))
+    warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
+    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*fp32"}
+    counts = {"rows": "i32", "experts": "i32"}
+    constants = {"K": hidden, **tile, "BIAS": False, "ROUNDS": routing.rounds_logits}
+    product = compile_kernel(
+        router_product_kernel, types | counts, constants, list(types), target, warps, stages
+    )
+    types = {"logits_ptr": "*fp32", "choice_bias_ptr": "*fp32", "is_row_ptr": "*i64", "ids_ptr": "*i32"}
+    types |= {"weights_ptr": "*bf16" if routing.rounds_weights else "*fp32"}
+    numbers = {"epsilon": "fp32", "factor": "fp32"}
+    constants = choose_constants(routing, experts)
+    constants |= {"CHOICE_BIAS": choice_bias, "HAS_ROWS": True}
+    choice = compile_kernel(
+        choose_kernel, types | numbers, constants, list(types), target, num_warps=1, fp_fusion=False
+    )
+    types = {"ids_ptr": "*i32", "lists_ptr": "*i32", "counts_ptr": "*i32"}
+    numbers = {"pairs": "i32", "capacity": "i32"}
+    lists = compile_kernel(list_pairs_kernel, types | numbers, {"BLOCK": 1024}, list(types), target)
+    types = {
+        "y_ptr": "*fp32",
+        "ids_ptr": "*i32",
+        "shared_ptr": "*bf16",
+        "gate_ptr": "*bf16",
+        "out_ptr": "*bf16",
+    }
+    constants = {"CHOICES": routing.choices, "N": hidden, "BN": 1024, "SHARED": True, "GATED": True}
+    total = compile_kernel(
+        combine_kernel, types | {"experts": "i32"}, constants, list(types), target, fp_fusion=False
+    )
+    return [product, choice, lists, total]
 
 
 def _tool(name: str) -> str | None:

@@ -48,6 +48,7 @@ class AttentionStep:
         out: [most rows, Hq, V] that every layer's result overwrites; None: new memory for each.
         windows: all windows that layers have asked for so far.
         adapters: a `StepAdapters` of the step's rows; None: no row has an adapter.
+        is_row: [T], 0 for rows that only pad the step; None: there are none.
         states: states of state layers; None: the model has none.
         long_chunks: chunks whose latents are expanded; None: all attend to latents as they are.
     """
@@ -60,6 +61,7 @@ class AttentionStep:
     out: Tensor | None = None
     windows: set[int | None] = field(default_factory=set)
     adapters: Any = None
+    is_row: Tensor | None = None
     states: StateMixing | None = None
     long_chunks: LongChunks | None = None
 

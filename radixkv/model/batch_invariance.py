@@ -46,12 +46,26 @@ def check_supported(hf_config: Any, model: nn.Module) -> None:
     experts = getattr(hf_config, "num_local_experts", None) or getattr(hf_config, "num_experts", None)
     if hf_config.model_type == "nemotron_h" and "moe" not in hf_config.layers_block_type:
         experts = None  # a default of its configuration
-    if experts and experts > 1 and not any(isinstance(each, StoredExperts) for each in model.modules()):
+    if experts and experts > 1 and not _has_fixed_experts(model):
         raise ConfigError(
             f"--deterministic does not hold for mixture-of-experts models ({experts} experts): which rows "
             "are multiplied together depends on the batch; leave the flag out for this model (a GGUF file's "
-            "experts that stay packed on a CPU are not affected)"
+            "experts that stay packed on a CPU are not affected, nor are those on a GPU whose router has a "
+            "kernel)"
         )
+
+
+def _has_fixed_experts(model: nn.Module) -> bool:
+    """Return True if a row's bits depend on no other row in any routed experts and their routers."""
+    experts = [each for each in model.modules() if isinstance(each, StoredExperts)]
+    return bool(experts) and all(each.fixed_routes for each in experts)
+
+
+def fix_rows(model: nn.Module) -> None:
+    """Make all modules that can choose have rows whose bits do not depend on their number."""
+    for module in model.modules():
+        if hasattr(module, "fixed_rows"):
+            module.fixed_rows = True
 
 
 @torch.inference_mode()

@@ -17,9 +17,9 @@ of a key that it did not foresee the first step runs eagerly, the second is capt
 
     copies -> plan -> fill the static inputs -> backend.stage(plan) -> replay -> logits of the rows wanted
 
-Padded rows have slot -1 (never written) and belong to no query of the plan (never attended): they compute
-numbers that are never read. A model that can't be captured, because it waits for the device somewhere, turns
-graphs off for good and keeps running eagerly.
+Padded rows have slot -1 (never written), belong to no query of the plan (never attended) and have no
+experts: they compute numbers that are never read. A model that can't be captured, because it waits for the
+device somewhere, turns graphs off for good and keeps running eagerly.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class StepGraphs:
         pinned = device.type == "cuda"
         # Every graph writes its logits here, so that none keeps memory of its own for them.
         self._logits: torch.Tensor | None = None
-        # Rows: token ids, positions, slots.
-        self._inputs = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(3, max_rows, dtype=torch.int64, pin_memory=pinned)
+        # Rows: token ids, positions, slots, whether it is a row of the batch.
+        self._inputs = torch.zeros(4, max_rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(4, max_rows, dtype=torch.int64, pin_memory=pinned)
         self._staged = torch.cuda.Event() if pinned else None
         self._graphs: OrderedDict[Hashable, tuple[Callable[[], None], torch.Tensor]] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
@@ -161,6 +161,7 @@ class StepGraphs:
         slots = self._inputs[2, :size]
         self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
         self._step.adapters = adapters
+        self._step.is_row = self._inputs[3, :size]
         self.backend.pad(plan, self._windows, size, every_kernel=every_kernel)
         self.backend.stage(plan, self._windows)
         num_tiles = 0 if adapters is None else len(adapters.tiles)
@@ -184,6 +185,7 @@ class StepGraphs:
         host[2, :size] = -1
         written: Any = slice(count) if batch.write_rows is None else batch.write_rows
         host[2][written] = batch.write_slots
+        host[3, :size] = np.arange(size) < count
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()

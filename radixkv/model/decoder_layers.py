@@ -85,7 +85,7 @@ _NORM_CLASSES = {
 _EPSILONS = ("variance_epsilon", "eps", "norm_eps")
 _TRIED_ROWS = 8
 #: Classes of activations -> what `radixkv_kernels` calls them.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
     "GELUTanh": "gelu_tanh",
@@ -130,7 +130,13 @@ class WholeProduct(StoredProduct):
 
 
 class StoredExperts(nn.Module):
-    """A layer's experts with weights in a form of their own; a row's bits depend on that row only."""
+    """A layer's experts with weights in a form of their own; a row's bits depend on that row only.
+
+    Attributes:
+        fixed_routes: the bits of a row's route, too.
+    """
+
+    fixed_routes = True
 
 
 class WholeExperts(StoredExperts):
@@ -323,7 +329,7 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
 
 def _describe_gated(mlp: Any) -> GatedParts | None:
     activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
-    kind = _ACTIVATIONS.get(type(activation).__name__)
+    kind = ACTIVATIONS.get(type(activation).__name__)
     names = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
     products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name, None)) for name in (*names, "down_proj"))
     if kind is None or not all(_is_product(product) for product in products):

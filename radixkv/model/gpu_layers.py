@@ -21,6 +21,7 @@ from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import DecoderParts, find_norm, replace_layers
+from radixkv.model.gpu_experts import replace_experts
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
@@ -32,10 +33,12 @@ def fuse_layers(model: Any) -> int:
     """Replace decoder layers and norms that the kernels know, one after the other.
 
     So no more than one layer has its weights twice. Layers replaced earlier stay.
+    Routed experts are replaced in layers of any family.
 
     Returns:
         Number of replaced decoder layers.
     """
+    replace_experts(model)
     dtype = model.get_input_embeddings().weight.dtype
     count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
     for parent in list(model.modules()):

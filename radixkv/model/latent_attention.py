@@ -134,10 +134,3 @@ class _NoChoice(nn.Module):
 
     def forward(self, *args: Any, **keywords: Any) -> Tensor:
         return torch.zeros(1, 1, 1, dtype=torch.int64)
-
-
-def fix_rows(model: nn.Module) -> None:
-    """Make the products of latent attention independent of the number of rows (deterministic mode)."""
-    for module in model.modules():
-        if isinstance(module, Latents):
-            module.fixed_rows = True

@@ -17,12 +17,11 @@ from radixkv.model.adapters.adapter_memory import AdapterMemory
 from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.step_adapters import arrange
 from radixkv.model.attention_hook import AttentionStep
-from radixkv.model.batch_invariance import check_supported, choose_row_multiple, use_fixed_tiles
+from radixkv.model.batch_invariance import check_supported, choose_row_multiple, fix_rows, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.expanded_latents import make_expansion
-from radixkv.model.latent_attention import fix_rows
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.runner_states import RunnerStates

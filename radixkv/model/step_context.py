@@ -39,6 +39,16 @@ def current_positions() -> Tensor:
     return positions
 
 
+def current_rows() -> Tensor | None:
+    """Return [T], 0 for rows of this thread's step that are padding; None: all rows are of requests.
+
+    Raises:
+        RuntimeError: as `current_step`.
+    """
+    is_row: Tensor | None = getattr(current_step(), "is_row", None)
+    return is_row
+
+
 def call_model(
     model: Any,
     input_ids: Tensor,

@@ -18,15 +18,8 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
 @triton.jit
-def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """Grid (rows, ceil(N / BLOCK)); KIND: one of `ACTIVATIONS`."""
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < N
-    at = gate_up_ptr + row * stride + column
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
+def activate(x, KIND: tl.constexpr):
+    """The activation of float32 values; KIND: one of `ACTIVATIONS`."""
     if KIND == 0:
         x = x / (1.0 + tl.exp(-x))
     elif KIND == 1:
@@ -37,6 +30,20 @@ def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.conste
         x = 0.5 * x * (1.0 + tl.where(y < 0, -tanh, tanh))
     else:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    """Grid (rows, ceil(N / BLOCK)); KIND: one of `ACTIVATIONS`."""
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    at = gate_up_ptr + row * stride + column
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
+    x = activate(x, KIND)
     tl.store(out_ptr + row * N + column, (x.to(dtype).to(tl.float32) * up).to(dtype), mask=inside)
 
 

@@ -165,8 +165,9 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
         assert (got - wanted).abs().max().item() < 1e-4
     assert len(launched) == 4
     for layer in launched:
-        if "moe" not in family and family not in ("mixtral", "gpt-oss", "dots1"):  # experts are others'
-            assert layer.total() <= MAX_KERNELS, layer
+        # In the place of three kernels of an MLP there are up to twelve of experts.
+        has_experts = "moe" in family or family in ("mixtral", "gpt-oss", "dots1")
+        assert layer.total() <= MAX_KERNELS + (9 if has_experts else 0), layer
         assert layer["attention_kernel"] >= 1
         assert layer["rotate_write_kernel"] + layer["write_kernel"] == 1
 

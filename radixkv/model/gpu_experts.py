@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts on a GPU, in the place of transformers' modules: at most 12 kernels a block.
+
+    router: product, choice | pairs of each expert | gates, ups and activation | last product | sum
+
+Steps of more than `MAX_ROWS` rows sort them and use torch's grouped product, where weights are plain 16-bit
+floats; in deterministic mode all rows take the kernels. A block's shared expert is added in the last kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from radixkv.model.decoder_layers import ACTIVATIONS, StoredExperts
+from radixkv.model.step_context import current_rows
+from radixkv_kernels.triton.experts import MAX_ROWS, Gate, combine, run_experts
+from radixkv_kernels.triton.gated import gate_rows
+from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing, route_rows
+from radixkv_kernels.triton.weight_tiles import PLAIN, TiledWeight
+
+#: Multiple of bytes that torch's grouped product wants rows of its operands to be.
+_GROUPED_BYTES = 16
+#: Blocks whose result is that of the experts, and of a shared expert times the sigmoid of its gate.
+_SHARED_WITH_GATE = frozenset(
+    {
+        "Qwen2MoeSparseMoeBlock",
+        "Qwen3NextSparseMoeBlock",
+        "Qwen3_5MoeSparseMoeBlock",
+    }
+)
+#: The same with shared experts as they are.
+_SHARED = frozenset(
+    {
+        "DeepseekV2Moe",
+        "DeepseekV3MoE",
+        "DeepseekV32MoE",
+        "Dots1MoE",
+        "Glm4MoeMoE",
+        "Glm4MoeLiteMoE",
+        "GlmMoeDsaMoE",
+    }
+)
+
+
+@torch.no_grad()
+def replace_experts(model: nn.Module) -> int:
+    """Replace experts, routers and blocks with shared experts that the kernels know; weights stay in place.
+
+    Returns:
+        Number of replaced modules of experts.
+    """
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_plain_experts(child):
+                setattr(parent, name, GpuExperts(child))
+                count += 1
+            elif (routing := describe_router(child)) is not None:
+                setattr(parent, name, GpuRouter(child, routing))
+    for parent in list(model.modules()):
+        children = dict(parent.named_children())
+        if any(isinstance(child, GpuRouter) for child in children.values()):
+            for each in children.get("experts", nn.Module()).modules():
+                if isinstance(each, GpuExperts):
+                    each.fixed_routes = True
+        for name, child in children.items():
+            if _adds_shared_experts(child):
+                setattr(parent, name, SharedExpertsBlock(child))
+    return count
+
+
+class GpuExperts(StoredExperts):
+    """A layer's experts, called as transformers' are.
+
+    Args:
+        plain: transformers' module, whose weights stay as they are.
+
+    Attributes:
+        fixed_rows: a row's bits must not depend on the number of rows (deterministic mode).
+        gate_up, down: as the kernels read them; other forms than plain floats may take their place.
+    """
+
+    fixed_routes = False
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        self.num_experts = len(plain.gate_up_proj)
+        self.gate_up_proj, self.down_proj = plain.gate_up_proj, plain.down_proj
+        biases = [None, None]
+        if plain.has_bias:
+            self.gate_up_proj_bias, self.down_proj_bias = plain.gate_up_proj_bias, plain.down_proj_bias
+            biases = [plain.gate_up_proj_bias.detach(), plain.down_proj_bias.detach()]
+        self.gate_up, self.down = (
+            TiledWeight.plain(weight.detach(), bias, inputs_first=plain.is_transposed)
+            for weight, bias in zip((plain.gate_up_proj, plain.down_proj), biases, strict=True)
+        )
+        gate = _describe_gate(plain)
+        assert gate is not None
+        self.gate = gate
+        self.fixed_rows = False
+
+    def forward(
+        self,
+        states: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        """[T, H], [T, K] the experts of each row, [T, K] their weights -> [T, H]; see `run_experts`."""
+        ids, weights = ids.to(torch.int32), weights.to(torch.float32)
+        if len(states) > MAX_ROWS and not self.fixed_rows and self._has_grouped_product(states.dtype):
+            return self._grouped(states, ids, weights, shared, shared_gate)
+        return run_experts(
+            states.contiguous(), ids, weights, self.gate_up, self.down, self.gate, shared, shared_gate
+        )
+
+    def _has_grouped_product(self, dtype: torch.dtype) -> bool:
+        sizes = (self.gate_up.in_features, self.gate_up.out_features, self.down.in_features)
+        return (
+            dtype == torch.bfloat16
+            and self.gate_up.form == self.down.form == PLAIN
+            and all(size * dtype.itemsize % _GROUPED_BYTES == 0 for size in sizes)
+        )
+
+    def _grouped(
+        self, states: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None
+    ) -> Tensor:
+        """The same by sorted rows; nothing waits for the device."""
+        chosen = ids.shape[1]
+        own, order = ids.flatten().sort(stable=True)
+        experts = torch.arange(self.num_experts, dtype=torch.int32, device=ids.device)
+        ends = torch.searchsorted(own, experts, right=True, out_int32=True)
+        places = own.clamp(0, self.num_experts - 1).long()
+        inner = _grouped_product(states[order // chosen], self.gate_up, ends, places)
+        inner = _grouped_product(self._gated(inner), self.down, ends, places)
+        results = inner.new_empty(inner.shape, dtype=torch.float32)
+        results[order] = inner * weights.flatten()[order, None]
+        return combine(results, ids, self.num_experts, states.dtype, shared, shared_gate)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        gate = self.gate
+        if gate.activation == "clamped":
+            first, second = gate_up[:, ::2].clamp(max=gate.limit), gate_up[:, 1::2]
+            second = second.clamp(-gate.limit, gate.limit)
+            return (second + 1) * (first * torch.sigmoid(first * gate.alpha))
+        if gate.alternate:
+            gate_up = gate_up.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+        return gate_rows(gate_up, gate.activation)
+
+
+def _grouped_product(rows: Tensor, weight: TiledWeight, ends: Tensor, experts: Tensor) -> Tensor:
+    """Sorted rows [N, in] times each expert's weight -> [N, out]."""
+    product: Tensor = F.grouped_mm(rows, weight.codes.transpose(-1, -2), offs=ends)
+    return product if weight.bias is None else product.add_(weight.bias[experts])
+
+
+class GpuRouter(nn.Module):
+    """A router, called as transformers' are: [.., H] -> logits [T, E], weights and experts [T, K]."""
+
+    def __init__(self, plain: Any, routing: Routing) -> None:
+        super().__init__()
+        self.routing = routing
+        self.weight = plain.weight
+        self.bias = getattr(plain, "bias", None)
+        self.choice_bias: Tensor | None = getattr(plain, "e_score_correction_bias", None)
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = states.reshape(-1, states.shape[-1]).contiguous()
+        return route_rows(rows, self.weight, self.routing, self.bias, self.choice_bias, current_rows())
+
+
+class SharedExpertsBlock(nn.Module):
+    """A block of routed experts beside experts that all rows have: [1, T, H] -> [1, T, H]."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        self.gate, self.experts = plain.gate, plain.experts
+        self.has_gate = type(plain).__name__ in _SHARED_WITH_GATE
+        if self.has_gate:
+            self.shared_expert, self.shared_expert_gate = plain.shared_expert, plain.shared_expert_gate
+        else:
+            self.shared_experts = plain.shared_experts
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        _, weights, ids = self.gate(rows)
+        if self.has_gate:
+            shared, gate = self.shared_expert(rows), self.shared_expert_gate(rows).view(-1)
+        else:
+            shared, gate = self.shared_experts(rows), None
+        out: Tensor = self.experts(rows, ids, weights, shared, gate)
+        return out.view(hidden_states.shape)
+
+
+def describe_router(module: Any) -> Routing | None:
+    """How a router of transformers chooses; None: its class is not known."""
+    name = type(module).__name__
+    if not type(module).__module__.startswith("transformers.models."):
+        return None
+    choices: Any = getattr(module, "top_k", None)
+    if name in _SOFTMAX_ROUTERS:
+        return Routing(
+            choices,
+            SOFTMAX,
+            rounds_weights=name not in ("MixtralTopKRouter", "MiniMaxTopKRouter"),
+            normalised=bool(getattr(module, "norm_topk_prob", True)),
+        )
+    if name == "GptOssTopKRouter" or (name.startswith("GraniteMoe") and name.endswith("TopKRouter")):
+        return Routing(choices, LOGITS, rounds_weights=True)
+    if name in _GROUP_ROUTERS:
+        return Routing(
+            choices,
+            SIGMOID,
+            rounds_logits=False,
+            normalised=bool(module.norm_topk_prob),
+            epsilon=1e-20,
+            factor=float(module.routed_scaling_factor),
+            groups=int(module.num_group),
+            kept_groups=int(module.topk_group),
+            best_of_group=2,
+        )
+    if name == "DeepseekV2TopkRouter":
+        has_groups = module.topk_method == "group_limited_greedy"
+        return Routing(
+            choices,
+            SOFTMAX,
+            rounds_logits=False,
+            normalised=False,
+            factor=float(module.routed_scaling_factor),
+            groups=int(module.num_group) if has_groups else 1,
+            kept_groups=int(module.topk_group) if has_groups else 1,
+        )
+    return None
+
+
+_SOFTMAX_ROUTERS = frozenset(
+    f"{family}TopKRouter"
+    for family in (
+        *("Mixtral", "MiniMax", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "Qwen3VLMoeText"),
+        *("Olmoe", "FlexOlmo"),
+    )
+)
+_GROUP_ROUTERS = frozenset(
+    f"{family}TopkRouter"
+    for family in (
+        "DeepseekV3",
+        "DeepseekV32",
+        "Dots1",
+        "Glm4Moe",
+        "Glm4MoeLite",
+        "GlmMoeDsa",
+        "Glm4vMoeText",
+    )
+)
+
+
+def _describe_gate(plain: Any) -> Gate | None:
+    if type(plain).__name__ == "GptOssExperts":
+        return Gate("clamped", True, float(plain.limit), float(plain.alpha))
+    activation = ACTIVATIONS.get(type(getattr(plain, "act_fn", None)).__name__)
+    if activation is None or type(plain)._apply_gate.__name__ != "_default_apply_gate":
+        return None
+    return Gate(activation)
+
+
+def _is_plain_experts(module: Any) -> bool:
+    """Return True for experts of transformers with plain weights and a gate that the kernels have."""
+    if not type(module).__module__.startswith("transformers.models.") or not getattr(
+        module, "has_gate", False
+    ):
+        return False
+    weights: list[Any] = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    return (
+        all(isinstance(weight, nn.Parameter) and weight.ndim == 3 for weight in weights)
+        and all(weight.dtype in (torch.bfloat16, torch.float16, torch.float32) for weight in weights)
+        and not getattr(module, "has_post_expert_norm", False)
+        and _describe_gate(module) is not None
+    )
+
+
+def _adds_shared_experts(module: Any) -> bool:
+    name = type(module).__name__
+    return (
+        name in _SHARED | _SHARED_WITH_GATE
+        and isinstance(getattr(module, "experts", None), GpuExperts)
+        and isinstance(getattr(module, "gate", None), GpuRouter)
+    )

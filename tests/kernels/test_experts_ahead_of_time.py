@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of routers and experts, compiled ahead of time for sm_90: no spills, tensor cores used."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from nightly import by_day
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
+
+from benchmarks import ahead_of_time as aot  # noqa: E402
+from radixkv_kernels.triton.experts import Gate  # noqa: E402
+from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing  # noqa: E402
+
+#: Assemblers before that of triton 3.9 spill a few words of bookkeeping in places.
+SPILL_LIMIT = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 64
+SILU, CLAMPED = Gate("silu"), Gate("clamped", alternate=True, limit=7.0, alpha=1.702)
+#: Form -> hidden size, inner size, choices, gate.
+SHAPES = {
+    "bf16": (2048, 768, 8, SILU),
+    "fp8": (2048, 768, 8, SILU),
+    "int8": (2048, 768, 8, SILU),
+    "int4": (2048, 768, 8, SILU),
+    "mxfp4": (2880, 2880, 4, CLAMPED),
+}
+
+
+def check(kernel: Any, *, products: bool) -> None:
+    report = aot.inspect_kernel(kernel, "sm_90")
+    assert report.spill_bytes <= SPILL_LIMIT
+    assert report.programs_per_sm >= 2
+    if products:
+        assert report.matrix_instruction == "HGMMA"
+
+
+@pytest.mark.parametrize("down", by_day((False, True), False))
+@pytest.mark.parametrize("form", by_day(SHAPES, "bf16", "mxfp4"))
+def test_experts(form: str, down: bool) -> None:
+    hidden, inner, choices, gate = SHAPES[form]
+    kernel = aot.compile_experts(form, hidden, inner, choices, gate, "sm_90", down=down, bias=form == "mxfp4")
+    check(kernel, products=True)
+
+
+@pytest.mark.nightly
+def test_experts_in_float32() -> None:
+    check(aot.compile_experts("fp32", 64, 48, 2, SILU, "sm_90", down=False), products=False)
+
+
+@pytest.mark.parametrize(
+    ("experts", "routing"),
+    [
+        (128, Routing(8, SOFTMAX, rounds_weights=True)),
+        pytest.param(32, Routing(4, LOGITS, rounds_weights=True), marks=pytest.mark.nightly),
+        (
+            256,
+            Routing(8, SIGMOID, rounds_logits=False, groups=8, kept_groups=4, best_of_group=2, factor=2.5),
+        ),
+    ],
+    ids=["softmax", "logits", "groups"],
+)
+def test_routers(experts: int, routing: Routing) -> None:
+    for kernel in aot.compile_router(2048, experts, routing, "sm_90", choice_bias=routing.groups > 1):
+        check(kernel, products=False)
