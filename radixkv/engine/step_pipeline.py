@@ -7,8 +7,9 @@
 
 The host processes a step's tokens (text, stops, deltas, the ends of requests) while the next one runs. A
 request that ended or was aborted meanwhile is left out of that next step, which has computed it for nothing.
-Prompts go on by their next chunks meanwhile. Admissions, penalties, grammars and forks need the tokens first:
-where a step has one of these, no step runs ahead. A few requests with drafts sit the next step out.
+Prompts go on by their next chunks meanwhile, and penalties count the chosen token on the device. Admissions,
+grammars and forks need the tokens first: where a step has one of these, no step runs ahead. A few requests
+with drafts sit the next step out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 from radixkv.engine.runner import Runner
 from radixkv.errors import ENDS_PROCESS
 from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.device_counts import DeviceCounts
+from radixkv.sampling.logits_processors import FedTokens
 from radixkv.sampling.sampler import SampledToken, Sampling
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.sequence import Sequence
@@ -55,8 +58,7 @@ class LaunchedStep:
         drafts: the entries of requests with a draft.
         sampling: the choice of the tokens; None: no request gets one.
         kept: which of the rows of `sampling` count; None: all.
-        fed_from: for a step launched ahead, the sampling that chose the tokens of its leading entries, and
-            their rows there; None: the host knew the tokens.
+        fed: for a step launched ahead, the tokens of its leading entries; None: the host knew them.
         error: why it could not be launched ahead; None: it runs.
     """
 
@@ -67,7 +69,7 @@ class LaunchedStep:
     drafts: dict[Sequence, Entry] = field(default_factory=dict)
     sampling: Sampling | None = None
     kept: abc.Sequence[int] | None = None
-    fed_from: tuple[Sampling | None, list[int]] | None = None
+    fed: FedTokens | None = None
     error: BaseException | None = None
 
     def drop_surplus(self) -> None:
@@ -75,14 +77,13 @@ class LaunchedStep:
 
         The step before it has been waited for, and its tokens have been given out.
         """
-        if self.fed_from is None or self.error is not None:
+        if self.fed is None or self.error is not None:
             return
-        sampling, rows = self.fed_from
-        chosen = [] if sampling is None else sampling.first_chosen
-        fed = [chosen[row] if chosen else -1 for row in rows]
+        chosen, places = self.fed.chosen, self.fed.places
+        fed = [chosen[place] if chosen else -1 for place in places]
         batch, entries = self.batch, self.batch.entries
-        stays = [_goes_on(entry, fed[i]) for i, entry in enumerate(entries[: len(rows)])]
-        stays += [_chunk_goes_on(entry) for entry in entries[len(rows) :]]
+        stays = [_goes_on(entry, fed[i]) for i, entry in enumerate(entries[: len(places)])]
+        stays += [_chunk_goes_on(entry) for entry in entries[len(places) :]]
         sampled = [i for i, entry in enumerate(entries) if entry.samples]
         self.kept = kept = [row for row, i in enumerate(sampled) if stays[i]]
         if not all(stays):
@@ -104,6 +105,7 @@ def launch(
     *,
     after: LaunchedStep | None = None,
     keeps_logits: bool = False,
+    memory: DeviceCounts | None = None,
 ) -> LaunchedStep:
     """Start a step, and the choice of its tokens.
 
@@ -112,12 +114,13 @@ def launch(
         started: a clock reading, in seconds.
         after: the step whose tokens the batch's rows compute; None: the host knows them.
         keeps_logits: the next step may be launched before this one is waited for.
+        memory: counts of tokens for penalties, on the device; None: there are none.
 
     Raises:
         BaseException: what runner and sampler raise.
     """
-    fed_from = None if after is None else _feed(batch, after)
-    step = LaunchedStep(batch, started, runner.execute(batch), fed_from=fed_from)
+    fed = None if after is None else _feed(batch, after)
+    step = LaunchedStep(batch, started, runner.execute(batch), fed=fed)
     rows: list[int] = []  # of the logits, the first of each request
     for entry, _, end in batch.logit_spans():
         if not entry.samples:
@@ -135,29 +138,27 @@ def launch(
         step.logits = step.logits.clone()  # the next step may write its own to the same place
     if rows:
         guesses = [step.drafts[request].draft if request in step.drafts else () for request in step.requests]
-        ahead = [0] * len(rows)
-        if fed_from is not None:
-            ahead[: batch.num_rows] = [1] * batch.num_rows
-        step.sampling = Sampling(step.logits, rows, step.requests, guesses, ahead=ahead)
+        if fed is not None:  # prompts that end with the step come after its decodes
+            fed = replace(fed, places=[*fed.places, *[-1] * (len(rows) - len(fed.places))])
+        step.sampling = Sampling(step.logits, rows, step.requests, guesses, fed, memory)
     return step
 
 
-def _feed(batch: Batch, after: LaunchedStep) -> tuple[Sampling | None, list[int]]:
-    """Give a batch's rows the tokens that a step chooses; return its sampling, and the rows there."""
+def _feed(batch: Batch, after: LaunchedStep) -> FedTokens:
+    """Give a batch's rows the tokens that a step chooses, and return them."""
     sampling = after.sampling
     if not batch.num_rows or sampling is None:
-        return None, []
+        return FedTokens([], [], after.logits.new_empty(0, dtype=torch.int64))
     places = {request.arrival_order: row for row, request in enumerate(after.requests)}
     kept = range(len(places)) if after.kept is None else after.kept
     fed = batch.entries[: batch.num_rows]
     rows = [sampling.starts[kept[places[entry.request.arrival_order]]] for entry in fed]
     tokens = sampling.tokens
-    chosen = tokens.index_select(0, to_device(rows, tokens.device))
+    chosen = batch.fed_tokens = tokens.index_select(0, to_device(rows, tokens.device))
     if batch.num_rows < batch.num_tokens:
         known = to_device(batch.token_ids[batch.num_rows :], tokens.device)
-        chosen = torch.cat([chosen, known])
-    batch.fed_tokens = chosen
-    return sampling, rows
+        batch.fed_tokens = torch.cat([chosen, known])
+    return FedTokens(sampling.first_chosen, rows, chosen)
 
 
 def _goes_on(entry: Entry, fed: int) -> bool:
@@ -191,6 +192,7 @@ class StepPipeline:
         self.looks_ahead = looks_ahead
         self._runner, self._clock, self._make_forks = runner, clock, make_forks
         self._ahead: LaunchedStep | None = None
+        self._memory = DeviceCounts() if looks_ahead else None
         self._interruption: BaseException | None = None
 
     def launched_ahead(self) -> LaunchedStep | None:
@@ -209,7 +211,14 @@ class StepPipeline:
         if batch is None:
             return None
         try:
-            return launch(self._runner, batch, self._make_forks, self._clock(), keeps_logits=self.looks_ahead)
+            return launch(
+                self._runner,
+                batch,
+                self._make_forks,
+                self._clock(),
+                keeps_logits=self.looks_ahead,
+                memory=self._memory,
+            )
         except BaseException as error:
             raise StepFailedError(batch, error) from error
 
@@ -225,7 +234,13 @@ class StepPipeline:
         started = self._clock()
         try:
             self._ahead = launch(
-                self._runner, batch, self._make_forks, started, after=step, keeps_logits=True
+                self._runner,
+                batch,
+                self._make_forks,
+                started,
+                after=step,
+                keeps_logits=True,
+                memory=self._memory,
             )
         except ENDS_PROCESS as error:  # this step is given up: nothing of it was given out
             self._interruption = error
@@ -285,8 +300,8 @@ def entries_that_go_on(
 ) -> GoingOn | None:
     """Return what follows a step; None: some of its tokens must be known first.
 
-    The tokens must be known where logits depend on them (penalties, grammars), where forks begin, and where
-    many requests have drafts.
+    The tokens must be known where logits depend on them (grammars, say), where forks begin, and where many
+    requests have drafts.
 
     Args:
         guessing: requests of some decodes whose next tokens would be guessed; None: there are no guesses.
@@ -299,7 +314,7 @@ def entries_that_go_on(
                 return None
             found.entries.append(entry)
             continue
-        if request.num_forks or request.sampling_state.processors:
+        if request.num_forks or request.sampling_state.waits_for_token:
             return None
         if entry.draft:
             found.num_idle += 1

@@ -17,8 +17,9 @@ from radixkv_kernels import make_backend
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
-#: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them.
-_SAMPLING_BYTES_PER_LOGIT = 16
+#: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them, and
+#: the counts of tokens that penalties keep.
+_SAMPLING_BYTES_PER_LOGIT = 20
 #: GPU memory of a recorded layer: its launches and their arguments. An estimate.
 _GRAPH_BYTES_PER_LAYER = 2**18
 

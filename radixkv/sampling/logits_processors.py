@@ -15,17 +15,16 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 import torch
 
-from radixkv.images.placed_image import FIRST_IMAGE_ID
 from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.device_counts import DeviceCounts
 from radixkv.sampling.sampling_params import SamplingParams
-
-#: A list of ids, or an integer array.
-TokenIds = Sequence[int] | np.ndarray[Any, Any]
+from radixkv.sampling.token_counts import TokenCounts, TokenIds
 
 
 class LogitsProcessor(ABC):
@@ -41,6 +40,11 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def is_active(self) -> bool:
         """True if `apply` would change anything now."""
+
+    @property
+    def waits_for_token(self) -> bool:
+        """True if the logits after the next token depend on which that is; else a step may run ahead."""
+        return True
 
     @property
     def is_complete(self) -> bool:
@@ -98,21 +102,36 @@ class LogitBias(LogitsProcessor):
     def is_active(self) -> bool:
         return len(self.tokens) > 0
 
+    @property
+    def waits_for_token(self) -> bool:
+        return False
+
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
         at, (bias,) = _places(logits, rows, [p.tokens for p in processors], [p.bias for p in processors])
         logits[at] = logits[at] + bias
 
 
-class _Counting:
+class Counting(LogitsProcessor):
     """Base of the kinds that depend on how often tokens occurred, and change the logits of these tokens."""
 
-    def __init__(self, counts: _TokenCounts) -> None:
+    def __init__(self, counts: TokenCounts) -> None:
         self.counts = counts
 
     @property
     def is_active(self) -> bool:
         return len(self.counts) > 0
+
+    @property
+    def waits_for_token(self) -> bool:
+        return False  # it is counted on the device, by `apply_counted`
+
+    @classmethod
+    @abstractmethod
+    def apply_counted(
+        cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
+    ) -> None:
+        """Do what `apply` does by counts on the device, which are up to date, and give the same logits."""
 
     def accept(self, token_id: int) -> None:
         self.counts.add(token_id)
@@ -126,13 +145,13 @@ class _Counting:
         return other
 
 
-class RepetitionPenalty(_Counting, LogitsProcessor):
+class RepetitionPenalty(Counting):
     """Divides the logits of tokens that were seen, in prompt or output; multiplies negative ones (CTRL)."""
 
     stage = 1
 
     def __init__(self, penalty: float, prompt_token_ids: TokenIds) -> None:
-        super().__init__(_TokenCounts.of(prompt_token_ids))
+        super().__init__(TokenCounts.of(prompt_token_ids))
         self.penalty = penalty
 
     @classmethod
@@ -142,14 +161,26 @@ class RepetitionPenalty(_Counting, LogitsProcessor):
         values = logits[at]
         logits[at] = torch.where(values > 0, values / penalties, values * penalties)
 
+    @classmethod
+    def apply_counted(
+        cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
+    ) -> None:
+        penalties = to_device(np.array([[p.penalty] for p in processors], np.float32), logits.device)
+        where = to_device(rows, logits.device)
+        for start, counts in memory.rows([p.counts for p in processors], logits):
+            part = slice(start, start + len(counts))
+            values = logits.index_select(0, where[part])
+            changed = torch.where(values > 0, values / penalties[part], values * penalties[part])
+            logits.index_copy_(0, where[part], torch.where(counts > 0, changed, values))
 
-class CountPenalty(_Counting, LogitsProcessor):
+
+class CountPenalty(Counting):
     """Lowers the logits of generated tokens: once for each, and for each time it was generated (OpenAI)."""
 
     stage = 2
 
     def __init__(self, presence: float, frequency: float) -> None:
-        super().__init__(_TokenCounts())
+        super().__init__(TokenCounts())
         self.presence, self.frequency = presence, frequency
 
     @classmethod
@@ -163,6 +194,19 @@ class CountPenalty(_Counting, LogitsProcessor):
             [p.presence for p in processors],
         )
         logits[at] = logits[at] - frequency * counts - presence
+
+    @classmethod
+    def apply_counted(
+        cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
+    ) -> None:
+        numbers = np.array([[[p.frequency] for p in processors], [[p.presence] for p in processors]])
+        frequency, presence = to_device(numbers.astype(np.float32), logits.device)
+        where = to_device(rows, logits.device)
+        for start, counts in memory.rows([p.counts for p in processors], logits):
+            part = slice(start, start + len(counts))
+            values = logits.index_select(0, where[part])
+            changed = values - frequency[part] * counts - presence[part]
+            logits.index_copy_(0, where[part], torch.where(counts > 0, changed, values))
 
 
 class MinTokens(LogitsProcessor):
@@ -178,6 +222,10 @@ class MinTokens(LogitsProcessor):
     @property
     def is_active(self) -> bool:
         return self.num_generated < self.least and len(self.ends) > 0
+
+    @property
+    def waits_for_token(self) -> bool:
+        return self.num_generated + 1 == self.least
 
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
@@ -203,6 +251,10 @@ class AllowedTokens(LogitsProcessor):
     @property
     def is_active(self) -> bool:
         return True
+
+    @property
+    def waits_for_token(self) -> bool:
+        return False
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         return next((i for i, token in enumerate(token_ids) if token not in self.allowed), len(token_ids))
@@ -241,6 +293,10 @@ class BadWords(LogitsProcessor):
     @property
     def is_active(self) -> bool:
         return len(self._ruled_out()) > 0
+
+    @property
+    def waits_for_token(self) -> bool:
+        return self.lengths[-1] > 0
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         count = 0
@@ -324,92 +380,67 @@ def prepare_processors(processors: Sequence[Sequence[LogitsProcessor]]) -> None:
         kind.prepare(members)
 
 
-def apply_processors(logits: torch.Tensor, processors: Sequence[Sequence[LogitsProcessor]]) -> None:
-    """Change float32 logits [R, V] in place, row i as `processors[i]` want; those not active are left out."""
-    kinds = _by_kind(processors)
+@dataclass(frozen=True, slots=True)
+class FedTokens:
+    """Tokens that a running step chooses, for steps that are launched before they are known.
+
+    Attributes:
+        chosen: its tokens, empty until they are known.
+        places: the place there of the token of each of some rows; -1: the host knows all tokens of a row.
+        tokens: int64 on the device, the tokens of the rows with a place, in order.
+    """
+
+    chosen: list[int]
+    places: Sequence[int]
+    tokens: torch.Tensor
+
+
+def apply_processors(
+    logits: torch.Tensor,
+    processors: Sequence[Sequence[LogitsProcessor]],
+    memory: DeviceCounts | None = None,
+    fed: FedTokens | None = None,
+) -> None:
+    """Change float32 logits [R, V] in place, row i as `processors[i]` want; those not active are left out.
+
+    Args:
+        memory: counts of tokens on the device; None: their places are sent.
+        fed: tokens that the host does not know yet, of the same rows; None: there are none.
+    """
+    kinds = _by_kind(processors, () if fed is None else fed.places)
     for kind in sorted(kinds, key=lambda kind: kind.stage):
-        kind.apply(logits, *kinds[kind])
+        rows, members = kinds[kind]
+        if memory is None or not issubclass(kind, Counting):
+            kind.apply(logits, rows, members)
+            continue
+        counts = [member.counts for member in members]
+        memory.update(counts, logits)
+        if fed is not None:
+            order = {row: i for i, row in enumerate(r for r, place in enumerate(fed.places) if place >= 0)}
+            late = [i for i, row in enumerate(rows) if row in order]
+            if late:
+                own = fed.tokens.index_select(0, to_device([order[rows[i]] for i in late], logits.device))
+                memory.feed([counts[i] for i in late], fed.chosen, [fed.places[rows[i]] for i in late], own)
+        kind.apply_counted(logits, rows, members, memory)
 
 
-def _by_kind(processors: Sequence[Sequence[LogitsProcessor]]) -> dict[type[Any], tuple[list[int], list[Any]]]:
-    """Return for each kind the rows with an active processor of it, and these processors."""
+def _by_kind(
+    processors: Sequence[Sequence[LogitsProcessor]], places: Sequence[int] = ()
+) -> dict[type[Any], tuple[list[int], list[Any]]]:
+    """Return for each kind the rows with an active processor of it, and these processors.
+
+    Args:
+        places: see `FedTokens`: a token to come makes kinds that count active.
+    """
     kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
     for row, own in enumerate(processors):
         for processor in own:
-            if processor.is_active:
+            is_fed = bool(places) and places[row] >= 0 and isinstance(processor, Counting)
+            if is_fed or processor.is_active:
                 rows, members = kinds.setdefault(type(processor), ([], []))
                 rows.append(row)
                 members.append(processor)
     return kinds
-
-
-class _TokenCounts:
-    """Occurrences of some tokens, as arrays; the last tokens added can be taken away again.
-
-        tokens   7  3  9            in the order of their first occurrence
-        counts   2  1  1            so 7 3 7 9 were added
-
-    A token whose count falls to 0 while the last ones are taken away is always the last of the array: those
-    after it occurred for the first time later, and are gone already.
-    """
-
-    __slots__ = ("_counts", "_history", "_size", "_tokens", "_where")
-
-    def __init__(self) -> None:
-        self._tokens = np.empty(16, dtype=np.int64)
-        self._counts = np.empty(16, dtype=np.float32)
-        self._size = 0
-        self._where: dict[int, int] = {}
-        self._history: list[int] = []
-
-    @classmethod
-    def of(cls, token_ids: TokenIds) -> _TokenCounts:
-        """Return the counts of a prompt's text; its tokens can't be taken away. O(n log n)."""
-        counts = cls()
-        ids = np.asarray(token_ids, dtype=np.int64)
-        counts._tokens, found = np.unique(ids[ids < FIRST_IMAGE_ID], return_counts=True)
-        counts._counts = found.astype(np.float32)
-        counts._size = len(counts._tokens)
-        counts._where = {token: i for i, token in enumerate(counts._tokens.tolist())}
-        return counts
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def tokens(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return self._tokens[: self._size]
-
-    @property
-    def counts(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return self._counts[: self._size]
-
-    def add(self, token_id: int) -> None:
-        place = self._where.setdefault(token_id, self._size)
-        if place == self._size:
-            if place == len(self._tokens):
-                self._tokens = np.resize(self._tokens, 2 * place + 16)
-                self._counts = np.resize(self._counts, 2 * place + 16)
-            self._tokens[place], self._counts[place] = token_id, 0.0
-            self._size += 1
-        self._counts[place] += 1.0
-        self._history.append(token_id)
-
-    def remove(self, count: int) -> None:
-        for _ in range(count):
-            token = self._history.pop()
-            place = self._where[token]
-            self._counts[place] -= 1.0
-            if self._counts[place] == 0.0:
-                assert place == self._size - 1
-                self._size = place
-                del self._where[token]
-
-    def copy(self) -> _TokenCounts:
-        other = _TokenCounts()
-        other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
-        other._size, other._where, other._history = self._size, dict(self._where), list(self._history)
-        return other
 
 
 def _places(

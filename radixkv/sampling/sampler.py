@@ -25,8 +25,9 @@ from typing import Protocol
 import torch
 
 from radixkv.sampling.device_arrays import Fetch, frees_memory, to_device
+from radixkv.sampling.device_counts import DeviceCounts
 from radixkv.sampling.draws import draw
-from radixkv.sampling.logits_processors import apply_processors, prepare_processors
+from radixkv.sampling.logits_processors import FedTokens, apply_processors, prepare_processors
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
@@ -102,8 +103,9 @@ class Sampling:
     The rows of request i lie at [starts[i], starts[i] + 1 + len(drafts[i])).
 
     Args:
-        ahead: number of earlier tokens not yet delivered, for each request; empty: none of any. Requests
-            with such tokens have no processors.
+        fed: the tokens of each request that a step before still chooses; None: the host knows all. No
+            processor of such a request waits for them.
+        memory: counts of tokens on the device; None: penalties send the places that they change.
 
     Attributes:
         tokens: int64 [R], on the logits' device, the token of each row unless its candidates did not suffice.
@@ -125,7 +127,8 @@ class Sampling:
         rows: Sequence[int],
         requests: Sequence[Sampled],
         drafts: Sequence[Sequence[int]],
-        ahead: Sequence[int] = (),
+        fed: FedTokens | None = None,
+        memory: DeviceCounts | None = None,
     ) -> None:
         self.requests, self.drafts = requests, drafts
         # Before anything waits for a GPU's logits.
@@ -138,13 +141,13 @@ class Sampling:
             wanted = [row + i for row, size in zip(rows, sizes, strict=True) for i in range(size)]
         self.raw = _rows(logits, wanted).float()
         self.places: dict[int, int] = {}
+        self._fed, self._memory = fed, memory
         self.processed = self._process()
         self.drawing: list[tuple[int, SamplingParams, float]] = []
         self.reported: list[tuple[int, SamplingParams]] = []
-        for request, start, size, late in zip(
-            requests, self.starts, sizes, ahead or [0] * len(rows), strict=True
-        ):
+        for at, (request, start, size) in enumerate(zip(requests, self.starts, sizes, strict=True)):
             if not request.params.is_greedy:
+                late = int(fed is not None and fed.places[at] >= 0)
                 draw_at = request.sampling_state.draw
                 self.drawing += [(start + i, request.params, draw_at(late + i)) for i in range(size)]
             if request.params.reports_logprobs:
@@ -168,10 +171,11 @@ class Sampling:
             while remaining:
                 # After the end of a complete output, nothing is chosen.
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
-                active = [i for i in going_on if any(p.is_active for p in states[i].processors)]
+                active = [i for i in going_on if self._is_active(i, states[i])]
                 rows = [self.starts[i] + depth for i in active]
                 block = _copy(self.raw, rows)
-                apply_processors(block, [states[i].processors for i in active])
+                processors = [states[i].processors for i in active]
+                apply_processors(block, processors, self._memory, self._fed_rows(active))
                 for row in rows:
                     self.places[row] = len(self.places)
                 blocks.append(block)
@@ -188,6 +192,22 @@ class Sampling:
                 if count:
                     states[i].roll_back(count)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def _is_active(self, request: int, state: SamplingState) -> bool:
+        """Return True if processors change a request's logits, or will once its token is counted."""
+        is_fed = self._fed is not None and self._fed.places[request] >= 0
+        return is_fed or any(processor.is_active for processor in state.processors)
+
+    def _fed_rows(self, requests: Sequence[int]) -> FedTokens | None:
+        """Return the tokens that the host does not know of some requests; None: it knows all."""
+        fed = self._fed
+        if fed is None:
+            return None
+        order = list(itertools.accumulate((place >= 0 for place in fed.places), initial=0))
+        own = [order[i] for i in requests if fed.places[i] >= 0]
+        if not own:
+            return None
+        return FedTokens(fed.chosen, [fed.places[i] for i in requests], _copy(fed.tokens, own))
 
     def _choose(self) -> None:
         """Choose a token for each row."""
@@ -211,7 +231,8 @@ class Sampling:
     def _wait(self) -> None:
         """Wait for the launched work, and read it."""
         fetched = self._fetch.wait()
-        self.chosen = self.first_chosen = [int(token) for token in fetched[0]]
+        self.first_chosen += [int(token) for token in fetched[0]]
+        self.chosen = self.first_chosen
         self.broken = [not is_finite for is_finite in fetched[1]]
         self._read_logprobs(self.reported, fetched[self._num_columns :])
         if self._num_columns > 2 and any(fetched[2]):

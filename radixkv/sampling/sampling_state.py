@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, TokenIds, make_processors
+from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, make_processors
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv.sampling.token_counts import TokenIds
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -73,6 +74,11 @@ class SamplingState:
     def is_complete(self) -> bool:
         """True if the output ends with the last accepted token: its grammar allows nothing more."""
         return any(processor.is_complete for processor in self.processors)
+
+    @property
+    def waits_for_token(self) -> bool:
+        """True if no step may run ahead of the next token: the logits after it depend on which that is."""
+        return any(processor.waits_for_token for processor in self.processors)
 
     @property
     def failure(self) -> str | None:

@@ -150,12 +150,11 @@ def test_what_ran_after_the_last_token_is_in_nobodys_prefix() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=20, temperature=0.0, repetition_penalty=1.3),
-        SamplingParams(max_tokens=20, temperature=0.8, seed=4, logit_bias={5: 3.0}),
+        SamplingParams(max_tokens=20, temperature=0.0, bad_words=[[3, 4]]),
         SamplingParams(max_tokens=20, temperature=0.0, structured=StructuredOutputs(regex="[a-e]{3,15}")),
         SamplingParams(max_tokens=20, temperature=0.7, seed=3, n=3),
     ],
-    ids=["penalty", "bias", "grammar", "samples"],
+    ids=["bad_words", "grammar", "samples"],
 )
 def test_steps_that_need_the_tokens_wait_for_them(params: SamplingParams) -> None:
     class Letters(LetterTokenizer):
@@ -167,6 +166,42 @@ def test_steps_that_need_the_tokens_wait_for_them(params: SamplingParams) -> Non
     assert answers(ahead, asks) == answers(other, asks)
     # While both run nothing runs ahead; the other one goes on alone.
     assert 0 < ahead.stats().steps_ahead < 24
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_penalties_and_biases_stop_no_step_ahead(guesses: bool) -> None:
+    """The running step's token is counted where it is chosen, and taken back where it was none after all."""
+    options = {} if guesses else {"speculation": "off"}
+    kind = Parrot if guesses else PagedHashModel
+    ahead, _ = make_engine(model=kind(200, 8), async_scheduling=True, **options)
+    other, _ = make_engine(model=kind(200, 8), async_scheduling=False, speculation="off")
+    [[(full, *_)]] = answers(other, [(prompt(3), GREEDY)])
+    params = [
+        replace(GREEDY, repetition_penalty=1.3),
+        replace(GREEDY, repetition_penalty=0.7, max_tokens=40),
+        replace(GREEDY, presence_penalty=1.5, frequency_penalty=0.5),
+        replace(GREEDY, temperature=0.8, seed=4, logit_bias={5: 3.0}),
+        replace(GREEDY, temperature=0.8, seed=5, frequency_penalty=-1.0, repetition_penalty=1.2),
+        replace(GREEDY, temperature=2.0, seed=6, allowed_token_ids=tuple(range(3, 20))),
+        replace(GREEDY, min_tokens=9, stop_token_ids=(full[2], full[10]), presence_penalty=0.2),
+        GREEDY,
+    ]
+    for together in range(2):  # other requests, rows of ended ones
+        asks = [(prompt(i + together, 9 + i), one) for i, one in enumerate(params)]
+        assert answers(ahead, asks) == answers(other, asks)
+    if not guesses:
+        assert ahead.stats().steps_ahead > 50
+
+
+def test_counts_on_the_device_survive_steps_that_fail() -> None:
+    penalty = replace(GREEDY, repetition_penalty=1.4, presence_penalty=0.7)
+    for failing in range(1, 14):
+        calls = iter(range(1000))
+        model = PagedHashModel(64, 8, fail_if=lambda batch: next(calls) == failing)  # noqa: B023
+        engine, _ = make_engine(model=model, async_scheduling=True, speculation="off")
+        other, _ = make_engine(async_scheduling=False, speculation="off")
+        asks = [(prompt(1), penalty), (prompt(2), penalty)]
+        assert answers(engine, asks) == answers(other, asks)
 
 
 def test_guesses_come_before_steps_ahead() -> None:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from nightly import tried
 
 from radixkv.sampling import sampler
-from radixkv.sampling.logits_processors import LogitsProcessor, apply_processors, make_processors
+from radixkv.sampling.device_counts import DeviceCounts
+from radixkv.sampling.logits_processors import (
+    Counting,
+    FedTokens,
+    LogitsProcessor,
+    apply_processors,
+    make_processors,
+)
 from radixkv.sampling.sampler import sample, sample_runs
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import RandomStream, SamplingState
@@ -114,7 +121,8 @@ def check(processor: LogitsProcessor, kind: str, generated: list[int]) -> None:
 
 def test_every_kind_is_tested() -> None:
     # A grammar accepts only what it allows: see test_grammars.
-    assert {kind.__name__ for kind in LogitsProcessor.__subclasses__()} - {"GrammarMask"} == set(KINDS)
+    kinds = {*LogitsProcessor.__subclasses__(), *Counting.__subclasses__()} - {Counting}
+    assert {kind.__name__ for kind in kinds} - {"GrammarMask"} == set(KINDS)
     assert all(type(made(kind)).__name__ == kind for kind in KINDS)
 
 
@@ -246,7 +254,7 @@ class TestSampler:
         for token in (5, 6, 7):
             done.sampling_state.accept(token)
         touched: list[int] = []
-        monkeypatch.setattr(sampler, "apply_processors", lambda logits, _: touched.append(len(logits)))
+        monkeypatch.setattr(sampler, "apply_processors", lambda logits, *_: touched.append(len(logits)))
         rows = [done, Row(SamplingParams()), changed, Row(SamplingParams(temperature=0.0))]
         sample(random_logits(4), [0, 1, 2, 3], rows)
         assert touched == [1]
@@ -336,3 +344,50 @@ class TestState:
         other = copy.deepcopy(state)
         other.accept(3)
         assert state.num_generated == 0
+
+
+@settings(max_examples=tried(60), deadline=None)
+@given(st.data())
+def test_counts_on_the_device_change_the_same_logits(data: st.DataObject) -> None:
+    """Whatever is accepted, rolled back, forked, fed before it is known, or never told."""
+    ids = st.integers(0, VOCABULARY - 1)
+    memory = DeviceCounts()
+    params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25)
+    alive = [make_processors(params, PROMPT, ENDS) for _ in range(2)]
+    for _ in range(data.draw(st.integers(1, 8))):
+        for own in alive:
+            for token in data.draw(st.lists(ids, max_size=3)):
+                for processor in own:
+                    processor.accept(token)
+            count = data.draw(st.integers(0, 2))
+            if all(len(p.counts.history) >= count for p in own):
+                for processor in own:
+                    processor.roll_back(count)
+        if data.draw(st.booleans()) and len(alive) < 5:
+            alive.append([processor.fork() for processor in alive[0]])
+        logits = random_logits(len(alive))
+        expected = logits.clone()
+        apply_processors(expected, alive)
+        apply_processors(logits, alive, memory)
+        assert torch.equal(logits, expected)
+        # A step ahead of the tokens of some.
+        late = [i for i in range(len(alive)) if data.draw(st.booleans())]
+        tokens = [data.draw(ids) for _ in late]
+        told: list[int] = []
+        places = [late.index(i) if i in late else -1 for i in range(len(alive))]
+        logits, expected = random_logits(len(alive)), random_logits(len(alive))
+        apply_processors(
+            logits, alive, memory, FedTokens(told, places, torch.tensor(tokens, dtype=torch.int64))
+        )
+        ahead = [[processor.fork() for processor in own] for own in alive]
+        for i, token in zip(late, tokens, strict=True):
+            for processor in ahead[i]:
+                processor.accept(token)
+        apply_processors(expected, ahead)
+        assert torch.equal(logits, expected)
+        if data.draw(st.booleans()):  # else the step failed, or nobody got its tokens
+            told += tokens
+        if told and data.draw(st.booleans()):
+            for i, token in zip(late, tokens, strict=True):
+                for processor in alive[i]:
+                    processor.accept(token)

@@ -149,11 +149,14 @@ class Traffic:
         prompt = self.family()[: int(random.integers(1, room))] + tail
         n = int(random.choice([1, 1, 1, 1, 2, 3]))
         sampled = random.random() < 0.3
+        seed = int(random.integers(1 << 20)) if sampled else None
+        max_tokens = int(random.integers(1, min(28, self._longest - len(prompt))))
         params = SamplingParams(
             temperature=0.7 if sampled else 0.0,
-            seed=int(random.integers(1 << 20)) if sampled else None,
+            seed=seed,
             n=n,
-            max_tokens=int(random.integers(1, min(28, self._longest - len(prompt)))),
+            max_tokens=max_tokens,
+            frequency_penalty=0.6 if max_tokens % 7 == 0 else 0.0,
             ignore_eos=bool(random.random() < 0.5),
             repetition_penalty=1.2 if random.random() < 0.1 else 1.0,
             prompt_logprobs=1 if random.random() < 0.03 else None,

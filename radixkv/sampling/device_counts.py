@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Occurrences of tokens in requests, kept where the logits are, so that a step sends the latest ones only.
+
+    host     history of a request    7 3 9 | 7         what it has got, as `TokenCounts` notes it
+    device   a row of the table      7 3 9 | ?         what was added to it; ? is chosen by a step that still
+    runs
+
+A step that is launched before the tokens of the one before are known adds these on the device (`feed`). What
+they were is compared with the request's history the next time: a token that the request has not got after all
+is taken away again, and so are guesses that proved wrong.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from radixkv.sampling.device_arrays import to_device
+from radixkv.sampling.token_counts import TokenCounts, TokenIds
+
+_FIRST_ROWS = 8
+#: Logits for which temporary tensors are made at a time.
+_LOGITS = 1 << 23
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a row of the table has counted: a beginning of a history, and one token more at most.
+
+    Attributes:
+        place: of the row.
+        log: the beginning of the history.
+        fed: list of a step's tokens, empty until they are known, and the place of the token more there.
+    """
+
+    place: int
+    log: list[int] = field(default_factory=list)
+    fed: tuple[list[int], int] | None = None
+
+
+class DeviceCounts:
+    """A table int32 [rows, V] of occurrences, a row for each `TokenCounts` in use. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._table: torch.Tensor | None = None
+        self._rows: weakref.WeakKeyDictionary[TokenCounts, _Row] = weakref.WeakKeyDictionary()
+        self._free: list[int] = []
+
+    def update(self, members: Sequence[TokenCounts], like: torch.Tensor) -> None:
+        """Bring the rows of some counts up to date with their histories. O(tokens since the last call).
+
+        Args:
+            like: logits [R, V] of the table's device.
+        """
+        places: list[int] = []
+        tokens: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        changes: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+
+        def change(place: int, ids: TokenIds, by: int | TokenIds) -> None:
+            own = np.asarray(ids, np.int64)
+            if len(own):
+                places.extend([place] * len(own))
+                tokens.append(own)
+                changes.append(np.broadcast_to(np.asarray(by, np.int32), own.shape))
+
+        for counts in members:
+            row = self._rows.get(counts)
+            if row is not None and row.fed is not None:
+                chosen, at = row.fed
+                row.fed = None
+                if chosen:
+                    row.log.append(chosen[at])
+                else:  # its step has failed: nobody knows what it added
+                    assert self._table is not None
+                    self._table[row.place].zero_()
+                    change(row.place, counts.tokens, counts.counts)
+                    row.log, counts.unchanged = list(counts.history), len(counts.history)
+            history = counts.history
+            if row is None:
+                row = self._new_row(counts, like)
+                change(row.place, counts.tokens, counts.counts)
+                row.log, counts.unchanged = list(history), len(history)
+            kept = min(counts.unchanged, len(row.log), len(history))
+            if row.log[kept:] != history[kept:]:
+                change(row.place, row.log[kept:], -1)
+                change(row.place, history[kept:], 1)
+                row.log[kept:] = history[kept:]
+            counts.unchanged = len(history)
+        if places:
+            self._add(np.array(places, np.int64), np.concatenate(tokens), np.concatenate(changes), like)
+
+    def feed(
+        self, members: Sequence[TokenCounts], chosen: list[int], rows: Sequence[int], tokens: torch.Tensor
+    ) -> None:
+        """Count a token for each of some counts that are up to date, before the host knows it.
+
+        Args:
+            chosen: the tokens of a step, empty until they are known.
+            rows: places of the members' tokens there.
+            tokens: int64 [len(members)], the same on the device.
+        """
+        assert self._table is not None
+        for counts, at in zip(members, rows, strict=True):
+            self._rows[counts].fed = chosen, at
+        places = to_device([self._rows[counts].place for counts in members], tokens.device)
+        self._table.index_put_((places, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+
+    def rows(self, members: Sequence[TokenCounts], like: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield counts int32 [N, V] of all members, N at a time, each with the index of its first member."""
+        assert self._table is not None
+        places = to_device([self._rows[counts].place for counts in members], like.device)
+        size = max(1, _LOGITS // like.shape[1])
+        for start in range(0, len(members), size):
+            yield start, self._table.index_select(0, places[start : start + size])
+
+    def _new_row(self, counts: TokenCounts, like: torch.Tensor) -> _Row:
+        """Give counts a row of zeros."""
+        if not self._free:
+            old = self._table
+            have = 0 if old is None else len(old)
+            more = max(_FIRST_ROWS, have)
+            zeros = torch.zeros(more, like.shape[1], dtype=torch.int32, device=like.device)
+            self._table = zeros if old is None else torch.cat([old, zeros])
+            self._free = list(range(have + more - 1, have - 1, -1))
+            place = self._free.pop()
+        else:
+            place = self._free.pop()
+            assert self._table is not None
+            self._table[place].zero_()
+        row = self._rows[counts] = _Row(place)
+        weakref.finalize(counts, self._free.append, place)
+        return row
+
+    def _add(
+        self,
+        places: np.ndarray[tuple[int], np.dtype[np.int64]],
+        tokens: np.ndarray[tuple[int], np.dtype[np.int64]],
+        changes: np.ndarray[tuple[int], np.dtype[np.int32]],
+        like: torch.Tensor,
+    ) -> None:
+        assert self._table is not None
+        # Ids are compared on the host: an index out of range would end a GPU's process.
+        inside = (tokens >= 0) & (tokens < like.shape[1])
+        index = tuple(to_device(each[inside], like.device) for each in (places, tokens))
+        self._table.index_put_(index, to_device(changes[inside], like.device), accumulate=True)
