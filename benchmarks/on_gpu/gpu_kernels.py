@@ -17,6 +17,7 @@ from benchmarks.gpu_machine import matmul_rate, read_rate
 from benchmarks.gpu_numbers import has_type
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import Bench, Sizes, milliseconds, profiled
+from radixkv_kernels.triton.backend import TritonBackend
 
 #: Decodes: most times SDPA's milliseconds on contiguous tensors. Prompts: share of the product's speed. A
 #: shared prefix: how many times as fast as without sharing. All measured in the same run.
@@ -110,6 +111,9 @@ def prefill(sizes: Sizes, rows: int, context: int, matmul: float) -> dict[str, A
             scaled_dot_product_attention, query, key, value, attn_mask=causal_lower_right(rows, context)
         )
     times = beside(bench, sizes, sdpa)
+    # The kernel by itself: in whole chunks torch's attention takes its place.
+    bench.backend = TritonBackend(bench.backend.config, bench.tiling, long_rows=1 << 30)
+    times |= milliseconds({"kernel ms": bench.attend()}, sizes)
     # Two products of all visible pairs.
     pairs = rows * (context - rows) + rows * (rows + 1) / 2
     rate = 4 * pairs * query.shape[3] * query.shape[1] / times["radixkv ms"] * 1e3

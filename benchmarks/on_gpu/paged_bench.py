@@ -98,6 +98,7 @@ class Bench:
             max_model_len=max(contexts) + BLOCK,
             **options,
         )
+        self.tiling = ToyTiling(config) if sizes.small else None
         self.backend = make_backend(sizes, config)
         ids = np.arange(total, dtype=np.int32)
         if not in_order:

@@ -51,6 +51,10 @@ class GroupedBackend(AttentionBackend):
         # before the first step.
         self._windows: list[set[int | None]] = [set() for _ in backends]
 
+    @property
+    def scratch_bytes(self) -> int:
+        return max(backend.scratch_bytes for backend in self.backends)
+
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
     ) -> GroupedPlan:

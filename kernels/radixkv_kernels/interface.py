@@ -157,6 +157,11 @@ class AttentionBackend(ABC):
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Most bytes that a call of `attend` allocates besides its output."""
+        return 0
+
     @abstractmethod
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables

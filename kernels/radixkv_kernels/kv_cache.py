@@ -169,16 +169,34 @@ class PagedKV:
 
         For tests, export and debugging: O(num_tokens) and allocates.
         """
-        size = self.spec.block_size
-        count = -(-num_tokens // size)
-        blocks = torch.as_tensor(np.asarray(block_table[:count], dtype=np.int64), device=self.spec.device)
-        out = []
-        for data, scale in ((self.key, self.key_scale), (self.value, self.value_scale)):
-            rows = data[layer][:, blocks].to(dtype)
-            if scale is not None:
-                rows = rows * scale[layer][:, blocks].to(dtype).unsqueeze(-1)
-            out.append(rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous())
-        return out[0], out[1]
+        blocks = torch.as_tensor(np.asarray(block_table, dtype=np.int64), device=self.spec.device)
+        value = self._read(self.value, self.value_scale, layer, blocks, num_tokens, dtype)
+        return self.read_keys(layer, blocks, num_tokens, dtype), value
+
+    def read_keys(
+        self, layer: int, blocks: torch.Tensor, num_tokens: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Copy of the first `num_tokens` keys of one request, `[num_tokens, Hkv, size]` in `dtype`.
+
+        Args:
+            blocks: int64, the request's, on the device.
+        """
+        return self._read(self.key, self.key_scale, layer, blocks, num_tokens, dtype)
+
+    def _read(
+        self,
+        data: torch.Tensor,
+        scale: torch.Tensor | None,
+        layer: int,
+        blocks: torch.Tensor,
+        num_tokens: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        blocks = blocks[: -(-num_tokens // self.spec.block_size)]
+        rows = data[layer][:, blocks].to(dtype)
+        if scale is not None:
+            rows = rows * scale[layer][:, blocks].to(dtype).unsqueeze(-1)
+        return rows.flatten(1, 2)[:, :num_tokens].transpose(0, 1).contiguous()
 
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """Copy the contents of some blocks, in a form that depends neither on their ids nor on the device.

@@ -203,6 +203,13 @@ class GroupedKV:
         group, index = self.spec.places[layer]
         return self.groups[group].read(index, block_table, num_tokens, dtype)
 
+    def read_keys(
+        self, layer: int, blocks: torch.Tensor, num_tokens: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See `PagedKV.read_keys`."""
+        group, index = self.spec.places[layer]
+        return self.groups[group].read_keys(index, blocks, num_tokens, dtype)
+
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """See `PagedKV.save_blocks`: of each block, one group after the other."""
         return self._whole.save_blocks(blocks)

@@ -13,8 +13,8 @@ chunks of some hundred queries. The latents are read back from the cache, so tha
 numbers, 8-bit ones included. The way of a chunk depends on the cutting of its prompt and on the cached part,
 and the two ways differ in their last bits: deterministic mode leaves all chunks absorbed.
 
-Heads are expanded some at a time, in memory of a fixed size, and attended by the same kernels, from blocks of
-their own.
+Heads are expanded some at a time, in memory of a fixed size. On a CPU they are attended by the same kernels,
+from blocks of their own; on a GPU by torch's attention (`radixkv_kernels.contiguous`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from radixkv.model.latent_attention import Latents
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, AttentionPlan, KVSpec, PagedKV, make_backend
+from radixkv_kernels.contiguous import FLASH_DTYPES, LARGEST_HEAD, MAX_BYTES, MIN_ROWS, causal_attention
 
 #: Fewest queries of an expanded chunk, below which a launch for each chunk costs more than it saves.
 MIN_QUERIES = 64
@@ -60,12 +61,12 @@ class Chunk:
     Attributes:
         rows: their rows of the step.
         context: tokens that the last of them sees.
-        table: int32, the request's blocks.
+        blocks: int64, the request's blocks, on the device.
     """
 
     rows: slice
     context: int
-    table: np.ndarray
+    blocks: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +106,38 @@ class LongChunks:
             attended = step.backend.attend(step.kv, layer, folded, self.plan, scale=scale)
             out[self.others] = latents.fold_output(attended)
         for chunk in self.chunks:
-            stored, _ = step.kv.read(layer, chunk.table, chunk.context, latents.weight.dtype)
+            stored = step.kv.read_keys(layer, chunk.blocks, chunk.context, latents.weight.dtype)
             out[chunk.rows] = self.expansion.attend(latents, query[chunk.rows], stored[:, 0], scale)
         return out
 
 
 class Expansion:
-    """Expanded attention of one model on a CPU; not thread-safe.
+    """Expanded attention of one model; not thread-safe.
 
     Args:
         sizes: a latent attention of the model, by whose sizes chunks are chosen.
         name: of the attention backend.
         max_num_tokens: most queries of a step.
+        min_queries: fewest queries of a chunk.
+        is_contiguous: torch's attention computes it, as on a GPU.
     """
 
-    def __init__(self, sizes: Latents, name: str, max_num_tokens: int) -> None:
+    def __init__(
+        self,
+        sizes: Latents,
+        name: str,
+        max_num_tokens: int,
+        *,
+        min_queries: int = MIN_QUERIES,
+        is_contiguous: bool = False,
+    ) -> None:
         self._sizes, self._name, self._max_num_tokens = sizes, name, max_num_tokens
+        self._min_queries, self._is_contiguous = min_queries, is_contiguous
         self._scratch: dict[tuple[int, int], _Scratch] = {}
 
     def pays(self, queries: int, context: int) -> bool:
         """Return True if `queries` tokens at the end of a context are attended faster with expanded heads."""
-        if queries < MIN_QUERIES:
+        if queries < self._min_queries:
             return False
         s = self._sizes
         a_token = s.latent * (s.nope + s.value)
@@ -138,11 +150,17 @@ class Expansion:
         """Choose the chunks of a step; None: there are none."""
         starts, contexts = batch.query_starts, batch.context_lengths
         counts = np.diff(starts)
-        long = [r for r in np.flatnonzero(counts >= MIN_QUERIES) if self.pays(counts[r], contexts[r])]
+        candidates = np.flatnonzero(counts >= self._min_queries)
+        long = [r for r in candidates if self.pays(counts[r], contexts[r])]
         if not long:
             return None
+        device = self._sizes.weight.device
         chunks = [
-            Chunk(slice(int(starts[r]), int(starts[r + 1])), int(contexts[r]), batch.block_tables[r])
+            Chunk(
+                slice(int(starts[r]), int(starts[r + 1])),
+                int(contexts[r]),
+                to_device(batch.block_tables[r].astype(np.int64), device),
+            )
             for r in long
         ]
         others = np.setdiff1d(np.arange(len(counts)), long)
@@ -153,7 +171,7 @@ class Expansion:
         if len(rows):
             ends = np.concatenate([[0], np.cumsum(counts[others])]).astype(np.int32)
             plan = backend.plan(ends, contexts[others], [batch.block_tables[r] for r in others])
-        return LongChunks(self, chunks, to_device(rows.astype(np.int64), torch.device("cpu")), plan)
+        return LongChunks(self, chunks, to_device(rows.astype(np.int64), device), plan)
 
     def attend(self, latents: Latents, query: Tensor, stored: Tensor, scale: float) -> Tensor:
         """Attend the last queries of a context.
@@ -165,6 +183,8 @@ class Expansion:
         Returns:
             [n, H, value].
         """
+        if self._is_contiguous:
+            return _attend_contiguously(latents, query, stored, scale)
         sizes = (
             -(-(latents.nope + latents.rope) // _MULTIPLE) * _MULTIPLE,
             -(-latents.value // _MULTIPLE) * _MULTIPLE,
@@ -233,7 +253,37 @@ class _Scratch:
         return out
 
 
+def _attend_contiguously(latents: Latents, query: Tensor, stored: Tensor, scale: float) -> Tensor:
+    """See `Expansion.attend`: some heads at a time, by torch's attention."""
+    context, heads = len(stored), query.shape[1]
+    latent = stored[:, : latents.latent]
+    rotated = stored[:, latents.latent : latents.latent + latents.rope]
+    up_key, up_value = latents.weights()
+    width = latents.nope + latents.rope
+    # Values are padded to the width of keys.
+    at_once = max(1, MAX_BYTES // (2 * width * context * stored.dtype.itemsize))
+    out = query.new_empty(len(query), heads, latents.value)
+    for first in range(0, heads, at_once):
+        own = slice(first, first + at_once)
+        plain = latent @ up_key[own].transpose(1, 2)
+        key = torch.cat([plain, rotated.expand(len(plain), -1, -1)], 2)
+        value = latent @ up_value[own].transpose(1, 2)
+        out[:, own] = causal_attention(query[:, own], key, value, scale)
+    return out
+
+
+def find_latents(model: nn.Module) -> Latents | None:
+    """Return a latent attention of a model; None: it has none."""
+    return next((module for module in model.modules() if isinstance(module, Latents)), None)
+
+
 def make_expansion(model: nn.Module, name: str, max_num_tokens: int) -> Expansion | None:
-    """The expanded attention of a model; None: it has no latents."""
-    sizes = next((module for module in model.modules() if isinstance(module, Latents)), None)
-    return None if sizes is None else Expansion(sizes, name, max_num_tokens)
+    """The expanded attention of a model; None: it has no latents, or torch's attention does not take them."""
+    sizes = find_latents(model)
+    if sizes is None:
+        return None
+    if sizes.weight.device.type == "cpu":
+        return Expansion(sizes, name, max_num_tokens)
+    if sizes.weight.dtype not in FLASH_DTYPES or sizes.nope + sizes.rope > LARGEST_HEAD:
+        return None
+    return Expansion(sizes, name, max_num_tokens, min_queries=MIN_ROWS, is_contiguous=True)

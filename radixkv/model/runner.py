@@ -141,7 +141,7 @@ class ModelRunner:
         )
         # Which chunks are long depends on how a prompt is cut.
         self._expansion = None
-        if self.device.type == "cpu" and not deterministic:
+        if not deterministic:
             self._expansion = make_expansion(loaded.model, backend, limits.max_num_tokens)
         self.states: RunnerStates | None = None
         if states is not None:

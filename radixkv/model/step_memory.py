@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv.model.attention_shape import AttentionShape
 from radixkv.model.cuda_graphs import row_sizes
 from radixkv.model.device_paths import rewrite_layers
+from radixkv.model.expanded_latents import find_latents
 from radixkv.model.step_context import call_model
 from radixkv_kernels import make_backend
+from radixkv_kernels.contiguous import MAX_BYTES, MIN_ROWS
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
 
-#: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them, and
-#: the counts of tokens that penalties keep.
+#: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them,
+#: and the counts of tokens that penalties keep.
 _SAMPLING_BYTES_PER_LOGIT = 20
-#: GPU memory of a recorded layer: its launches and their arguments. An estimate.
-_GRAPH_BYTES_PER_LAYER = 2**18
+#: GPU memory of a recorded launch with its arguments: a twelfth of 256 KiB for a fused layer. An estimate.
+_GRAPH_BYTES_PER_LAUNCH = 2**18 // 12
+#: Launches of a layer that are no operators of torch: attention and its merge, norms, rotation and gate.
+_KERNELS_PER_LAYER = 8
 
 
 class _WithoutAttention:
@@ -48,6 +53,22 @@ class _WithoutAttention:
         return query.new_empty(*query.shape[:2], value.shape[2])
 
 
+class LaunchCount(TorchDispatchMode):
+    """Count the operators that launch something: neither views nor memory alone.
+
+    Attributes:
+        count: so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "empty" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
 @torch.inference_mode()
 def measure_step_memory(
     loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_padded_rows: int, max_model_len: int
@@ -64,9 +85,11 @@ def measure_step_memory(
     rewrite_layers(loaded.model, None, "triton")
     activations, _ = _forward_memory(loaded, max_num_tokens, max_padded_rows, max_model_len)
     # Graphs have memory of their own, which all of them share.
-    recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
+    with LaunchCount() as launches:
+        recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
     num_graphs = 2 * len(row_sizes(max_padded_rows))
-    graphs = recorded + num_graphs * loaded.attention.num_layers * _GRAPH_BYTES_PER_LAYER
+    num_launches = launches.count + _KERNELS_PER_LAYER * loaded.attention.num_layers
+    graphs = recorded + num_graphs * num_launches * _GRAPH_BYTES_PER_LAUNCH
     # The graphs' own copy of the logits, and the copies of sampling.
     sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
     kernels = _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len)
@@ -104,4 +127,7 @@ def _kernel_memory(loaded: LoadedModel, max_num_tokens: int, max_num_seqs: int, 
     plan = backend.plan(ends, ends[1:], [np.zeros(1, dtype=np.int32)])
     # One set of buffers for each window; models have one, or two.
     backend.stage(plan, [None, max_model_len])
-    return int(torch.cuda.memory_allocated(loaded.device) - before)
+    scratch = backend.scratch_bytes
+    if find_latents(loaded.model) is not None and max_num_tokens >= MIN_ROWS:
+        scratch = max(scratch, 2 * MAX_BYTES)  # expanded heads, and what makes them
+    return int(torch.cuda.memory_allocated(loaded.device) - before) + scratch

@@ -14,8 +14,8 @@ import torch
 from test_attention_shapes import expected, generate, make_llm, reference, some_tokens
 from tiny_models import save_tiny_model
 
-from radixkv.model import expanded_latents
-from radixkv.model.expanded_latents import Expansion
+from radixkv.model import expanded_latents, runner
+from radixkv.model.expanded_latents import Expansion, find_latents
 from radixkv.model.latent_attention import Latents
 from radixkv_kernels import reference_attention
 
@@ -42,14 +42,16 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def test_expanded_heads_attend_as_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_contiguous", [False, True])
+def test_expanded_heads_attend_as_in_float64(is_contiguous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expanded_latents, "SCRATCH_ELEMENTS", 2 * 1024 * (24 + 16))
+    monkeypatch.setattr(expanded_latents, "MAX_BYTES", 2 * 2 * 18 * 200 * 4)  # two heads at a time
     heads, nope, rope, value, latent = 5, 12, 6, 10, 20
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(heads * (nope + value), latent, generator=draw)
     sizes = {"qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": value, "kv_lora_rank": latent}
     latents = Latents(SimpleNamespace(kv_b_proj=SimpleNamespace(weight=weight), **sizes))
-    expansion = Expansion(latents, "cpu", 256)
+    expansion = Expansion(latents, "cpu", 256, is_contiguous=is_contiguous)
     for queries, context in ((70, 70), (1, 90), (65, 200)):
         stored = torch.randn(context, latent + rope, generator=draw)
         query = torch.randn(queries, heads, nope + rope, generator=draw)
@@ -62,7 +64,18 @@ def test_expanded_heads_attend_as_in_float64(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(found.double(), truth, atol=1e-4, rtol=1e-4)
 
 
-def test_greedy_tokens_of_long_prompts(folder: Path, chunks: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("is_contiguous", [False, True])
+def test_greedy_tokens_of_long_prompts(
+    is_contiguous: bool, folder: Path, chunks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_contiguous:  # as on a GPU
+
+        def make(model: torch.nn.Module, name: str, most: int) -> Expansion:
+            latents = find_latents(model)
+            assert latents is not None
+            return Expansion(latents, name, most, is_contiguous=True)
+
+        monkeypatch.setattr(runner, "make_expansion", make)
     long, short, tail = some_tokens(150, 1), some_tokens(30, 2), some_tokens(130, 3)
     branch = [*long[:107], *tail]
     prompts: list[Sequence[int]] = [long, short, branch]

@@ -12,6 +12,16 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 import torch
 
+from radixkv_kernels.contiguous import (
+    MIN_ROWS,
+    ContiguousChunk,
+    ContiguousChunks,
+    attend_chunk,
+    is_plain,
+    long_requests,
+    scratch_bytes,
+    takes_long_chunks,
+)
 from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.norm_rotary import Rotation
@@ -29,12 +39,15 @@ class TritonBackend(AttentionBackend):
 
     Args:
         tiling: tiles to use in place of the shipped ones.
+        long_rows: fewest rows of a chunk that torch's attention computes (`contiguous`).
 
     Raises:
         ValueError: the block size does not divide the tiling's segment, or values of more than 512 elements.
     """
 
-    def __init__(self, config: BackendConfig, tiling: Tiling | None = None) -> None:
+    def __init__(
+        self, config: BackendConfig, tiling: Tiling | None = None, *, long_rows: int = MIN_ROWS
+    ) -> None:
         super().__init__(config)
         tiling = tiling or Tiling(config)
         if tiling.segment % config.spec.block_size:
@@ -46,15 +59,58 @@ class TritonBackend(AttentionBackend):
         self._partials = Partials(config, self.settings)
         self._launcher = KernelLauncher(config, tiling, self._partials)
         self._buffers: dict[int | None, PlanBuffers] = {}
+        self._long_rows = long_rows if takes_long_chunks(config) else None
+
+    @property
+    def scratch_bytes(self) -> int:
+        return scratch_bytes(self.config)
 
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
     ) -> TritonPlan:
-        return TritonPlan(
+        plan = TritonPlan(
             *(self.config, self.settings, query_starts, context_lengths, block_tables),
             unit=self._unit,
             max_partials=self._partials.slots,
         )
+        if self._long_rows is not None:
+            long = long_requests(self.config, query_starts, context_lengths, self._long_rows)
+            if len(long):
+                plan.long_chunks = self._divide(long, query_starts, context_lengths, block_tables)
+        return plan
+
+    def _divide(
+        self,
+        long: np.ndarray,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+    ) -> ContiguousChunks:
+        """Set the chunks of some requests apart from the rows of all others."""
+        size = self.config.spec.block_size
+        chunks = []
+        for r in long.tolist():
+            context = int(context_lengths[r])
+            blocks = np.asarray(block_tables[r][: -(-context // size)], np.int64)
+            rows = slice(int(query_starts[r]), int(query_starts[r + 1]))
+            chunks.append(ContiguousChunk(rows, context, self._sent(blocks)))
+        others = np.setdiff1d(np.arange(len(context_lengths)), long)
+        counts = np.diff(query_starts)[others]
+        rows = np.concatenate(
+            [np.arange(query_starts[r], query_starts[r + 1]) for r in others] or [np.zeros(0, np.int64)]
+        )
+        if not len(rows):
+            return ContiguousChunks(chunks, slice(0), None)
+        ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        plan = self.plan(ends, context_lengths[others], [block_tables[r] for r in others])
+        is_run = rows[-1] - rows[0] + 1 == len(rows)
+        own = slice(int(rows[0]), int(rows[-1]) + 1) if is_run else self._sent(rows.astype(np.int64))
+        return ContiguousChunks(chunks, own, plan)
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the device; nothing is waited for."""
+        tensor, device = torch.from_numpy(array), self.config.spec.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
     def write(
         self,
@@ -113,6 +169,16 @@ class TritonBackend(AttentionBackend):
         out: torch.Tensor,
     ) -> None:
         assert isinstance(plan, TritonPlan)
+        long = plan.long_chunks
+        if long is not None and is_plain(scoring):
+            for chunk in long.chunks:
+                out[chunk.rows] = attend_chunk(kv, layer, query[chunk.rows], chunk, scoring.scale)
+            if long.plan is not None:
+                part = out[long.others]
+                self._attend(kv, layer, query[long.others].contiguous(), long.plan, scoring, part)
+                if not isinstance(long.others, slice):
+                    out[long.others] = part
+            return
         buffers = self._staged(plan, scoring.window)
         self._launcher.attend(kv, layer, query, plan.grids(scoring.window), buffers, scoring, out)
 

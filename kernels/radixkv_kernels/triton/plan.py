@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from radixkv_kernels.contiguous import ContiguousChunks
 from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.triton.partial_slots import PlacedWork, place_partials
 from radixkv_kernels.triton.tiles import Tiling, bucket
@@ -80,7 +81,11 @@ def in_units(items: np.ndarray, units: int) -> np.ndarray:
 
 
 class TritonPlan(AttentionPlan):
-    """A step's work. Packed per window, on first use, into the backend's device buffer for that window."""
+    """A step's work. Packed per window, on first use, into the backend's device buffer for that window.
+
+    Attributes:
+        long_chunks: chunks that are attended otherwise in layers without window, softcap and sinks.
+    """
 
     def __init__(
         self,
@@ -98,6 +103,7 @@ class TritonPlan(AttentionPlan):
         self.token_positions = self.positions()
         self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
         self._min_grids = (0, 0, 0)
+        self.long_chunks: ContiguousChunks | None = None
         self.work(None)
 
     def work(self, window: int | None) -> PlacedWork:

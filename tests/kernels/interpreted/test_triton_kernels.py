@@ -457,6 +457,45 @@ def test_addresses_beyond_two_to_the_31() -> None:
     assert_close(result[0, 0], weights @ value[:, 0].double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(40, 40)],
+        [(40, 110)],
+        [(1, 130), (40, 70), (0, 40), (1, 1), (50, 50), (5, 129)],
+        [(33, 100), (1, 9), (1, 12)],
+    ],
+)
+def test_long_chunks_by_torchs_attention(lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    """First chunks, chunks behind a prefix, other rows before, between and after them."""
+    batch = make_batch("triton", lengths, heads=(4, 2), head_size=32, dtype=dtype)
+    batch.backend = TritonBackend(batch.backend.config, long_rows=32)
+    plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    assert plan.long_chunks is not None
+    assert len(plan.long_chunks.chunks) == sum(rows >= 32 for rows, _ in lengths)
+    assert_close(batch.attend(), batch.reference())
+    # Layers with other scores have the kernel, in the same step.
+    for features in ({"window": 24}, {"softcap": 5.0}, {"sinks": torch.randn(4)}):
+        assert_close(batch.attend(**features), batch.reference(**features))
+    assert_close(batch.attend(), batch.reference())
+
+
+def test_values_narrower_than_keys_in_long_chunks() -> None:
+    batch = make_batch("triton", [(40, 70), (1, 5)], heads=(4, 2), head_size=48, value_size=32)
+    batch.backend = TritonBackend(batch.backend.config, long_rows=32)
+    assert_close(batch.attend(), batch.reference())
+
+
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"quantization": "int8"}])
+def test_the_kernel_keeps_long_chunks(options: dict[str, Any]) -> None:
+    batch = make_batch("triton", [(40, 70)], heads=(4, 2), head_size=32, **options)
+    batch.backend = TritonBackend(batch.backend.config, long_rows=32)
+    plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    assert plan.long_chunks is None
+    assert batch.backend.scratch_bytes == 0
+
+
 def test_buckets() -> None:
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 100)] == [
         0,
