@@ -13,8 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from radixkv.cache.keys import EncodedTokens, encode_tokens
 from radixkv.engine.client import EngineClient
+from radixkv.engine.config import EngineConfig
 from radixkv.engine.input_processor import PromptLimits
 from radixkv.errors import InvalidRequestError, RadixKVError
+from radixkv.images.image_processor import ImageProcessor
 from radixkv.observe.audit.prompt_units import PromptUnits, TextCoding, prompt_text
 from radixkv.observe.audit.record import Block, Json, Record
 from radixkv.observe.audit.request_bodies import NoRequest
@@ -44,12 +46,13 @@ _BODIES: dict[str, type[BaseModel]] = {
 class _TokenizerAlone:
     """Stand-in for an engine that has only a tokenizer."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, image_processor: ImageProcessor | None) -> None:
         self.tokenizer = tokenizer
         self.limits = PromptLimits(2**31 - 1, 2**31 - 1, 16, None)
         self.model_name = ""
         self.cache = None
-        self.image_processor = None
+        self.image_processor = image_processor
+        self.config = EngineConfig()
 
     async def tokenize(self, text: str, **options: bool) -> list[int]:
         return self.tokenizer.encode(text, **options)
@@ -66,9 +69,13 @@ class ServedModelCoding:
     is_exact: bool = True
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer) -> ServedModelCoding:
-        """Make the coding of a served model, from its tokenizer with the chat template."""
-        engine = cast(EngineClient, _TokenizerAlone(tokenizer))
+    def of(cls, tokenizer: TextTokenizer, image_processor: ImageProcessor | None = None) -> ServedModelCoding:
+        """Make the coding of a served model, from its tokenizer with the chat template.
+
+        Args:
+            image_processor: how it takes images; None: it does not see.
+        """
+        engine = cast(EngineClient, _TokenizerAlone(tokenizer, image_processor))
         return cls(ServerContext.for_engine(engine, ServerSettings()))
 
     def encode(self, record: Record) -> PromptUnits:
@@ -101,7 +108,8 @@ class ServedModelCoding:
         answers = [answer for answer in (record.answer, *record.other_answers) if answer]
         if record.dialect == "completions":
             return await self._completion(record), [self._cut(self._text_of(one), record) for one in answers]
-        body = _BODIES[record.dialect].model_validate(record.whole_body, context=Ignored(True, "placeholder"))
+        images = "placeholder" if self.context.engine.image_processor is None else "show"
+        body = _BODIES[record.dialect].model_validate(record.whole_body, context=Ignored(True, images))
         chat = await self._chat(body)
         prompt = await chat_prompt(self.context, chat)
         return list(map(int, prompt.ids)), [
@@ -115,7 +123,7 @@ class ServedModelCoding:
         ids, said = list(map(int, prompt.ids)), [*prompt.messages, _assistant(answer)]
         whole = replace(
             chat,
-            convert=lambda: said,
+            convert=lambda: list(said),
             add_generation_prompt=False,
             tools=prompt.tools,
             orders_results=False,

@@ -11,6 +11,7 @@ import base64
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ from waiting import until
 
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.async_engine import AsyncEngine
+from radixkv.model.loading.loader import load_image_processor, load_tokenizer
+from radixkv.observe.audit.exchange import make_record
+from radixkv.observe.audit.rule_sets import rule_set
+from radixkv.observe.audit.rules import Rules
+from radixkv_server.recorded_prompts import ServedModelCoding
 
 Body = dict[str, Any]
 SIZE = (96, 64)  # 24 tokens of 16 x 16 pixels
@@ -29,8 +35,12 @@ SYSTEM = "You look at pictures of a harbour and say in few words what is there. 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = save_tiny_vision_model(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_vision_model(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
     engine = AsyncEngine.from_config(
         EngineConfig(str(folder), num_blocks=512, max_model_len=1024, warm_up="off", dtype="float32")
     )
@@ -161,6 +171,34 @@ def test_ollamas_images(server: LiveServer) -> None:
         del said["images"]
         without = http.post("/api/chat", json=body).json()["prompt_eval_count"]
     assert with_image == without + NUM_TOKENS + 2
+
+
+def test_an_audit_with_the_model_predicts_what_was_cached(server: LiveServer, folder: Path) -> None:
+    """Tokens of images by the model's own rule, without its weights."""
+    config = EngineConfig(str(folder))
+    coding = ServedModelCoding.of(load_tokenizer(config), load_image_processor(config))
+    rules = Rules(rule_set("radixkv"), coding)
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(60, SIZE))}}
+    said: list[Body] = [{"role": "user", "content": [{"type": "text", "text": "A first look"}, image]}]
+    with server.http() as http:
+        for turn in range(3):
+            body = {
+                "model": "qwen",
+                "messages": said,
+                "max_tokens": 1,
+                "temperature": 0,
+                "cache_salt": "audit",
+            }
+            answer = http.post("/v1/chat/completions", json=body).json()
+            seen = rules.observe(make_record(body, answer, time=float(turn), seconds=0.5))
+            assert seen.prompt_tokens == answer["usage"]["prompt_tokens"]
+            assert seen.cached_tokens == answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert (seen.cached_tokens > NUM_TOKENS) is (turn > 0)
+            said = [
+                *said,
+                {"role": "assistant", "content": "a ship"},
+                {"role": "user", "content": "and now?"},
+            ]
 
 
 def test_work_on_images_is_counted(server: LiveServer) -> None:

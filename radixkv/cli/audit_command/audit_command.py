@@ -193,7 +193,11 @@ def _coding_of(name: str) -> PromptCoding:
     if name == BYTES:
         return byte_coding()
     require_engine("radixkv audit --model")
-    from radixkv.model.loading.loader import load_tokenizer, tokenizer_of_file  # heavy: torch or transformers
+    from radixkv.model.loading.loader import (  # heavy: torch or transformers
+        load_image_processor,
+        load_tokenizer,
+        tokenizer_of_file,
+    )
     from radixkv_server.recorded_prompts import ServedModelCoding
 
     path = Path(name)
@@ -202,7 +206,8 @@ def _coding_of(name: str) -> PromptCoding:
         if not (folder / "tokenizer_config.json").is_file():
             return ServedModelCoding.of(tokenizer_of_file(path))
         name = str(folder)
-    return ServedModelCoding.of(load_tokenizer(EngineConfig(model=name)))
+    config = EngineConfig(model=name)
+    return ServedModelCoding.of(load_tokenizer(config), load_image_processor(config))
 
 
 def _counted(tokenizer: str | None, observer: Rules) -> str:

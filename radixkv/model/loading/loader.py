@@ -34,6 +34,7 @@ from radixkv.model.loading.sampling_defaults import sampling_defaults
 if TYPE_CHECKING:
     import torch
 
+    from radixkv.images.image_processor import ImageProcessor
     from radixkv.model.attention_shape import AttentionShape
     from radixkv.model.vision.vision_model import VisionModel
     from radixkv.scheduling.length_classes import LengthClasses
@@ -113,6 +114,23 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     with quiet_transformers():
         hf_tokenizer = _pretrained(config, source).tokenizer()
     return Tokenizer(hf_tokenizer, chat_template=config.chat_template)
+
+
+def load_image_processor(config: EngineConfig) -> ImageProcessor | None:
+    """The image processor of a model that sees, without its weights; None: it does not see.
+
+    Raises:
+        ModelLoadError: unknown or unreachable model, unreadable configuration.
+    """
+    from radixkv.model.vision.vision_model import has_image_settings, open_image_processor  # heavy: torch
+
+    source = find_model(config, True, whole=False)
+    if source.gguf_file is not None:
+        return None
+    hf_config = _pretrained(config, source).config()
+    if not has_image_settings(hf_config, source.folder):
+        return None
+    return open_image_processor(source.name, hf_config, source.folder)
 
 
 def tokenizer_of_file(path: Path) -> Tokenizer:

@@ -93,15 +93,22 @@ def _joined(features: Any) -> Tensor:
 
 def has_sight(hf_config: Any, folder: Path) -> bool:
     """Return True if a folder's model is of a family that sees, with a tower and settings for images."""
-    if hf_config.model_type not in VISION_FAMILIES:
-        return False
-    names = stored_tensors(folder)
-    has_settings = any((folder / name).is_file() for name in _SETTINGS)
-    return has_settings and any(_TOWER in name for name in names)
+    return has_image_settings(hf_config, folder) and any(_TOWER in name for name in stored_tensors(folder))
+
+
+def has_image_settings(hf_config: Any, folder: Path) -> bool:
+    """Return True if a folder's model is of a family that sees, with settings for images; of any weights."""
+    return hf_config.model_type in VISION_FAMILIES and any((folder / name).is_file() for name in _SETTINGS)
 
 
 def open_vision(name: str, model: Any, folder: Path) -> VisionModel | None:
     """Return the sight of a loaded model that `has_sight`; None, with a warning: it can't be had."""
+    processor = open_image_processor(name, model.config, folder)
+    return None if processor is None else VisionModel(model, processor)
+
+
+def open_image_processor(name: str, hf_config: Any, folder: Path) -> ModelImageProcessor | None:
+    """Return the image processor of a folder that `has_image_settings`; None, with a warning: see above."""
     from transformers import AutoImageProcessor  # heavy
 
     try:
@@ -110,5 +117,4 @@ def open_vision(name: str, model: Any, folder: Path) -> VisionModel | None:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         logger.warning("%s is served without its sight: its image processor can't be had (%s)", name, reason)
         return None
-    kind = str(model.config.model_type)
-    return VisionModel(model, ModelImageProcessor(kind, processor, int(model.config.image_token_id)))
+    return ModelImageProcessor(str(hf_config.model_type), processor, int(hf_config.image_token_id))
