@@ -17,7 +17,7 @@ from radixkv_kernels.triton.state import channels, chunks, conv, heads, keep, ri
 
 _TABLES = (
     *("requests_ptr", "folds_ptr", "owners_ptr", "kept_ptr"),
-    *("chunks_ptr", "copies_ptr", "shorts_ptr"),
+    *("header_ptr", "chunks_ptr", "copies_ptr", "shorts_ptr", "saves_ptr"),
 )
 
 

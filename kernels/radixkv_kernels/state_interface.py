@@ -117,6 +117,19 @@ def plan_states(
 class StateBackend(ABC):
     """Computes state layers. Not thread-safe."""
 
+    def stage(self, plan: StatePlan, rows: int, max_rows: int, *, large: bool, device: torch.device) -> bool:
+        """Bring a plan to where recorded launches of `rows` rows read it, for the calls of `mix` with it.
+
+        Args:
+            rows: rows of the layers' inputs, those of the plan and padding.
+            max_rows: most rows of any plan that is ever staged.
+            large: launches that were recorded for steps with chunks of prompts, which have more programs.
+
+        Returns:
+            False if the plan needs more programs than such launches have; nothing was staged.
+        """
+        return True
+
     @abstractmethod
     def mix(
         self,

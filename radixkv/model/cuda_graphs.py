@@ -5,11 +5,13 @@ Decodes, decodes with drafts and steps with chunks of prompts alike: up to `PADD
 padded to a number of rows from a short list (`row_sizes`), and is the same sequence of kernel launches as any
 other step of the same *key*::
 
-    key = (padded number of rows, tiles of adapters, the grids of the backend's launches)
+    key = (padded number of rows, tiles of adapters, whether states come in chunks,
+           the grids of the backend's launches)
 
 The backend makes the grids of a padded step as large as any step of that size needs, so that there are two
 keys for each number of rows: with its kernel for long chunks and shared prefixes, and without. Where rows may
-have adapters, each of them is recorded with a few adapters, too.
+have adapters, each of them is recorded with a few adapters, too. Models with states have a third one:
+their layers take more programs where chunks of prompts are in the step.
 
 All else is read from device memory at fixed addresses: token ids, positions, slots, and the attention plan,
 which the backend stages before each replay. `capture` records the steps that serving will have, at the start;
@@ -35,6 +37,7 @@ import numpy as np
 import torch
 
 from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.runner_states import RunnerStates
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import idle_batch
 from radixkv.sampling.device_arrays import to_device
@@ -60,6 +63,7 @@ class StepGraphs:
         record: how a step is recorded; tests replace it.
         max_graphs: graphs kept, least recently used ones make room; twice as many with adapters.
         adapters: a `GpuAdapterMemory`; None: rows have none.
+        states: states of the model; None: it has none.
     """
 
     def __init__(
@@ -72,12 +76,13 @@ class StepGraphs:
         record: Recorder | None = None,
         max_graphs: int = 64,
         adapters: Any = None,
+        states: RunnerStates | None = None,
     ) -> None:
         self.model, self.backend, self._kv = model, backend, kv
         self.captured = self.replayed = 0
         self.enabled = True
         self._recorder = record or CudaRecorder()
-        self._adapters = adapters
+        self._adapters, self._states = adapters, states
         self._max_graphs = max_graphs if adapters is None else 2 * max_graphs
         self._sizes = row_sizes(max_rows)
         device = kv.spec.device
@@ -114,14 +119,19 @@ class StepGraphs:
             lengths = [1] * min(size, self.backend.config.max_num_seqs)
             lengths[-1] += size - len(lengths)
             batch = idle_batch(lengths, lengths, spec.num_blocks, spec.block_size)
-            for every_kernel, adapted in itertools.product(
-                (True, False), (False,) if self._adapters is None else (True, False)
+            kinds = [(True, False), (False, False)]
+            if self._states is not None:
+                kinds.insert(0, (True, True))
+            for (every_kernel, chunks), adapted in itertools.product(
+                kinds, (False,) if self._adapters is None else (True, False)
             ):
                 adapters = self._adapters.stage_none(size) if adapted else None
                 # A first run compiles the kernels, and finds the windows of the layers.
-                self._prepare(batch, size, adapters, every_kernel=every_kernel)
+                options = {"every_kernel": every_kernel, "chunks": chunks}
+                if self._prepare(batch, size, adapters, **options) is None:
+                    continue
                 self._forward()
-                key = self._prepare(batch, size, adapters, every_kernel=every_kernel)
+                key = self._prepare(batch, size, adapters, **options)
                 if self.enabled and key not in self._graphs:
                     self._record(key)
             yield done / len(sizes)
@@ -140,6 +150,8 @@ class StepGraphs:
         size = next(size for size in self._sizes if size >= count)
         staged = None if adapters is None else self._adapters.stage(adapters, size)
         key = self._prepare(batch, size, staged, plan)
+        if key is None:
+            return None
         graph = self._graphs.get(key)
         # Only running the model tells which windows its layers have.
         if graph is None and self._windows and not self._first_time(key):
@@ -152,20 +164,34 @@ class StepGraphs:
         return self._wanted(graph[1], batch)
 
     def _prepare(
-        self, batch: Batch, size: int, adapters: Any, plan: Any = None, *, every_kernel: bool = False
-    ) -> Hashable:
-        """Bring a step to where recorded launches read it; returns its key."""
+        self,
+        batch: Batch,
+        size: int,
+        adapters: Any,
+        plan: Any = None,
+        *,
+        every_kernel: bool = False,
+        chunks: bool = False,
+    ) -> Hashable | None:
+        """Bring a step to where recorded launches read it; returns its key, or None if it fits into none."""
+        states = None
+        if self._states is not None:
+            states = self._states.step(batch)
+            found = self._states.stage(states, size, self._sizes[-1], large=chunks)
+            if found is None:
+                return None
+            chunks, every_kernel = found, every_kernel or found
         if plan is None:
             plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
         self._fill(batch, size)
         slots = self._inputs[2, :size]
         self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
-        self._step.adapters = adapters
+        self._step.adapters, self._step.states = adapters, states
         self._step.is_row = self._inputs[3, :size]
         self.backend.pad(plan, self._windows, size, every_kernel=every_kernel)
         self.backend.stage(plan, self._windows)
         num_tiles = 0 if adapters is None else len(adapters.tiles)
-        return size, num_tiles, self.backend.launch_key(plan, self._windows)
+        return size, num_tiles, chunks, self.backend.launch_key(plan, self._windows)
 
     @staticmethod
     def _wanted(logits: torch.Tensor, batch: Batch) -> torch.Tensor:

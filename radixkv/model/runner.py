@@ -154,11 +154,15 @@ class ModelRunner:
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
         # Padding to a list of batch sizes would change the products that deterministic mode fixes.
-        # The launches of states depend on the requests, not on the number of rows alone.
-        if self.device.type == "cuda" and records_graphs and not deterministic and states is None:
+        if self.device.type == "cuda" and records_graphs and not deterministic:
             max_rows = max_padded_rows(limits.max_num_tokens, limits.max_num_seqs)
             self.graphs = StepGraphs(
-                self.model, self.kv, self.backend, max_rows=max_rows, adapters=self.adapters
+                self.model,
+                self.kv,
+                self.backend,
+                max_rows=max_rows,
+                adapters=self.adapters,
+                states=self.states,
             )
 
     @property

@@ -60,6 +60,21 @@ class RunnerStates:
         )
         return PagedStep(self._backend, self._memory, plan)
 
+    def stage(self, step: PagedStep, rows: int, max_rows: int, *, large: bool = False) -> bool | None:
+        """Bring a step to where recorded launches of `rows` rows read it; see `StateBackend.stage`.
+
+        Args:
+            large: take the launches for chunks of prompts, whether they are needed or not.
+
+        Returns:
+            Whether they are those for chunks of prompts; None: the step fits into none.
+        """
+        device = self._memory.layers()[0].slots.device
+        for larger in (True,) if large else (False, True):
+            if self._backend.stage(step.plan, rows, max_rows, large=larger, device=device):
+                return larger
+        return None
+
     @property
     def num_slots(self) -> int:
         return self.spec.num_slots

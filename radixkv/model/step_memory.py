@@ -16,6 +16,9 @@ from radixkv.model.expanded_latents import find_latents
 from radixkv.model.step_context import call_model
 from radixkv_kernels import make_backend
 from radixkv_kernels.contiguous import MAX_BYTES, MIN_ROWS
+from radixkv_kernels.state_reference import shape_of
+from radixkv_kernels.states import GRID
+from radixkv_kernels.triton.state.tables import capacities
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -27,20 +30,29 @@ _SAMPLING_BYTES_PER_LOGIT = 20
 _GRAPH_BYTES_PER_LAUNCH = 2**18 // 12
 #: Launches of a layer that are no operators of torch: attention and its merge, norms, rotation and gate.
 _KERNELS_PER_LAYER = 8
+#: The same of a state, whose heads have kernels for chunks, for decodes and for their ring.
+_KERNELS_PER_STATE = 5
 
 
 class _WithoutAttention:
-    """A step whose attention costs its queries, its output and nothing else; state layers likewise."""
+    """A step whose attention costs its queries and its output; state layers cost their chunks, too."""
 
     long_chunks: None = None
 
-    def __init__(self, attention: AttentionShape) -> None:
+    def __init__(self, attention: AttentionShape, num_chunks: int) -> None:
         self._groups = {layer: group for group in attention.groups for layer in group.layers}
+        self._num_chunks = num_chunks
         self.states = self
 
     def mix(self, layer: int, kind: str, inputs: tuple[torch.Tensor, ...], constants: Any) -> torch.Tensor:
-        shape = inputs[2 if kind in ("delta", "kda", "ssd") else 0].shape
-        return inputs[0].new_empty(shape, dtype=torch.float32)
+        if kind not in ("delta", "kda", "ssd"):
+            return inputs[0].new_empty(inputs[0].shape, dtype=torch.float32)
+        from radixkv_kernels.triton.state.heads import ChunkScratch, HeadSizes  # needs triton
+
+        out = inputs[0].new_empty(inputs[2].shape, dtype=torch.float32)
+        sizes = HeadSizes.of(kind, shape_of(layer, kind, inputs, constants).sizes)
+        ChunkScratch.of(sizes, self._num_chunks, inputs)  # counts, though it is dropped at once
+        return out
 
     def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
         group = self._groups[layer]
@@ -83,12 +95,19 @@ def measure_step_memory(
     """
     # Packing weights again leaves holes in the memory they had, which count as used.
     rewrite_layers(loaded.model, None, "triton")
-    activations, _ = _forward_memory(loaded, max_num_tokens, max_padded_rows, max_model_len)
+    # Each request may have a chunk that is not full.
+    chunks = max_num_tokens // GRID + min(max_num_seqs, max_num_tokens)
+    activations, _ = _forward_memory(loaded, max_num_tokens, chunks, max_padded_rows, max_model_len)
     # Graphs have memory of their own, which all of them share.
+    states = loaded.attention.states
+    chunks = capacities(max_padded_rows, large=True)["chunks"]
     with LaunchCount() as launches:
-        recorded, num_logits = _forward_memory(loaded, max_padded_rows, max_padded_rows, max_model_len)
-    num_graphs = 2 * len(row_sizes(max_padded_rows))
+        recorded, num_logits = _forward_memory(
+            loaded, max_padded_rows, chunks, max_padded_rows, max_model_len
+        )
+    num_graphs = (3 if states else 2) * len(row_sizes(max_padded_rows))
     num_launches = launches.count + _KERNELS_PER_LAYER * loaded.attention.num_layers
+    num_launches += _KERNELS_PER_STATE * len(states)
     graphs = recorded + num_graphs * num_launches * _GRAPH_BYTES_PER_LAUNCH
     # The graphs' own copy of the logits, and the copies of sampling.
     sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
@@ -97,7 +116,7 @@ def measure_step_memory(
 
 
 def _forward_memory(
-    loaded: LoadedModel, num_tokens: int, num_logit_rows: int, max_model_len: int
+    loaded: LoadedModel, num_tokens: int, num_chunks: int, num_logit_rows: int, max_model_len: int
 ) -> tuple[int, int]:
     """Return the bytes that a step of this many rows takes at most, and its number of logits."""
     device = loaded.device
@@ -106,7 +125,7 @@ def _forward_memory(
     tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     positions = torch.arange(num_tokens, device=device) % max_model_len
     rows = torch.arange(min(num_logit_rows, num_tokens), device=device)
-    step: Any = _WithoutAttention(loaded.attention)
+    step: Any = _WithoutAttention(loaded.attention, num_chunks)
     num_logits = call_model(loaded.model, tokens, positions, rows, step).numel()
     return int(torch.cuda.max_memory_allocated(device) - before), int(num_logits)
 

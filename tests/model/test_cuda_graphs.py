@@ -44,7 +44,10 @@ def graphs_of(llm: LLM, **options: Any) -> StepGraphs:
     runner = llm.engine.runner
     assert isinstance(runner, ModelRunner)
     runner.graphs = StepGraphs(
-        runner.model, runner.kv, runner.backend, **{"record": run_again, "max_rows": 6} | options
+        runner.model,
+        runner.kv,
+        runner.backend,
+        **{"record": run_again, "max_rows": 6, "states": runner.states} | options,
     )
     return runner.graphs
 
@@ -93,6 +96,23 @@ def test_all_that_is_served_was_recorded_at_the_start(speculation: str, tmp_path
     assert graphs.replayed == llm.engine.stats().steps - eager
     if speculation == "auto":
         assert llm.engine.stats().speculation.num_accepted_tokens > 100
+
+
+@pytest.mark.parametrize("family", by_day(["lfm2", "qwen3_5_text"], "lfm2"))
+def test_steps_with_states_are_replayed(family: str, tmp_path: Path) -> None:
+    """Cold, from checkpoints, and where requests are preempted: three keys for each number of rows."""
+    folder = save_tiny_model(tmp_path / family, family)
+    expected = generate(make_llm(folder), 3)
+    llm = make_llm(folder, num_blocks=60, max_num_batched_tokens=70)
+    graphs = graphs_of(llm, max_rows=max_padded_rows(70, 6))
+    assert list(graphs.capture())[-1] == 1.0
+    assert graphs.captured == 2 * len(row_sizes(70))
+    captured, eager = graphs.captured, llm.engine.stats().steps
+    for _ in range(2):
+        assert generate(llm, 3) == expected
+        llm.engine.check()
+    assert graphs.captured == captured
+    assert graphs.replayed == llm.engine.stats().steps - eager
 
 
 def test_steps_of_prompts_replayed_in_a_pool_with_hardly_enough_blocks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv_kernels.state_interface import StateBackend, plan_states
+from radixkv_kernels.state_interface import StateBackend, StatePlan, plan_states
 from radixkv_kernels.states import GRID, PagedStates, StateShape, StateSpec
 
 LENGTH = 3 * GRID + 11
@@ -91,6 +91,15 @@ class Layer:
     def slot(self, index: int) -> torch.Tensor:
         return self.states.of(0, self.kind).slots[index]
 
+    def plan(
+        self, rows: Sequence[tuple[Cursor, Inputs]], saves: Sequence[tuple[int, int, int]] = ()
+    ) -> StatePlan:
+        """The plan of rows of several sequences."""
+        starts = np.cumsum([0, *(len(inputs[0]) for _, inputs in rows)])
+        values = [one.plan_values(len(inputs[0])) for one, inputs in rows]
+        start, slot, base, ring, target, position = (np.array(column) for column in zip(*values, strict=True))
+        return plan_states(self.states.spec, starts, start, slot, base, ring, target, position, saves)
+
     def step(
         self,
         rows: Sequence[tuple[Cursor, Inputs]],
@@ -99,10 +108,7 @@ class Layer:
     ) -> list[torch.Tensor]:
         """Rows of several sequences in one call, and rows of padding; the caller moves their cursors."""
         starts = np.cumsum([0, *(len(inputs[0]) for _, inputs in rows)])
-        values = [one.plan_values(len(inputs[0])) for one, inputs in rows]
-        columns = [np.array(column) for column in zip(*values, strict=True)]
-        start, slot, base, ring, target, position = columns
-        plan = plan_states(self.states.spec, starts, start, slot, base, ring, target, position, saves)
+        plan = self.plan(rows, saves)
         columns_of_inputs = zip(*(inputs for _, inputs in rows), strict=True)
         joined = tuple(
             torch.cat([*parts, parts[0].new_full((padding, *parts[0].shape[1:]), float("nan"))])

@@ -15,7 +15,7 @@ from state_cases import Cursor, Inputs, Layer, layer_inputs
 from radixkv_kernels.registry import make_state_backend
 from radixkv_kernels.state_reference import reference_mix, shape_of
 from radixkv_kernels.states import GRID, KINDS
-from radixkv_kernels.triton.state import heads
+from radixkv_kernels.triton.state import conv, heads, keep, scan
 
 LENGTH = GRID + 8
 #: Kinds that come in chunks, with products of operands of 16 bits.
@@ -176,3 +176,88 @@ def test_states_do_not_depend_on_cuts(cuts: set[int], kind: str, save: bool) -> 
     assert torch.equal(outputs[0], outputs[1])
     assert error(outputs[2], outputs[0]) < 1e-4
     assert all(torch.equal(state, states[0]) for state in states)
+
+
+class RecordedKernel:
+    """Stands in for a kernel: launches it, and keeps the launches, as a CUDA graph would."""
+
+    def __init__(self, kernel: Any, log: list[Any]) -> None:
+        self.kernel, self.log = kernel, log
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.log.append(lambda: self.kernel[grid](*args, **kwargs))
+            self.log[-1]()
+
+        return launch
+
+
+KERNELS = {
+    heads: ("gather_kernel", "scores_kernel", "local_kernel", "state_kernel", "output_kernel", "ring_kernel"),
+    conv: ("conv_kernel",),
+    scan: ("scan_kernel", "lru_kernel"),
+    keep: ("keep_kernel",),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_recorded_launches_replay_with_other_plans(
+    kind: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CUDA graph does: the launches of one step, untouched by the host, run later steps as well.
+
+    Decodes, guesses, a full ring that is folded, a kept state and, where the launches are those for chunks,
+    a piece of a prompt: outputs, states and rings are those of eager steps.
+    """
+    rows = 12
+    log: list[Any] = []
+    eager, inputs = new_layer(kind, deterministic=False)
+    others = [layer_inputs(kind, LENGTH, seed, tiny=True)[0] for seed in (1, 2)]
+    cursors = [Cursor(each, ring, (2 * ring, 2 * ring + 1)) for ring, each in enumerate((inputs, *others))]
+    for one, end in zip(cursors, (GRID - 1, 3, GRID), strict=True):
+        eager.run(one, [end])
+    replayed, _ = new_layer(kind, deterministic=False)
+    memory, copied = replayed.states.of(0, kind), eager.states.of(0, kind)
+    for target, source in zip((memory.slots, *memory.rings), (copied.slots, *copied.rings), strict=True):
+        target.copy_(source)
+    fixed = tuple(torch.zeros(rows, *each.shape[1:]) for each in inputs)
+    out = None
+    for counts in ((1, 1, 1), (2, 0, 1), (1, 9 if large else 1, 0), (0, 2, 3), (1, 1, 1)):
+        now = [(one, count) for one, count in zip(cursors, counts, strict=True) if count]
+        parts = [(one, tuple(each[one.start : one.start + n] for each in one.inputs)) for one, n in now]
+        saves = [(0, GRID, 7)] if now[0][0].base < GRID <= now[0][0].start + now[0][1] else []
+        plan = eager.plan(parts, saves)
+        expected = eager.step(parts, saves)
+        staged = plan, rows, rows
+        assert replayed.backend.stage(*staged, large=large, device=torch.device("cpu"))
+        for place, each in enumerate(fixed):
+            each.fill_(float("nan"))
+            each[: plan.num_rows] = torch.cat([part[place] for _, part in parts])
+        if out is None:
+            with monkeypatch.context() as patch:
+                for module, names in KERNELS.items():
+                    for name in names:
+                        patch.setattr(module, name, RecordedKernel(getattr(module, name), log))
+                out = replayed.backend.mix(replayed.states, 0, kind, plan, fixed, replayed.constants)
+        else:
+            out.fill_(7.0)
+            for launch in log:
+                launch()
+        assert torch.equal(out[: plan.num_rows], torch.cat(expected))
+        if kind not in ("scan", "lru"):  # these are cleared by torch
+            assert not out[plan.num_rows :].any()
+        for one, count in now:
+            one.done(one.plan_values(count), count)
+            assert one.slot < 0 or torch.equal(replayed.slot(one.slot), eager.slot(one.slot))
+        if saves:
+            assert torch.equal(replayed.slot(7), eager.slot(7))
+
+
+def test_a_step_too_large_for_recorded_launches_is_not_staged() -> None:
+    layer, inputs = new_layer("delta", deterministic=True)
+    many = [(Cursor(inputs, ring, (2 * ring, 2 * ring + 1)), inputs) for ring in range(4)]
+    plan = layer.plan([(one, tuple(each[:3] for each in part)) for one, part in many])
+    device = torch.device("cpu")
+    assert not layer.backend.stage(plan, 12, 12, large=False, device=device)
+    assert layer.backend.stage(plan, 12, 12, large=True, device=device)

@@ -16,7 +16,7 @@ from radixkv_kernels.triton.state.conv import conv_rows
 from radixkv_kernels.triton.state.heads import head_rows
 from radixkv_kernels.triton.state.keep import keep_rows
 from radixkv_kernels.triton.state.scan import lru_rows, scan_rows
-from radixkv_kernels.triton.state.tables import StepTables
+from radixkv_kernels.triton.state.tables import StepTables, TableBuffer
 
 
 class TritonStates(StateBackend):
@@ -30,6 +30,18 @@ class TritonStates(StateBackend):
     def __init__(self, *, deterministic: bool = False) -> None:
         self._deterministic = deterministic
         self._tables: StepTables | None = None
+        self._buffer: TableBuffer | None = None
+
+    def stage(self, plan: StatePlan, rows: int, max_rows: int, *, large: bool, device: torch.device) -> bool:
+        """See `StateBackend`."""
+        tables = StepTables(plan, deterministic=self._deterministic)
+        if not tables.fits(rows, large=large):
+            return False
+        if self._buffer is None:
+            self._buffer = TableBuffer(max_rows, device)
+        self._buffer.load(tables, rows, large=large)
+        self._tables = tables
+        return True
 
     def mix(
         self,
@@ -44,15 +56,17 @@ class TritonStates(StateBackend):
         inputs = tuple(each if _has_whole_rows(each) else each.contiguous() for each in inputs)
         shape = inputs[0 if kind in ("conv", "scan", "lru") else 2].shape
         out = torch.empty(shape, dtype=torch.float32, device=inputs[0].device)
-        out[plan.num_rows :] = 0
-        if tables.num_walks:
+        if tables.grids["walks"]:
             _compute(memory, tables, kind, inputs, constants, out)
+        else:
+            out.zero_()
         return out
 
     def _staged(self, plan: StatePlan, device: torch.device) -> StepTables:
         """The tables of a plan, which a step's layers share."""
         if self._tables is None or self._tables.plan is not plan:
-            self._tables = StepTables(plan, device, deterministic=self._deterministic)
+            self._tables = StepTables(plan, deterministic=self._deterministic)
+            self._tables.upload(device)
         return self._tables
 
 

@@ -28,11 +28,14 @@ _PART = tl.constexpr(PART)
 
 @triton.jit
 def gather_kernel(
-    chunks_ptr, k_ptr, decay_ptr, ring_k_ptr, ring_decay_ptr, keys_ptr, lengths_ptr, cumulated_ptr, k_stride,
+    header_ptr, chunks_ptr, k_ptr, decay_ptr, ring_k_ptr, ring_decay_ptr, keys_ptr, lengths_ptr,
+    cumulated_ptr, k_stride,
     decay_stride, H: tl.constexpr, K: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """Keys of each chunk, their lengths and the sums of decays. Grid (chunks, heads)."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if chunk >= tl.load(header_ptr + 6):
+        return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
     ring = tl.load(table + 3).to(tl.int64) * (H * KR * _GRID)
@@ -52,11 +55,14 @@ def gather_kernel(
 
 @triton.jit
 def scores_kernel(
-    chunks_ptr, q_ptr, keys_ptr, lengths_ptr, cumulated_ptr, scores_ptr, query_scores_ptr, q_stride,
+    header_ptr, chunks_ptr, q_ptr, keys_ptr, lengths_ptr, cumulated_ptr, scores_ptr, query_scores_ptr,
+    q_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """Grid (parts, chunks, heads). Scores at places j > i mean nothing."""
     chunk, head = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    if chunk >= tl.load(header_ptr + 6):
+        return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
     start = tl.program_id(0) * _PART

@@ -53,13 +53,16 @@ def inverse_length(x):
 
 @triton.jit
 def local_kernel(
-    chunks_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, ring_k_ptr, ring_v_ptr, ring_decay_ptr, ring_beta_ptr,
+    header_ptr, chunks_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, ring_k_ptr, ring_v_ptr, ring_decay_ptr,
+    ring_beta_ptr,
     keys_ptr, lengths_ptr, scores_ptr, w_ptr, low_ptr, u_ptr, cumulated_ptr, k_stride, v_stride, decay_stride,
     beta_stride, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr,
     V: tl.constexpr, VR: tl.constexpr, VP: tl.constexpr, DELTA: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Grid (chunks, heads). KR, VR: sizes in rings; KP, VP: powers of two."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if chunk >= tl.load(header_ptr + 6):
+        return
     group = head // (H // G)
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
@@ -132,7 +135,8 @@ def local_kernel(
 
 @triton.jit
 def state_kernel(
-    requests_ptr, chunks_ptr, copies_ptr, keys_ptr, lengths_ptr, w_ptr, low_ptr, u_ptr, cumulated_ptr,
+    header_ptr, requests_ptr, chunks_ptr, copies_ptr, keys_ptr, lengths_ptr, w_ptr, low_ptr, u_ptr,
+    cumulated_ptr,
     before_ptr, slots_ptr, ring_u_ptr, H: tl.constexpr, G: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr,
     V: tl.constexpr, VR: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DELTA: tl.constexpr,
     CHANNELS: tl.constexpr, KEEP: tl.constexpr,
@@ -142,6 +146,8 @@ def state_kernel(
     KEEP: u of the rows of a request's last chunk goes to its ring. The loop has no branches, so that a
     chunk's inputs are loaded while the one before is computed.
     """
+    if tl.program_id(2) >= tl.load(header_ptr + 5):
+        return
     request = requests_ptr + tl.program_id(2) * 8
     head = tl.program_id(1)
     ring = tl.load(request + 3).to(tl.int64)
@@ -203,12 +209,15 @@ def state_kernel(
 
 @triton.jit
 def output_kernel(
-    chunks_ptr, q_ptr, keys_ptr, lengths_ptr, scores_ptr, u_ptr, cumulated_ptr, before_ptr, out_ptr, q_stride,
+    header_ptr, chunks_ptr, q_ptr, keys_ptr, lengths_ptr, scores_ptr, u_ptr, cumulated_ptr, before_ptr,
+    out_ptr, q_stride,
     scale, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr,
     VP: tl.constexpr, BV: tl.constexpr, DELTA: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BV columns, chunks, heads)."""
     chunk, head = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    if chunk >= tl.load(header_ptr + 6):
+        return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
     if begin >= end:

@@ -38,17 +38,26 @@ def _tap(x_ptr, slot_ptr, ring_ptr, stride, first, at, own, column, inside, C: t
 
 @triton.jit(do_not_specialize=["num_rows"])
 def conv_kernel(
-    requests_ptr, folds_ptr, owners_ptr, x_ptr, weight_ptr, bias_ptr, out_ptr, slots_ptr, rings_ptr, stride,
+    header_ptr, requests_ptr, saves_ptr, owners_ptr, x_ptr, weight_ptr, bias_ptr, out_ptr, slots_ptr,
+    rings_ptr, stride,
     num_rows, C: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows + folds, blocks of BLOCK channels)."""
+    """Grid (rows + kept states, blocks of BLOCK channels), or more. Rows past the plan's become zero."""
     index = tl.program_id(0)
-    fold = folds_ptr + (index - num_rows) * 4
+    save = saves_ptr + (index - num_rows) * 4
     if index < num_rows:
+        if index >= tl.load(header_ptr + 3):
+            padding = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(
+                out_ptr + index.to(tl.int64) * C + padding, tl.zeros([BLOCK], tl.float32), mask=padding < C
+            )
+            return
         owner = tl.load(owners_ptr + index)
     else:
-        owner = tl.load(fold + 2)
+        if index - num_rows >= tl.load(header_ptr + 2):
+            return
+        owner = tl.load(save + 2)
     request = requests_ptr + owner * 8
     first = tl.load(request).to(tl.int64)
     ring_ptr = rings_ptr + tl.load(request + 2).to(tl.int64) * (_GRID * C)
@@ -71,14 +80,13 @@ def conv_kernel(
             total = tl.where(total >= 0, total, total * e) / (1.0 + e)
         tl.store(out_ptr + index.to(tl.int64) * C + column, total, mask=inside)
     else:
-        own, slot = tl.load(fold), tl.load(fold + 1).to(tl.int64)
-        if slot >= 0:
-            target_ptr = slots_ptr + slot * ((TAPS - 1) * C) + column
-            for k in tl.static_range(TAPS - 1):
-                x = _tap(
-                    x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS
-                )
-                tl.store(target_ptr + k * C, x, mask=inside)
+        own, slot = tl.load(save), tl.load(save + 1).to(tl.int64)
+        target_ptr = slots_ptr + slot * ((TAPS - 1) * C) + column
+        for k in tl.static_range(TAPS - 1):
+            x = _tap(
+                x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS
+            )
+            tl.store(target_ptr + k * C, x, mask=inside)
 
 
 def conv_rows(
@@ -92,10 +100,11 @@ def conv_rows(
 ) -> None:
     """Compute rows x [T, C] into `out`, float32 [T, C], and keep states; the rings are left as they are."""
     channels, taps = memory.shape.sizes
-    rows = tables.plan.num_rows
-    conv_kernel[(rows + tables.num_folds, triton.cdiv(channels, BLOCK))](
+    rows = len(out)
+    conv_kernel[(rows + tables.grids["saves"], triton.cdiv(channels, BLOCK))](
+        tables.header,
         tables.walks,
-        tables.folds,
+        tables.saves,
         tables.owners,
         x,
         weight,

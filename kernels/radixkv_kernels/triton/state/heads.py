@@ -101,7 +101,7 @@ class HeadSizes(NamedTuple):
         return 8 if self.channels or self.padded[0] > 128 else 4
 
 
-class _ChunkScratch(NamedTuple):
+class ChunkScratch(NamedTuple):
     """What the kernels of chunks hand on to one another; see `chunks.py`."""
 
     keys: torch.Tensor
@@ -115,7 +115,7 @@ class _ChunkScratch(NamedTuple):
     before: torch.Tensor
 
     @classmethod
-    def of(cls, sizes: HeadSizes, num_chunks: int, inputs: tuple[torch.Tensor, ...]) -> _ChunkScratch:
+    def of(cls, sizes: HeadSizes, num_chunks: int, inputs: tuple[torch.Tensor, ...]) -> ChunkScratch:
         """Take memory for chunks of a layer with these inputs."""
         key, value = sizes.padded
         rows, heads = num_chunks * GRID, sizes.heads
@@ -151,9 +151,9 @@ def head_rows(
     rings = memory.rings
     if sizes.delta:
         assert len(rings) == 5, "rings without values: the spec was made without keeps_values"
-    if tables.num_chunks:
+    if tables.grids["chunks"]:
         _chunks(memory, tables, sizes, inputs, out)
-    if tables.num_shorts:
+    if tables.grids["shorts"] or len(out) > tables.plan.num_rows:
         _shorts(memory, tables, sizes, inputs, out)
     kept = [(inputs[1], rings[0]), (inputs[3], rings[2])]
     return [*kept, (inputs[2], rings[3]), (inputs[4], rings[4])] if sizes.delta else kept
@@ -170,36 +170,40 @@ def _chunks(
     beta = inputs[4] if sizes.delta else decay
     ring_k, ring_u, ring_decay = memory.rings[:3]
     ring_v, ring_beta = memory.rings[3:] if sizes.delta else (ring_u, ring_decay)
-    heads, num_chunks = sizes.heads, tables.num_chunks
-    scratch = _ChunkScratch.of(sizes, num_chunks, inputs)
+    heads, num_chunks = sizes.heads, tables.grids["chunks"]
+    scratch = ChunkScratch.of(sizes, num_chunks, inputs)
     settings: dict[str, Any] = {"enable_fp_fusion": False}
     if sizes.channels:
         gather_kernel[(num_chunks, heads)](
-            tables.chunks, k, decay, ring_k, ring_decay, scratch.keys, scratch.lengths, scratch.cumulated,
+            tables.header, tables.chunks, k, decay, ring_k, ring_decay, scratch.keys, scratch.lengths,
+            scratch.cumulated,
             k.stride(0), decay.stride(0), **sizes.constants("H", "K", "KR", "KP"), num_warps=4,
             **settings,
         )  # fmt: skip
         scores_kernel[(GRID // PART, num_chunks, heads)](
-            tables.chunks, q, scratch.keys, scratch.lengths, scratch.cumulated, scratch.scores,
-            scratch.query_scores, q.stride(0), **sizes.constants("H", "K", "KP"), num_warps=SCORES_WARPS,
+            tables.header, tables.chunks, q, scratch.keys, scratch.lengths, scratch.cumulated,
+            scratch.scores, scratch.query_scores, q.stride(0), **sizes.constants("H", "K", "KP"),
+            num_warps=SCORES_WARPS,
             **settings,
         )  # fmt: skip
     local_kernel[(num_chunks, heads)](
-        tables.chunks, k, v, decay, beta, ring_k, ring_v, ring_decay, ring_beta, scratch.keys,
+        tables.header, tables.chunks, k, v, decay, beta, ring_k, ring_v, ring_decay, ring_beta, scratch.keys,
         scratch.lengths, scratch.scores, scratch.w, scratch.low, scratch.u, scratch.cumulated, k.stride(0),
         v.stride(0), decay.stride(0), beta.stride(0), **sizes.local(), num_warps=sizes.chunk_warps,
         **settings,
     )  # fmt: skip
     constants = sizes.state()
-    grid = triton.cdiv(rounded(sizes.value), constants["BV"]), heads, tables.num_requests
+    grid = triton.cdiv(rounded(sizes.value), constants["BV"]), heads, tables.grids["requests"]
     state_kernel[grid](
-        tables.requests, tables.chunks, tables.copies, scratch.keys, scratch.lengths, scratch.w, scratch.low,
+        tables.header, tables.requests, tables.chunks, tables.copies, scratch.keys, scratch.lengths,
+        scratch.w, scratch.low,
         scratch.u, scratch.cumulated, scratch.before, memory.slots, ring_u, **constants,
         KEEP=not (sizes.delta and tables.deterministic), num_warps=STATE_WARPS, **settings,
     )  # fmt: skip
     constants = sizes.output()
     output_kernel[(triton.cdiv(sizes.value, constants["BV"]), num_chunks, heads)](
-        tables.chunks, q, scratch.keys, scratch.lengths, scratch.query_scores, scratch.u, scratch.cumulated,
+        tables.header, tables.chunks, q, scratch.keys, scratch.lengths, scratch.query_scores, scratch.u,
+        scratch.cumulated,
         scratch.before, out, q.stride(0), sizes.key**-0.5, **constants, num_warps=sizes.chunk_warps,
         **settings,
     )  # fmt: skip
@@ -215,8 +219,10 @@ def _shorts(
     beta = inputs[4] if sizes.delta else inputs[3]
     constants = sizes.ring()
     blocks = triton.cdiv(sizes.value, constants["BV"])
-    ring_kernel[(sizes.heads * blocks, tables.num_shorts)](
-        tables.shorts, *inputs[:4], beta, *memory.rings[:3], memory.slots, out,
-        *(each.stride(0) for each in (*inputs[:4], beta)), sizes.key**-0.5, **constants,
-        num_warps=sizes.ring_warps, enable_fp_fusion=False,
+    # Recorded launches have a program for each row: for its request, or to clear a row of padding.
+    padding = 0 if tables.grids["shorts"] == len(out) else len(out) - tables.plan.num_rows
+    ring_kernel[(sizes.heads * blocks, tables.grids["shorts"] + padding)](
+        tables.header, tables.shorts, *inputs[:4], beta, *memory.rings[:3], memory.slots, out,
+        *(each.stride(0) for each in (*inputs[:4], beta)), sizes.key**-0.5,
+        len(out), **constants, num_warps=sizes.ring_warps, enable_fp_fusion=False,
     )  # fmt: skip

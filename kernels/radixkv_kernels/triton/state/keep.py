@@ -34,13 +34,16 @@ def _keep(kept_ptr, source_ptr, ring_ptr, stride, block, SIZE: tl.constexpr, WID
 
 @triton.jit
 def keep_kernel(
-    kept_ptr, a_ptr, b_ptr, c_ptr, d_ptr, ring_a_ptr, ring_b_ptr, ring_c_ptr, ring_d_ptr, a_stride, b_stride,
+    header_ptr, kept_ptr, a_ptr, b_ptr, c_ptr, d_ptr, ring_a_ptr, ring_b_ptr, ring_c_ptr, ring_d_ptr,
+    a_stride, b_stride,
     c_stride, d_stride, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
     SIZE_A: tl.constexpr, SIZE_B: tl.constexpr, SIZE_C: tl.constexpr, SIZE_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (kept rows, blocks of BLOCK of A, B, C and D numbers a row). A ring holds its rows one after the
     other, whatever shape the CPU's kernels see in it."""
+    if tl.program_id(0) >= tl.load(header_ptr + 4):
+        return
     block = tl.program_id(1)
     after_a: tl.constexpr = (A + BLOCK - 1) // BLOCK
     after_b: tl.constexpr = after_a + (B + BLOCK - 1) // BLOCK
@@ -57,12 +60,13 @@ def keep_kernel(
 
 def keep_rows(tables: StepTables, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Write rows [T, ...] into parts of rings [num_rings, ...]; at most four pairs of both."""
-    if not tables.num_kept:
+    if not tables.grids["kept"]:
         return
     # What stands for a missing pair has no columns.
     full = [(*pair, pair[0][0].numel()) for pair in pairs] + [(*pairs[0], 0)] * (4 - len(pairs))
     sources, rings, widths = zip(*full, strict=True)
-    keep_kernel[(tables.num_kept, sum(triton.cdiv(width, BLOCK) for width in widths))](
+    keep_kernel[(tables.grids["kept"], sum(triton.cdiv(width, BLOCK) for width in widths))](
+        tables.header,
         tables.kept,
         *sources,
         *rings,

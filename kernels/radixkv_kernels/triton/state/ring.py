@@ -25,15 +25,28 @@ from radixkv_kernels.triton.state.chunks import inverse_length
 _GRID = tl.constexpr(GRID)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def ring_kernel(
-    shorts_ptr, q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, ring_k_ptr, ring_u_ptr, ring_decay_ptr, slots_ptr,
-    out_ptr, q_stride, k_stride, v_stride, decay_stride, beta_stride, scale, H: tl.constexpr, G: tl.constexpr,
+    header_ptr, shorts_ptr, q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, ring_k_ptr, ring_u_ptr,
+    ring_decay_ptr, slots_ptr,
+    out_ptr, q_stride, k_stride, v_stride, decay_stride, beta_stride, scale, num_rows, H: tl.constexpr,
+    G: tl.constexpr,
     K: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VR: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads times blocks of BV columns, requests)."""
+    """Grid (heads times blocks of BV columns, requests and rows of padding), or more.
+
+    num_rows: rows of the layer; those that belong to no request become zero.
+    """
     blocks: tl.constexpr = (V + BV - 1) // BV
+    num_shorts = tl.load(header_ptr + 8)
+    if tl.program_id(1) >= num_shorts:
+        padding = tl.load(header_ptr + 3) + tl.program_id(1) - num_shorts
+        if padding < num_rows:
+            place = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
+            at_padding = (padding.to(tl.int64) * H + tl.program_id(0) // blocks) * V + place
+            tl.store(out_ptr + at_padding, tl.zeros([BV], tl.float32), mask=place < V)
+        return
     head = tl.program_id(0) // blocks
     group = head // (H // G)
     request = shorts_ptr + tl.program_id(1) * 8

@@ -35,11 +35,14 @@ def _advance(s, rate, x, dt, b):
 
 @triton.jit
 def scan_kernel(
-    requests_ptr, folds_ptr, x_ptr, dt_ptr, b_ptr, c_ptr, rate_ptr, out_ptr, slots_ptr, ring_x_ptr,
+    header_ptr, requests_ptr, folds_ptr, x_ptr, dt_ptr, b_ptr, c_ptr, rate_ptr, out_ptr, slots_ptr,
+    ring_x_ptr,
     ring_dt_ptr, ring_b_ptr, x_stride, dt_stride, b_stride, c_stride, C: tl.constexpr, G: tl.constexpr,
     N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BLOCK channels, requests)."""
+    if tl.program_id(1) >= tl.load(header_ptr):
+        return
     request = requests_ptr + tl.program_id(1) * 8
     first, ring = tl.load(request).to(tl.int64), tl.load(request + 2).to(tl.int64)
     at, base = tl.load(request + 3), tl.load(request + 4).to(tl.int64)
@@ -75,10 +78,13 @@ def scan_kernel(
 
 @triton.jit
 def lru_kernel(
-    requests_ptr, folds_ptr, a_ptr, x_ptr, out_ptr, slots_ptr, ring_a_ptr, ring_x_ptr, a_stride, x_stride,
+    header_ptr, requests_ptr, folds_ptr, a_ptr, x_ptr, out_ptr, slots_ptr, ring_a_ptr, ring_x_ptr,
+    a_stride, x_stride,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BLOCK channels, requests)."""
+    if tl.program_id(1) >= tl.load(header_ptr):
+        return
     request = requests_ptr + tl.program_id(1) * 8
     first, ring = tl.load(request).to(tl.int64), tl.load(request + 2).to(tl.int64)
     at, base = tl.load(request + 3), tl.load(request + 4).to(tl.int64)
@@ -111,7 +117,9 @@ def scan_rows(
 ) -> None:
     """Compute rows of `scan` into `out`, float32 [T, C], and keep states; the rings are left as they are."""
     channels, groups, size = memory.shape.sizes
-    scan_kernel[(triton.cdiv(channels, SCAN_BLOCK), tables.num_walks)](
+    out.zero_()
+    scan_kernel[(triton.cdiv(channels, SCAN_BLOCK), tables.grids["walks"])](
+        tables.header,
         tables.walks,
         tables.folds,
         *inputs,
@@ -135,7 +143,9 @@ def lru_rows(
 ) -> None:
     """Compute rows of `lru` into `out`, float32 [T, C], and keep states; the rings are left as they are."""
     (channels,) = memory.shape.sizes
-    lru_kernel[(triton.cdiv(channels, LRU_BLOCK), tables.num_walks)](
+    out.zero_()
+    lru_kernel[(triton.cdiv(channels, LRU_BLOCK), tables.grids["walks"])](
+        tables.header,
         tables.walks,
         tables.folds,
         *inputs,

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """StepTables: a step's operations on states as the kernels read them, uploaded once for all layers.
 
+All lie in one int32 array behind a header with their lengths, `COUNTS`. Grids may be larger than these:
+programs past a table's end return at once. So launches that were recorded serve other steps whose tables fit,
+if these lie at the same addresses (`TableBuffer`).
+
 Convolutions and scans walk the rows of one request from its base to its end, so that of the plan's operations
 there remain, for each request, where it begins and after how many of its rows a state is kept::
 
@@ -8,6 +12,7 @@ there remain, for each request, where it begins and after how many of its rows a
                             first of its rows that the ring keeps
     folds     int32 [F, 4]  rows of its request before it, slot, request, rows before the fold before it; a
                             request's last one is its end and has slot -1
+    saves     int32 [S, 4]  the folds that have a slot
     owners    int32 [T]     request of each row
     kept      int32 [M, 4]  row, ring, place: rows that rings hold after the step
 
@@ -34,32 +39,104 @@ from radixkv_kernels.states import GRID
 
 #: Most rows of a request that are computed over its ring.
 MAX_SHORT_ROWS = 8
+#: Columns of each table, in their order.
+_WIDTHS = {
+    "walks": 8,
+    "folds": 4,
+    "saves": 4,
+    "owners": 1,
+    "kept": 4,
+    "requests": 8,
+    "chunks": 8,
+    "copies": 2,
+    "shorts": 8,
+}
+#: Places of the tables' lengths in the header; the kernels spell them as literals.
+COUNTS = {name: place for place, name in enumerate(_WIDTHS)}
+HEADER = 16
+
+
+def capacities(rows: int, *, large: bool) -> dict[str, int]:
+    """Longest tables of recorded steps of this many rows; `large`: with chunks of prompts."""
+    chunks = rows // GRID + rows // 8 + 8 if large else rows // 16 + 2
+    each = dict.fromkeys(_WIDTHS, rows)
+    each |= dict.fromkeys(("requests", "chunks"), chunks)
+    each |= dict.fromkeys(("saves", "copies"), 2 * chunks)
+    return each | {"folds": rows + 2 * chunks}
 
 
 class StepTables:
-    """Tables of a plan in the memory of a device; see the module.
+    """Tables of a plan; see the module.
 
     Args:
         deterministic: all rows of heads come in chunks.
 
     Attributes:
         plan: the plan of the tables.
-        num_walks, num_folds, num_kept, num_requests, num_chunks, num_shorts: lengths of the tables.
+        parts: the tables on the host, by name.
+        grids: programs of each table's launches.
     """
 
-    def __init__(self, plan: StatePlan, device: torch.device, *, deterministic: bool) -> None:
+    def __init__(self, plan: StatePlan, *, deterministic: bool) -> None:
         self.plan, self.deterministic = plan, deterministic
-        parts = (*_walks(plan), *_chunks(plan, deterministic))
-        lengths = [len(part) for part in parts]
-        self.num_walks, self.num_folds, _, self.num_kept = lengths[:4]
-        self.num_requests, self.num_chunks, _, self.num_shorts = lengths[4:]
-        host = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]))
+        names = tuple(_WIDTHS)
+        self.parts = dict(zip(names, (*_walks(plan), *_chunks(plan, deterministic)), strict=True))
+        self.grids = {name: len(part) for name, part in self.parts.items()}
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        """A table on the device, or `header`."""
+        tables: dict[str, torch.Tensor] = self.__dict__["_tables"]
+        return tables[name]
+
+    def upload(self, device: torch.device) -> None:
+        """Bring the tables to new memory of a device."""
+        header = np.zeros(HEADER, np.int32)
+        for name, place in COUNTS.items():
+            header[place] = len(self.parts[name])
+        words = np.concatenate([header, *(part.reshape(-1) for part in self.parts.values())])
+        host = torch.from_numpy(words)
         if device.type == "cuda":  # a copy from other memory would wait for what runs there
             host = host.pin_memory()
-        words = host.to(device, non_blocking=True)
-        tables = words.split([part.size for part in parts])
-        self.walks, self.folds, self.owners, self.kept = tables[:4]
-        self.requests, self.chunks, self.copies, self.shorts = tables[4:]
+        sizes = [HEADER, *(part.size for part in self.parts.values())]
+        views = host.to(device, non_blocking=True).split(sizes)
+        self._tables = dict(zip(("header", *self.parts), views, strict=True))
+
+    def fits(self, rows: int, *, large: bool) -> bool:
+        """Return True if recorded launches of so many rows have programs for all of it."""
+        most = capacities(rows, large=large)
+        return all(len(part) <= most[name] for name, part in self.parts.items())
+
+
+class TableBuffer:
+    """Memory for the tables of steps of at most `rows` rows, at addresses that recorded launches may hold."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows = rows
+        most = capacities(rows, large=True)
+        self._places, at = {"header": (0, HEADER)}, HEADER
+        for name, width in _WIDTHS.items():
+            self._places[name] = at, most[name] * width
+            at += most[name] * width
+        pinned = device.type == "cuda"
+        self._words = torch.zeros(at, dtype=torch.int32, device=device)
+        self._staging = torch.zeros(at, dtype=torch.int32, pin_memory=pinned)
+        self._copied = torch.cuda.Event() if pinned else None
+        self._views = {name: self._words[a : a + size] for name, (a, size) in self._places.items()}
+
+    def load(self, tables: StepTables, rows: int, *, large: bool) -> None:
+        """Copy tables that fit, and let them be launched as any others of this many rows."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy may still be reading
+        host = self._staging.numpy()
+        for name, part in tables.parts.items():
+            host[COUNTS[name]] = len(part)
+            at = self._places[name][0]
+            host[at : at + part.size] = part.reshape(-1)
+        self._words.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        tables._tables = self._views
+        tables.grids = capacities(rows, large=large)
 
 
 def _walks(plan: StatePlan) -> tuple[np.ndarray, ...]:
@@ -93,7 +170,8 @@ def _walks(plan: StatePlan) -> tuple[np.ndarray, ...]:
     kept[:, 0] += within
     kept[:, 2] += within
     owners = np.repeat(np.arange(len(table), dtype=np.int32), table[:, 1])
-    return table, _table(folds, 4), owners, kept
+    ends = _table(folds, 4)
+    return table, ends, ends[ends[:, 1] >= 0], owners, kept
 
 
 def _chunks(plan: StatePlan, deterministic: bool) -> tuple[np.ndarray, ...]:
