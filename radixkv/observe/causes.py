@@ -201,6 +201,12 @@ _BELOW_DIVERGED = (
         "keep the tools of a session the same, and add new ones in messages",
     ),
     (
+        "tools_by_mode",
+        "a list of tools that changes with the client's mode",
+        "list the tools of all modes in each request, and say in the latest message, or by tool_choice's "
+        "allowed_tools, which of them may be used",
+    ),
+    (
         "schema_keys_reordered",
         "JSON with its keys in another order",
         "write keys in one order, or serve with --canonical-tools",
@@ -234,6 +240,11 @@ _BELOW_DIVERGED = (
         "compaction",
         "earlier messages that were dropped, cleared or summed up",
         "this happens once; do it rarely, and at the end of the prompt where that can be",
+    ),
+    (
+        "compaction_request",
+        "a request to sum the conversation up that is written as a prompt of its own",
+        "ask for the summary in a last message after the conversation, with the same system prompt and tools",
     ),
     ("whitespace", "white space", "send back texts as they came"),
     (

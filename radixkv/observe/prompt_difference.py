@@ -31,6 +31,15 @@ _SUMMARY = re.compile(
     r"содержание|摘要|总结|要約|요약",
     re.I,
 )
+_MAX_ASKED = 4000  # characters in which a request says what it wants
+_MIN_HISTORY = 2  # messages
+#: Names of tools that lead from one mode of a client's into another.
+_MODE_TOOL = re.compile(r"(?:^|[\W_])\w*mode(?:[\W_]|$)|\w+_mode_\w+|(?:Enter|Exit|Switch)\w*Mode", re.I)
+_MODE = re.compile(
+    r"\b(?:plan|act|ask|agent|code|edit|build|debug|architect|read[- ]?only|chat|review|normal|default)"
+    r"[- ]?mode\b|\bmode:|<mode>",
+    re.I,
+)
 _CLEARED = re.compile(
     r"clear|trunc|omit|remov|elid|elided|redact|compact|snip|shortened|dropped|no longer|gekürzt|entfernt|"
     r"omitid|supprim|rimoss|удал|省略|清除|削除",
@@ -49,9 +58,9 @@ def find_breaker(old: PromptParts, new: PromptParts, *, in_tools: bool | None = 
     Nothing breaks where the later prompt goes on after the earlier one, asks something else at its end, or is
     another conversation. O(size of the prompts), and a comparison of some hundred words.
     """
-    finders = [_in_model, _in_tools, _in_messages]
+    finders = [_in_model, _in_request_for_summary, _in_tools, _in_messages]
     if in_tools is False:
-        finders = [_in_model, _in_messages, _in_tools]
+        finders = [_in_model, _in_request_for_summary, _in_messages, _in_tools]
     return next((found for find in finders if (found := find(old, new)) is not None), None)
 
 
@@ -61,12 +70,52 @@ def _in_model(old: PromptParts, new: PromptParts) -> Breaker | None:
     return replace(make_breaker("model", old=old.model, new=new.model), place="the model")
 
 
+def _in_request_for_summary(old: PromptParts, new: PromptParts) -> Breaker | None:
+    """Find a prompt of its own that sums up the earlier one's conversation; O(their size).
+
+    Its head (system prompt or tools) is another one, what it asks speaks of a summary, and it has most of the
+    earlier conversation, as messages or as text within one.
+    """
+    heads = [(prompt.tools, _system_text(prompt)) for prompt in (old, new)]
+    if heads[0] == heads[1] or not new.messages:
+        return None
+    last, asks = new.messages[-1], (_system_text(new), new.messages[-1].text[-_MAX_ASKED:])
+    if last.role != "user" or not any(map(_SUMMARY.search, asks)) or _SUMMARY.search(heads[0][1]):
+        return None
+    history = [m.text for m in old.messages if m.role != "system" and len(m.text) >= _MIN_MOVED]
+    there = "\n".join(message.text for message in new.messages)
+    if len(history) < _MIN_HISTORY or sum(text in there for text in history) * 2 < len(history):
+        return None
+    changed = "the tools" if heads[0][0] != heads[1][0] else "the system prompt"
+    return replace(make_breaker("compaction_request"), message=len(new.messages) - 1, place=changed)
+
+
+def _system_text(prompt: PromptParts) -> str:
+    return "\n".join(message.text for message in prompt.messages if message.role == "system")
+
+
 def _in_tools(old: PromptParts, new: PromptParts) -> Breaker | None:
     found = tools_breaker(old.tools, new.tools)
     if found is None:
         return None
+    if found.cause.code == "tools_changed" and _changes_mode(old, new, found):
+        mode = make_breaker("tools_by_mode", old=found.old, new=found.new, tool=found.tool)
+        return replace(mode, place="the tools")
     where = f"the tool {found.tool}" if found.tool else "the tools"
     return replace(found, place="the tools" if found.kind.startswith("tools_") else where)
+
+
+def _changes_mode(old: PromptParts, new: PromptParts, found: Breaker) -> bool:
+    """Tell whether tools that came or went, or what was said since, speak of a mode of the client's."""
+    if not (found.old or found.new):  # the same names
+        return False
+    if _MODE_TOOL.search(f"{found.old}, {found.new}"):
+        return True
+    said = [message.text for message in new.messages[len(old.messages) :] if message.role != "assistant"]
+    systems = _system_text(old), _system_text(new)
+    if systems[0] != systems[1]:
+        said += [part for place in differences(*systems) for part in (place.old_part, place.new_part)]
+    return any(_MODE.search(text[:_MAX_ASKED]) for text in said)
 
 
 def _in_messages(old: PromptParts, new: PromptParts) -> Breaker | None:

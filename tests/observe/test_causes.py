@@ -9,6 +9,7 @@ from radixkv.observe.causes import CAUSES, make_breaker
 KINDS = """
 client_metadata model tools_reordered tools_changed schema_keys_reordered tool_warning working_directory
 timestamp id user_name examples thinking_stripped arguments_reserialised attachment_moved compaction
+tools_by_mode compaction_request
 whitespace another_image image_resized image_replaced evicted evicted_by_others pool_too_small ttl_passed
 reset concurrent unknown
 """.split()  # noqa: SIM905
