@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from quantised_checkpoints import block_fp8, quantise
 from test_model_loader import load, refusal
 
 from radixkv.engine.config import EngineConfig
@@ -84,6 +86,15 @@ class TestCode:
         add_code(folder, mark, model_type="own_llama")
         assert type(load(folder, trust_remote_code=True).model).__name__ == "OwnModel"
         assert mark.exists()
+        assert not mark.with_name("asked").exists()
+
+    def test_of_a_quantised_model(self, folder: Path, mark: Path, tmp_path: Path) -> None:
+        add_code(folder, mark, model_type="own_llama")
+        settings = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+        quantise(folder, block_fp8, settings, plain=Path(shutil.copytree(folder, tmp_path / "plain")))
+        assert "--trust-remote-code" in refusal(folder)
+        assert not mark.exists()
+        assert type(load(folder, trust_remote_code=True).model).__name__ == "OwnModel"
         assert not mark.with_name("asked").exists()
 
 

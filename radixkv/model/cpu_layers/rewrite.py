@@ -64,6 +64,7 @@ def pack_layers(model: nn.Module) -> bool:
     dtype = linears[0].weight.dtype
     if not can_store(dtype) or not all(_is_on_cpu(each.weight, dtype) for each in linears):
         return False
+    del linears  # else no weight would be freed before the last one is packed
     if dtype != torch.float32:
         if not mostly_linear(model):
             return False
