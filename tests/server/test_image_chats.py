@@ -173,6 +173,15 @@ def test_ollamas_images(server: LiveServer) -> None:
     assert with_image == without + NUM_TOKENS + 2
 
 
+def test_ollamas_generate_takes_images_but_not_raw(server: LiveServer) -> None:
+    with server.http() as http:
+        body = {"model": "qwen", "images": [base64_of(picture(71, SIZE))], "stream": False}
+        answer = http.post("/api/generate", json={**body, "options": {"num_predict": 2}})
+        assert answer.json()["prompt_eval_count"] > NUM_TOKENS
+        refused = http.post("/api/generate", json={**body, "prompt": "See", "raw": True})
+        assert (refused.status_code, "leave raw out" in refused.text) == (400, True)
+
+
 def test_an_audit_with_the_model_predicts_what_was_cached(server: LiveServer, folder: Path) -> None:
     """Tokens of images by the model's own rule, without its weights."""
     config = EngineConfig(str(folder))

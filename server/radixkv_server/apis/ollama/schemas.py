@@ -187,7 +187,7 @@ class OllamaGenerateRequest(_GenerateFields):
     @property
     def is_empty(self) -> bool:
         """Return True for a request that only wants the model to be loaded."""
-        return not self.prompt
+        return not self.prompt and not self.images
 
     def chat(self, recall: Recall) -> Json:
         """Return the chat completion that this comes down to."""

@@ -18,6 +18,7 @@ from radixkv_server.chats.chat import AnswerReaders
 from radixkv_server.chats.constraint import with_default
 from radixkv_server.context import ServerContext
 from radixkv_server.dialect import Json
+from radixkv_server.errors import bad_request
 from radixkv_server.generation.generation import Generation
 from radixkv_server.generation.grammar_places import GrammarPlaces
 from radixkv_server.generation.request import new_id, sampling_params
@@ -75,7 +76,13 @@ def _checked(kind: type[Fields], fields: Json, ignored: Ignored | None = None) -
 
 
 async def _raw(context: ServerContext, body: OllamaGenerateRequest) -> Request:
-    """Return a prompt that no template changes."""
+    """Return a prompt that no template changes.
+
+    Raises:
+        ApiError: 400; it has images, whose place only a template knows.
+    """
+    if body.images:
+        raise bad_request("images need the model's template: leave raw out.", param="images")
     fields = _checked(CommonFields, body.sampling())
     prompt = await context.prompts.encode(body.prompt or "", param="prompt")
     options = {**fields.sampling_options(), "max_tokens": fields.max_tokens}
