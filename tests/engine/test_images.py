@@ -94,7 +94,7 @@ def test_ids_follow_from_pixels_settings_and_place_alone(llm: LLM, folder: Path)
     assert there == ids.tolist()
     assert wire.loads(wire.dumps(images)) == images
     settings = dict(elsewhere.processor.to_dict(), image_mean=[0.1, 0.2, 0.3])
-    changed = type(elsewhere)("qwen2_5_vl", type(elsewhere.processor)(**settings), IMAGE)
+    changed = type(elsewhere)("qwen2_5_vl", type(elsewhere.processor)(**settings), IMAGE, elsewhere.facts)
     assert changed.place(*template_ids([ONE]))[0] != placed(llm, ONE)[0].tolist()
 
 

@@ -114,10 +114,11 @@ def test_an_image_within_a_hit_is_not_encoded_and_another_one_misses(trial: Tria
         llm.engine.runner.images.cache.clear()  # type: ignore[attr-defined]
         sampling = SamplingParams(temperature=0, max_tokens=1)
         (again,) = llm.generate([prompt([begin, ONE, words(2, 80), words(3, 8)])], sampling)
-        assert again.num_cached_tokens > len(begin) + 2 + 24
+        processor: Any = llm.engine.model.image_processor
+        assert again.num_cached_tokens > len(begin) + 1 + processor.num_tokens(ONE.width, ONE.height)
         assert num_encoded(llm) == 1
         (other,) = llm.generate([prompt([begin, TWO, words(2, 80)])], sampling)
-        assert other.num_cached_tokens <= len(begin) + 1
+        assert other.num_cached_tokens <= len(begin) + 2  # some families begin an image with a token of text
         assert num_encoded(llm) == 2
 
 

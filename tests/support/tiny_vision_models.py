@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from radixkv.images.image_files import DecodedImage, decode_image
@@ -20,8 +22,10 @@ from tests.support.tiny_models import byte_level_tokenizer, randomize
 
 #: Ids of control tokens, behind those of the tokenizer.
 START, END, IMAGE, VIDEO = 321, 322, 323, 324
-VOCAB_SIZE = 328
+VOCAB_SIZE = 336
 TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+#: Control tokens of families in which text stands between rows of an image.
+MORE_TOKENS = ["[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<fake_token_around_image>"]
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -50,6 +54,14 @@ _PIXELS: dict[str, Any] = dict(
     image_processor_type="Qwen2VLImageProcessor", patch_size=8, merge_size=2, temporal_patch_size=2,
     size=dict(shortest_edge=16 * 16, longest_edge=16 * 16 * 80),
 )  # fmt: skip
+
+
+_PLAIN = dict(_TEXT, max_position_embeddings=512)
+_CLIP: dict[str, Any] = dict(
+    model_type="clip_vision_model", hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+    num_attention_heads=2, patch_size=8, image_size=32, projection_dim=32,
+)  # fmt: skip
+_PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
 
 def _delta(name: str) -> dict[str, Any]:
@@ -95,6 +107,63 @@ _MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(text_config=_delta("qwen3_5_moe_text"), vision_config=dict(_TOWER, num_position_embeddings=64)),
         _PIXELS,
     ),
+    "glm4v": (
+        dict(
+            text_config=dict(_TEXT, rope_parameters=dict(_ROPE, partial_rotary_factor=1.0)),
+            vision_config=dict(
+                depth=2, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=48, patch_size=8,
+                spatial_merge_size=2, temporal_patch_size=2, image_size=64,
+            ),
+        ),
+        dict(_PIXELS, image_processor_type="Glm4vImageProcessor"),
+    ),
+    "mistral3": (
+        dict(
+            text_config=dict(_PLAIN, model_type="mistral"), spatial_merge_size=2,
+            vision_config=dict(
+                model_type="pixtral", hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=2, head_dim=16, patch_size=8, image_size=96,
+            ),
+        ),
+        dict(image_processor_type="PixtralImageProcessor", size=dict(longest_edge=96), patch_size=16),
+    ),
+    "internvl": (
+        dict(
+            text_config=dict(_PLAIN, model_type="qwen2"), image_seq_length=4,
+            vision_config=dict(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                patch_size=[8, 8], image_size=[32, 32],
+            ),
+        ),
+        dict(image_processor_type="GotOcr2ImageProcessor", size=dict(height=32, width=32), min_patches=1,
+            max_patches=6),
+    ),
+    "llava": (
+        dict(text_config=dict(_PLAIN, model_type="llama"), vision_config=_CLIP, image_seq_length=16),
+        dict(image_processor_type="CLIPImageProcessor", size=dict(shortest_edge=32),
+            crop_size=dict(height=32, width=32)),
+    ),
+    **{
+        kind: (
+            dict(
+                text_config=dict(_PLAIN, model_type="llama"), scale_factor=2,
+                vision_config=dict(
+                    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                    patch_size=8, image_size=32,
+                ),
+            ),
+            dict(image_processor_type=name, size=dict(longest_edge=96), max_image_size=dict(longest_edge=32)),
+        )
+        for kind, name in (("idefics3", "Idefics3ImageProcessor"), ("smolvlm", "SmolVLMImageProcessor"))
+    },
+    "llava_next": (
+        dict(
+            text_config=dict(_PLAIN, model_type="mistral"), vision_config=_CLIP,
+            image_grid_pinpoints=_PINPOINTS,
+        ),
+        dict(image_processor_type="LlavaNextImageProcessor", size=dict(shortest_edge=32),
+            crop_size=dict(height=32, width=32), image_grid_pinpoints=_PINPOINTS),
+    ),
 }  # fmt: skip
 TINY_VISION_MODELS = tuple(_MODELS)
 
@@ -103,13 +172,14 @@ def save_tiny_vision_model(folder: Path, kind: str, seed: int = 0) -> Path:
     """Write a random model that sees, its tokenizer and its settings for images, to `folder`."""
     options, pixels = _MODELS[kind]
     config = AutoConfig.for_model(kind, **options, **_IDS)
+    config.image_token_id = IMAGE
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     randomize(model, seed)
     with torch.no_grad():  # what images say should show in the answers
         model.get_input_embeddings().weight.mul_(2.0)
     model.save_pretrained(folder)
     tokenizer = byte_level_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS})
+    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS + MORE_TOKENS})
     assert tokenizer.convert_tokens_to_ids(TOKENS) == [START, END, IMAGE, VIDEO]
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -150,19 +220,24 @@ class Reference:
     def logits(self, parts: Parts, answer: Sequence[int] = ()) -> torch.Tensor:
         """Return the logits [T, V] of a prompt and of an answer to it, computed at once."""
         ids: list[int] = []
-        inputs: list[dict[str, Any]] = []
+        pictures: list[Any] = []
         for part in parts:
             if isinstance(part, DecodedImage):
-                given = self._processor.inputs(part)
-                count = self._processor.num_tokens(part.width, part.height)
-                ids += [START, *[IMAGE] * count, END]
-                inputs.append(given)
+                pictures.append(Image.frombytes("RGB", (part.width, part.height), part.rgb))
+                placed, _ = self._processor.place([IMAGE], [part])
+                ids += [START, *(IMAGE if token >= 2**30 else token for token in placed), END]
             else:
                 ids += part
         ids += answer
         row = torch.tensor([ids])
-        joined = {name: torch.cat([each[name] for each in inputs]) for name in (inputs[0] if inputs else ())}
-        found = self._model(input_ids=row, mm_token_type_ids=(row == IMAGE).int(), use_cache=False, **joined)
+        inputs: dict[str, Any] = {"mm_token_type_ids": (row == IMAGE).int()}
+        if pictures:
+            inputs |= self._processor.processor(
+                images=pictures, return_tensors="pt", **self._processor.options
+            )
+        wanted = inspect.signature(self._model.forward).parameters
+        inputs = {name: value for name, value in inputs.items() if name in wanted}
+        found = self._model(input_ids=row, use_cache=False, **inputs)
         return found.logits[0]
 
     def answer(self, parts: Parts, count: int) -> list[int]:

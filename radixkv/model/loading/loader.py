@@ -127,10 +127,11 @@ def load_image_processor(config: EngineConfig) -> ImageProcessor | None:
     source = find_model(config, True, whole=False)
     if source.gguf_file is not None:
         return None
-    hf_config = _pretrained(config, source).config()
+    files = _pretrained(config, source)
+    hf_config = files.config()
     if not has_image_settings(hf_config, source.folder):
         return None
-    return open_image_processor(source.name, hf_config, source.folder)
+    return open_image_processor(source.name, hf_config, source.folder, files.tokenizer())
 
 
 def tokenizer_of_file(path: Path) -> Tokenizer:
@@ -270,7 +271,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         default_sampling=defaults,
         fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
         lengths=lengths if lengths.ends else None,
-        vision=open_vision(source.name, model, source.folder) if sees else None,
+        vision=open_vision(source.name, model, source.folder, hf_tokenizer) if sees else None,
     )
 
 

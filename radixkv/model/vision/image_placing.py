@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +20,23 @@ from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage, invalid_image
 from radixkv.images.placed_image import PlacedImage, identity_of, image_ids
 from radixkv.model.vision.families import VISION_FAMILIES
+from radixkv.model.vision.layouts import Tokens
 
 _MAX_KNOWN_SIZES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tokens of an image of one size: their number, and their rows and columns where positions need these."""
+    """Tokens of an image of one size.
 
-    num_tokens: int
+    Attributes:
+        tokens: ids of text, and None for rows of the tower.
+        between: places of the text in it.
+        grid: rows and columns, where positions need these.
+    """
+
+    tokens: Tokens
+    between: tuple[int, ...]
     grid: tuple[int, int] | None
 
 
@@ -40,26 +48,36 @@ class ModelImageProcessor:
         family: key of `VISION_FAMILIES`.
         processor: image processor of transformers, of those that need no torchvision.
         placeholder: id that stands for an image in what a chat template gives.
+        facts: of the model; see `radixkv.model.vision.families.facts_of`.
     """
 
     family: str
     processor: Any
     placeholder: int
+    facts: Mapping[str, Any]
     _layouts: OrderedDict[tuple[int, int], Layout] = field(init=False, default_factory=OrderedDict)
     _lock: Any = field(init=False, default_factory=threading.Lock)
     _settings: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         settings = self.processor.to_dict()
-        self._settings = json.dumps([self.family, settings], sort_keys=True, default=str)
+        self._settings = json.dumps([self.family, dict(self.facts), settings], sort_keys=True, default=str)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the constructor's arguments."""
-        return ModelImageProcessor, (self.family, self.processor, self.placeholder)
+        return ModelImageProcessor, (self.family, self.processor, self.placeholder, self.facts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments that the image processor gets with each image."""
+        options = dict(VISION_FAMILIES[self.family].options)
+        if self.family == "mistral3":
+            options["patch_size"] = self.facts["patch"]
+        return options
 
     def num_tokens(self, width: int, height: int) -> int:
         """See `ImageProcessor`."""
-        return self._layout(width, height).num_tokens
+        return len(self._layout(width, height).tokens)
 
     def place(
         self, token_ids: Sequence[int], images: Sequence[DecodedImage]
@@ -85,11 +103,14 @@ class ModelImageProcessor:
                 image,
                 identity_of(image, self._settings),
                 start=length,
-                length=layout.num_tokens,
+                length=len(layout.tokens),
+                between=layout.between,
                 grid=layout.grid,
                 rope_start=length + shift,
             )
-            pieces.append(np.asarray(image_ids(one.identity, one.num_rows), np.int32))
+            rows = iter(image_ids(one.identity, one.num_rows))
+            own = [next(rows) if token is None else token for token in layout.tokens]
+            pieces.append(np.asarray(own, np.int32))
             placed.append(one)
             length, shift = one.end, one.rope_end - one.end
         return np.concatenate([*pieces, ids[copied:]]).tolist(), tuple(placed)
@@ -106,7 +127,7 @@ class ModelImageProcessor:
 
     def _processed(self, picture: Any) -> dict[str, Any]:
         try:
-            return dict(self.processor(images=[picture], return_tensors="pt"))
+            return dict(self.processor(images=[picture], return_tensors="pt", **self.options))
         except ValueError as error:
             width, height = picture.size
             raise invalid_image(
@@ -128,8 +149,11 @@ class ModelImageProcessor:
         return known
 
     def _layout_of(self, inputs: dict[str, Any]) -> Layout:
-        assert VISION_FAMILIES[self.family].has_grid
-        _, rows, columns = inputs["image_grid_thw"][0].tolist()
-        merged = int(self.processor.merge_size)
-        grid = rows // merged, columns // merged
-        return Layout(grid[0] * grid[1], grid)
+        family = VISION_FAMILIES[self.family]
+        tokens = tuple(family.layout(inputs, self.facts))
+        between = tuple(place for place, token in enumerate(tokens) if token is not None)
+        grid: tuple[int, int] | None = None
+        if family.has_grid:
+            _, rows, columns = inputs["image_grid_thw"][0].tolist()
+            grid = rows // self.facts["merge"], columns // self.facts["merge"]
+        return Layout(tokens, between, grid)

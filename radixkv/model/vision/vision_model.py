@@ -15,15 +15,15 @@ from torch import Tensor
 from radixkv.images.image_files import DecodedImage
 from radixkv.model.loading.weight_files import stored_tensors
 from radixkv.model.vision.encoder_cache import Encoding
-from radixkv.model.vision.families import VISION_FAMILIES
+from radixkv.model.vision.families import VISION_FAMILIES, facts_of
 from radixkv.model.vision.image_placing import ModelImageProcessor
 
 logger = logging.getLogger("radixkv")
 
 #: Attention inside of towers: images are encoded one by one, whole.
 _TOWER_ATTENTION = "sdpa"
-#: Part of the names of a tower's tensors.
-_TOWER = "visual."
+#: Names of towers in models, and in the names of their tensors.
+_TOWERS = ("visual", "vision_tower", "vision_model")
 #: Files with the settings of a model's image processor.
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 
@@ -43,7 +43,9 @@ class VisionModel:
         self._inputs = frozenset(inspect.signature(model.model.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
         model.config.vision_config._attn_implementation = _TOWER_ATTENTION
-        self.tower = model.model.visual
+        self.tower = next(
+            found for name in _TOWERS if (found := getattr(model.model, name, None)) is not None
+        )
         for module in self.tower.modules():
             if hasattr(module, "config"):
                 module.config._attn_implementation = _TOWER_ATTENTION
@@ -93,7 +95,9 @@ def _joined(features: Any) -> Tensor:
 
 def has_sight(hf_config: Any, folder: Path) -> bool:
     """Return True if a folder's model is of a family that sees, with a tower and settings for images."""
-    return has_image_settings(hf_config, folder) and any(_TOWER in name for name in stored_tensors(folder))
+    return has_image_settings(hf_config, folder) and any(
+        part in _TOWERS for name in stored_tensors(folder) for part in name.split(".", 3)
+    )
 
 
 def has_image_settings(hf_config: Any, folder: Path) -> bool:
@@ -101,13 +105,15 @@ def has_image_settings(hf_config: Any, folder: Path) -> bool:
     return hf_config.model_type in VISION_FAMILIES and any((folder / name).is_file() for name in _SETTINGS)
 
 
-def open_vision(name: str, model: Any, folder: Path) -> VisionModel | None:
+def open_vision(name: str, model: Any, folder: Path, hf_tokenizer: Any) -> VisionModel | None:
     """Return the sight of a loaded model that `has_sight`; None, with a warning: it can't be had."""
-    processor = open_image_processor(name, model.config, folder)
+    processor = open_image_processor(name, model.config, folder, hf_tokenizer)
     return None if processor is None else VisionModel(model, processor)
 
 
-def open_image_processor(name: str, hf_config: Any, folder: Path) -> ModelImageProcessor | None:
+def open_image_processor(
+    name: str, hf_config: Any, folder: Path, hf_tokenizer: Any
+) -> ModelImageProcessor | None:
     """Return the image processor of a folder that `has_image_settings`; None, with a warning: see above."""
     from transformers import AutoImageProcessor  # heavy
 
@@ -117,4 +123,6 @@ def open_image_processor(name: str, hf_config: Any, folder: Path) -> ModelImageP
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         logger.warning("%s is served without its sight: its image processor can't be had (%s)", name, reason)
         return None
-    return ModelImageProcessor(str(hf_config.model_type), processor, int(hf_config.image_token_id))
+    facts = facts_of(hf_config, processor, hf_tokenizer)
+    placeholder = int(hf_config.image_token_id)
+    return ModelImageProcessor(str(hf_config.model_type), processor, placeholder, facts)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens of one image in a prompt, by family: how many rows of the tower, and which text between them.
+
+Each function takes what the image processor gives for an image of that size (tensors by name) and the
+`Facts` of the model, and returns the tokens: ids of text, and None for each row of the tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Numbers of a model's configuration and ids of its tokens, by name; plain data.
+Facts = Mapping[str, Any]
+Tokens = Sequence[int | None]
+
+
+def in_a_grid(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """One row for each square of merged patches (Qwen-VL, GLM-V)."""
+    return [None] * (int(inputs["image_grid_thw"][0].prod()) // facts["merge"] ** 2)
+
+
+def in_lines(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """Lines of patches that end with a token, the last one with another (Pixtral, Mistral 3)."""
+    height, width = (int(side) // facts["patch"] for side in inputs["image_sizes"][0])
+    line: list[int | None] = [*[None] * width, facts["line_end"]]
+    return [*(line * height)[:-1], facts["image_end"]]
+
+
+def between_marks(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """As many rows for each tile, all of them between two tokens (InternVL)."""
+    num_rows = len(inputs["pixel_values"]) * facts["rows_of_tile"]
+    return [facts["image_start"], *[None] * num_rows, facts["image_end"]]
+
+
+def of_one_tile(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """One row for each patch of an image of a fixed size (LLaVA)."""
+    height, width = (side // facts["patch"] for side in inputs["pixel_values"].shape[-2:])
+    return [None] * (height * width + facts["class_rows"])
+
+
+def of_unpadded_tiles(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """The rows of the image shrunk to a tile, then of tiles without their padding, by lines (LLaVA-NeXT)."""
+    from transformers.image_processing_utils import select_best_resolution  # heavy
+
+    height, width = (int(side) for side in inputs["image_sizes"][0])
+    tile = int(inputs["pixel_values"].shape[-1])
+    patches = tile // facts["patch"]
+    best_height, best_width = select_best_resolution((height, width), facts["resolutions"])
+    lines, columns = best_height // tile * patches, best_width // tile * patches
+    if width / height > columns / lines:
+        lines -= (lines - int(round(height * columns / width, 7))) // 2 * 2
+    else:
+        columns -= (columns - int(round(width * lines / height, 7))) // 2 * 2
+    return [None] * (patches * patches + facts["class_rows"] + lines * (columns + 1))
+
+
+def of_numbered_tiles(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """Tiles after words with their row and column, by lines, then the whole image (Idefics 3, SmolVLM)."""
+    rows, columns, words = int(inputs["rows"][0][0]), int(inputs["cols"][0][0]), facts["words"]
+    tile, tokens = [None] * facts["rows_of_tile"], list[int | None]()
+    for row in range(rows):
+        for column in range(columns):
+            tokens += [*words[f"{row} {column}"], *tile]
+    return [*tokens, *words["whole after tiles" if rows and columns else "whole"], *tile, *words["end"]]
