@@ -117,6 +117,20 @@ _MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ),
         dict(_PIXELS, image_processor_type="Glm4vImageProcessor"),
     ),
+    "glm4v_moe": (
+        dict(
+            text_config=dict(
+                _TEXT, rope_parameters=dict(_ROPE, partial_rotary_factor=1.0), n_routed_experts=4,
+                num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1, first_k_dense_replace=1,
+                n_group=1, topk_group=1,
+            ),
+            vision_config=dict(
+                depth=2, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=48, patch_size=8,
+                spatial_merge_size=2, temporal_patch_size=2, image_size=64,
+            ),
+        ),
+        dict(_PIXELS, image_processor_type="Glm4vImageProcessor"),
+    ),
     "mistral3": (
         dict(
             text_config=dict(_PLAIN, model_type="mistral"), spatial_merge_size=2,
@@ -177,6 +191,8 @@ def save_tiny_vision_model(folder: Path, kind: str, seed: int = 0) -> Path:
     randomize(model, seed)
     with torch.no_grad():  # what images say should show in the answers
         model.get_input_embeddings().weight.mul_(2.0)
+        # transformers takes an image's token in an answer for an image.
+        model.get_output_embeddings().weight[320:].zero_()
     model.save_pretrained(folder)
     tokenizer = byte_level_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": TOKENS + MORE_TOKENS})
