@@ -54,6 +54,14 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "quark": (written.one_fp8, QUARK),
     "compressed-static": (partial(written.one_fp8, shape=(1,)), written.groups("float", "tensor")),
     "compressed-dynamic": (written.channel_fp8, written.groups("float", "channel")),
+    "compressed-blocks": (
+        partial(written.block_fp8, suffix="weight_scale"),
+        written.groups("float", "block", block_structure=[32, 32]),
+    ),
+    "modelopt-blocks": (
+        partial(written.block_fp8, suffix="weight_scale", block=128),
+        {**MODELOPT, "quant_algo": "FP8_PB_WO"},
+    ),
     "compressed-int8": (written.int8, written.groups("int", "channel")),
     "compressed-int8-groups": (
         partial(written.int8, group=32),
@@ -109,6 +117,52 @@ def test_numbers_are_those_that_codes_stand_for(folder: Path, plain: Path, name:
     assert len(found) == 7
     for key, weight in found.items():
         assert torch.equal(weight, expected[key]), key
+
+
+def test_layers_differ_in_their_forms(folder: Path, plain: Path) -> None:
+    """A group by a pattern, one by its class, and a layer left as it was."""
+    settings = written.groups("float", "channel")
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    settings["config_groups"]["group_1"] = {"targets": ["re:.*mlp[.]"], "weights": weights}
+
+    def write(weight: torch.Tensor) -> written.Stored:
+        return (written.int8 if 96 in weight.shape else written.channel_fp8)(weight)
+
+    written.quantise(folder, write, {**settings, "format": "mixed-precision"}, plain=plain)
+    left = "model.layers.0.self_attn.q_proj.weight"
+    number = load_file(plain / "model.safetensors")[left]
+
+    def restore(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[left.removesuffix("weight") + "weight_scale"]
+        tensors[left] = number.to(torch.bfloat16)
+        tensors[left.replace("q_proj.weight", "k_scale")] = torch.tensor(1.0)  # of keys: not needed
+
+    damage(folder, restore)
+    damage(plain, lambda tensors: tensors.update({left: number.to(torch.bfloat16).float()}))
+    assert torch.equal(
+        logits_of(load(folder, dtype="float32"), TOKENS), logits_of(load(plain, dtype="float32"), TOKENS)
+    )
+
+
+def test_mlx_stores_embeddings_and_single_layers_in_other_bits(folder: Path, plain: Path) -> None:
+    name = "model.layers.0.mlp.up_proj"
+    own = {name: {"bits": 8, "group_size": 32}}
+
+    def write(weight: torch.Tensor) -> written.Stored:
+        return written.mlx(weight, bits=8 if weight.shape == (96, 64) and next(rows) else 4)
+
+    rows = iter([False, True])  # gates come before ups
+    written.quantise(folder, write, {**MLX, **own}, plain=plain)
+    embedded = written.mlx(load_file(plain / "model.safetensors")["model.embed_tokens.weight"])
+
+    def store(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {f"model.embed_tokens.{rest}": part for rest, part in embedded.tensors.items()}
+
+    damage(folder, store)
+    damage(plain, lambda tensors: tensors.update({"model.embed_tokens.weight": embedded.plain}))
+    assert torch.equal(
+        logits_of(load(folder, dtype="float32"), TOKENS), logits_of(load(plain, dtype="float32"), TOKENS)
+    )
 
 
 def test_without_a_dtype_they_are_bfloat16_on_a_cpu(folder: Path, plain: Path) -> None:

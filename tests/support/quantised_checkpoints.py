@@ -55,12 +55,14 @@ def largest(weight: Tensor, block: tuple[int, int]) -> Tensor:
     )
 
 
-def block_fp8(weight: Tensor, *, kind: torch.dtype = torch.float32, block: int = 32) -> Stored:
+def block_fp8(
+    weight: Tensor, *, kind: torch.dtype = torch.float32, block: int = 32, suffix: str = "weight_scale_inv"
+) -> Stored:
     scales = largest(weight, (block, block)) / 448
     if kind.itemsize == 1:
         scales = torch.exp2(scales.log2().ceil())
     codes, plain = rounded_fp8(weight, scales.to(kind), (block, block))
-    return Stored({"weight": codes, "weight_scale_inv": scales.to(kind)}, plain)
+    return Stored({"weight": codes, suffix: scales.to(kind)}, plain)
 
 
 def exponents(weight: Tensor) -> Stored:
