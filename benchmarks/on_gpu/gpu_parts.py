@@ -61,7 +61,8 @@ RUNS: dict[str, tuple[tuple[Part, ...], ...]] = {
     ),
     "speed": (
         (Part("kernels", "gpu_kernels:table", 95),),
-        (Part("state speed", "gpu_states:speed", 30),),
+        (Part("state speed", "gpu_states:speed", 25),),
+        (Part("state layer", "gpu_states:real_layer", 25),),
         (Part("experts", "gpu_products:experts", 40),),
         *((Part(f"layers {name}", "gpu_layers:layers", 60, (name,)),) for name in PUBLISHED_NAMES),
         (Part("steps", "gpu_steps:steps", 105),),

@@ -154,7 +154,7 @@ class EngineStep:
             spec,
             StepLimits(max(batch * rows, 16), batch, blocks * BLOCK),
             backend="triton" if loaded.device.type == "cuda" else "cpu",
-            states=StateSpec(shapes, 2 * batch, batch) if shapes else None,
+            states=StateSpec(shapes, 2 * batch, batch, keeps_values=True) if shapes else None,
         )
         for tensor in self.runner.kv.tensors():
             tensor.normal_()
