@@ -49,6 +49,7 @@ from radixkv_kernels.triton.router import (
     product_tile,
     router_product_kernel,
 )
+from radixkv_kernels.triton.stored_product import stored_product_kernel, stored_product_tile
 from radixkv_kernels.triton.tiles import (
     CDNA,
     MIN_SEGMENT,
@@ -487,6 +488,18 @@ def compile_experts(
     constants = {"CHOICES": choices, "N": hidden if down else inner, "K": weight.in_features}
     constants |= {"KIND": -1 if down else gate.kind, "ALTERNATE": gate.alternate} | tile | weight.constants()
     return compile_kernel(experts_kernel, types, constants, aligned, target, warps, stages)
+
+
+def compile_stored_product(form: str, inputs: int, outputs: int, rows: int, target: str) -> Any:
+    """The compiled kernel of a linear layer's stored weight, for a number of rows."""
+    weight = meta_weight(form, outputs, inputs, bias=True)
+    types = {"x_ptr": "*bf16"} | weight_types(weight) | {"out_ptr": "*bf16"}
+    tile: dict[str, Any] = dict(stored_product_tile(weight, torch.bfloat16, rows))
+    warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
+    constants = {"N": outputs, "K": inputs} | tile | weight.constants()
+    return compile_kernel(
+        stored_product_kernel, types | {"rows": "i32"}, constants, list(types), target, warps, stages
+    )
 
 
 def compile_router(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts in every form of weights: numbers beside float32, rows alone, then time beside torch."""
+"""Experts and products of stored weights: numbers beside float32, rows alone, then time beside torch."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import Sizes, milliseconds
+from radixkv.model.gpu_products import KINDS, quantized
 from radixkv_kernels.triton.experts import Gate, combine, run_experts
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.router import SOFTMAX, Routing, route_rows
+from radixkv_kernels.triton.stored_product import multiply_stored
 from radixkv_kernels.triton.weight_tiles import TiledWeight
 
 #: Name -> experts, choices, hidden size, inner size.
@@ -60,6 +63,46 @@ def experts(sizes: Sizes, report: Report) -> None:
                 hit = len(ids[:rows].unique())
                 moved = hit * (gate_up.codes[0].nbytes + down.codes[0].nbytes)
                 report(shape=name, form=form, rows=rows, **times, **{"TB/s": moved / times["ms"] / 1e9})
+
+
+def products(sizes: Sizes, report: Report) -> None:
+    """A layer's largest products, in each form beside bfloat16: a line of numbers, then a line of times."""
+    shapes = {"toy": (128, 96)} if sizes.small else {"gate and up": (4096, 28672), "down": (14336, 4096)}
+    for name, (inputs, outputs) in shapes.items():
+        torch.manual_seed(0)
+        x = torch.randn(20 if sizes.small else 512, inputs, device=sizes.device).to(torch.bfloat16)
+        plain = (torch.randn(outputs, inputs, device=sizes.device) * 0.05).to(torch.bfloat16)
+        for form in ("fp8", "int8", "int4", "mxfp4"):
+            try:
+                if form in KINDS:
+                    stored = quantized(plain, form, None)
+                    assert stored.scales is not None
+                    numbers = stored.codes.float() * stored.scales
+                else:
+                    many, all_numbers = random_weight(form, 1, outputs, inputs, sizes.device)
+                    stored, numbers = one_of(many), all_numbers[0].float()
+                got, wanted = multiply_stored(x[:20], stored), x[:20].float() @ numbers.t()
+                error = float((got.float() - wanted).abs().max() / wanted.abs().max())
+                report(shape=name, form=form, error=error, ok=error < _ERROR)
+                fixed, alone = (multiply_stored(each, stored, fixed_rows=True) for each in (x[:20], x[7:8]))
+                report(shape=name, form=form, compared="row alone", ok=torch.equal(alone[0], fixed[7]))
+            except Exception as raised:  # the next form may still tell something
+                report(shape=name, form=form, ok=False, error=f"{type(raised).__name__}: {str(raised)[:400]}")
+                continue
+            for rows in (3,) if sizes.small else (1, 32, 128, 512):
+                runs: dict[str, Callable[[], Any]] = {
+                    "ms": partial(multiply_stored, x[:rows], stored),
+                    "bfloat16 ms": partial(F.linear, x[:rows], plain),
+                }
+                times = milliseconds(runs, sizes)
+                rate = stored.codes.nbytes / times["ms"] / 1e9
+                report(shape=name, form=form, rows=rows, **times, **{"TB/s": rate})
+
+
+def one_of(many: TiledWeight) -> TiledWeight:
+    """The first expert's weight."""
+    scales, zeros = (None if each is None else each[0] for each in (many.scales, many.zeros))
+    return dataclasses.replace(many, codes=many.codes[0], scales=scales, zeros=zeros)
 
 
 def random_weight(

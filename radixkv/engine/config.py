@@ -67,7 +67,7 @@ class ModelConfig(_SettingsGroup):
             or `float16`.
         device: `auto`, `cpu` or `cuda`.
         attention_backend: `auto`, `cpu` or `triton`.
-        quantization: `int8` weights (CPU); None: weights as they are stored, in any form that
+        quantization: `int8` or, on a GPU, `fp8` weights; None: weights as they are stored, in any form that
             `docs/models.md` lists (FP8, INT8, bitsandbytes, torchao, MLX, ...).
         gguf: weights of a GGUF file: `packed` keeps its blocks (CPU), `float32` dequantises them; `auto`
             keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
@@ -110,7 +110,7 @@ class ModelConfig(_SettingsGroup):
         self.one_of("dtype", "auto", "float32", "bfloat16", "float16")
         self.one_of("device", "auto", "cpu", "cuda")
         self.one_of("attention_backend", "auto", "cpu", "triton")
-        self.one_of("quantization", None, "int8")
+        self.one_of("quantization", None, "int8", "fp8")
         self.one_of("gguf", "auto", "packed", "float32")
         self.one_of("generation_config", "auto", "none")
         self.one_of("warm_up", "full", "quick", "off")

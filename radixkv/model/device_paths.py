@@ -25,17 +25,25 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
     A warning names products that will be slower than in float32.
 
     Args:
-        quantization: None (weights are packed, on a CPU), or `int8`.
+        quantization: None (weights are packed, on a CPU), `int8`, or `fp8` (on a GPU).
         backend: attention backend that the layers call.
 
     Raises:
-        ConfigError: int8 weights are asked for and can't be had.
+        ConfigError: weights of 8 bits are asked for and can't be had.
     """
-    if backend == "triton" and quantization is None:
+    if backend == "triton":
         from radixkv.model.gpu_layers import fuse_layers  # needs triton, which is optional
+        from radixkv.model.gpu_products import quantize_products
 
         fuse_layers(model)
+        if quantization is not None:
+            quantize_products(model, quantization)
         return
+    if quantization == "fp8":
+        raise ConfigError(
+            "--quantization fp8 makes weights for a GPU's kernels, and this model runs on a CPU: use "
+            "--quantization int8, or leave it out"
+        )
     try:  # the folder may be missing
         from radixkv.model.cpu_layers.rewrite import pack_layers, quantize_layers, slower_than_float32
     except ImportError as error:

@@ -103,6 +103,16 @@ class GpuExperts(StoredExperts):
         self.gate = gate
         self.fixed_rows = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Weights are plain floats."""
+        return self.gate_up.form == self.down.form == PLAIN
+
+    def store(self, gate_up: TiledWeight, down: TiledWeight) -> None:
+        """Take weights in other forms for the plain ones, which are given back."""
+        self.gate_up, self.down = gate_up, down
+        del self.gate_up_proj, self.down_proj
+
     def forward(
         self,
         states: Tensor,
@@ -123,7 +133,7 @@ class GpuExperts(StoredExperts):
         sizes = (self.gate_up.in_features, self.gate_up.out_features, self.down.in_features)
         return (
             dtype == torch.bfloat16
-            and self.gate_up.form == self.down.form == PLAIN
+            and self.is_plain
             and all(size * dtype.itemsize % _GROUPED_BYTES == 0 for size in sizes)
         )
 

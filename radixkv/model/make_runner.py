@@ -144,6 +144,7 @@ def _size(
     if is_sized_by_gpu(config, device):
         step_memory = measure_step_memory(
             loaded,
+            config.quantization,
             max_num_tokens=budget,
             max_num_seqs=config.max_num_seqs,
             max_padded_rows=max_padded_rows(budget, config.max_num_seqs),

@@ -83,18 +83,25 @@ class LaunchCount(TorchDispatchMode):
 
 @torch.inference_mode()
 def measure_step_memory(
-    loaded: LoadedModel, *, max_num_tokens: int, max_num_seqs: int, max_padded_rows: int, max_model_len: int
+    loaded: LoadedModel,
+    quantization: str | None,
+    *,
+    max_num_tokens: int,
+    max_num_seqs: int,
+    max_padded_rows: int,
+    max_model_len: int,
 ) -> int:
     """Return the bytes of steps on the model's GPU: activations, logits, sampling, kernels, CUDA graphs.
 
     Args:
+        quantization: of weights, see `rewrite_layers`.
         max_num_tokens: tokens of the largest step.
         max_num_seqs: most requests in it.
         max_padded_rows: most rows of a step that is recorded, and whose logits are all computed.
         max_model_len: longest context.
     """
     # Packing weights again leaves holes in the memory they had, which count as used.
-    rewrite_layers(loaded.model, None, "triton")
+    rewrite_layers(loaded.model, quantization, "triton")
     # Each request may have a chunk that is not full.
     chunks = max_num_tokens // GRID + min(max_num_seqs, max_num_tokens)
     activations, _ = _forward_memory(loaded, max_num_tokens, chunks, max_padded_rows, max_model_len)

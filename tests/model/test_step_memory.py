@@ -54,7 +54,7 @@ def test_a_step_of_the_full_budget_is_measured(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
     monkeypatch.setattr(torch, "empty", counting)
     taken = measure_step_memory(
-        loaded, max_num_tokens=96, max_num_seqs=4, max_padded_rows=12, max_model_len=64
+        loaded, None, max_num_tokens=96, max_num_seqs=4, max_padded_rows=12, max_model_len=64
     )
     assert shapes == [(1, 96), (1, 12, VOCAB_SIZE), (1, 12), (1, 12, VOCAB_SIZE)]
     assert rewritten

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of routers and experts, compiled ahead of time for sm_90: no spills, tensor cores used."""
+"""Kernels of experts and stored weights, compiled ahead of time for sm_90: no spills, tensor cores."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SHAPES = {
 }
 
 
-def check(kernel: Any, *, products: bool) -> None:
+def check(kernel: Any, *, products: bool, programs: int = 2) -> None:
     report = aot.inspect_kernel(kernel, "sm_90")
     assert report.spill_bytes <= SPILL_LIMIT
-    assert report.programs_per_sm >= 2
+    assert report.programs_per_sm >= programs
     if products:
         assert report.matrix_instruction == "HGMMA"
 
@@ -44,6 +44,15 @@ def test_experts(form: str, down: bool) -> None:
     hidden, inner, choices, gate = SHAPES[form]
     kernel = aot.compile_experts(form, hidden, inner, choices, gate, "sm_90", down=down, bias=form == "mxfp4")
     check(kernel, products=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    by_day([(form, rows) for form in ("fp8", "int8", "int4", "mxfp4") for rows in (1, 64, 512)], ("fp8", 1)),
+)
+def test_products_of_stored_weights(form: str, rows: int) -> None:
+    kernel = aot.compile_stored_product(form, 4096, 14336, rows, "sm_90")
+    check(kernel, products=True, programs=2 if rows <= 64 else 1)
 
 
 @pytest.mark.nightly
