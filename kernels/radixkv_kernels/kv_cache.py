@@ -208,9 +208,7 @@ class PagedKV:
             uint8 [len(blocks), spec.bytes_per_block], a copy.
         """
         if self.spec.device.type != "cpu":
-            index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
-            parts = [part.index_select(2, index).movedim(2, 0).flatten(1) for part, _ in self._byte_parts()]
-            saved: np.ndarray = torch.cat(parts, 1).cpu().numpy()
+            saved: np.ndarray = self.gather_blocks(blocks).cpu().numpy()
             return saved
         saved = np.empty((len(blocks), self.spec.bytes_per_block), np.uint8)
         read = self.block_reader()
@@ -246,17 +244,26 @@ class PagedKV:
         if not rows:
             return
         if self.spec.device.type != "cpu":
-            index = torch.as_tensor(blocks, dtype=torch.int64, device=self.spec.device)
-            loaded = torch.from_numpy(np.stack(rows)).to(self.spec.device)
-            for part, columns in self._byte_parts():
-                shape = (len(rows), part.shape[0], part.shape[1], part.shape[3])
-                part.index_copy_(2, index, loaded[:, columns].reshape(shape).movedim(0, 2))
+            self.scatter_blocks(blocks, torch.from_numpy(np.stack(rows)).to(self.spec.device))
             return
         for part, columns in self._byte_parts():
             memory = part.numpy()
             for row, block in zip(rows, blocks, strict=True):
                 target = memory[:, :, block]
                 np.copyto(target, row[columns].reshape(target.shape))
+
+    def gather_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Return what `save_blocks` does, as a tensor of the device; waits for nothing."""
+        index = sent_index(blocks, self.spec.device)
+        parts = [part.index_select(2, index).movedim(2, 0).flatten(1) for part, _ in self._byte_parts()]
+        return torch.cat(parts, 1)
+
+    def scatter_blocks(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Write what `gather_blocks` returned into `blocks`; waits for nothing."""
+        index = sent_index(blocks, self.spec.device)
+        for part, columns in self._byte_parts():
+            shape = (len(rows), part.shape[0], part.shape[1], part.shape[3])
+            part.index_copy_(2, index, rows[:, columns].reshape(shape).movedim(0, 2))
 
     def _byte_parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
         """Each storage tensor as uint8 [num_layers, num_kv_heads, num_blocks, bytes], and where in a block's
@@ -266,6 +273,12 @@ class PagedKV:
             part = tensor.view(torch.uint8).flatten(3)
             start, end = end, end + part.shape[0] * part.shape[1] * part.shape[3]
             yield part, slice(start, end)
+
+
+def sent_index(ids: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return ids as int64 on a device. Copied from pinned memory, they wait for no launched work."""
+    index = torch.tensor(ids, dtype=torch.int64)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)
 
 
 def saved_rows(data: Sequence[Bytes], count: int, size: int, what: str) -> list[npt.NDArray[np.uint8]]:

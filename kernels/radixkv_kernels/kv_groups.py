@@ -214,6 +214,14 @@ class GroupedKV:
         """See `PagedKV.save_blocks`: of each block, one group after the other."""
         return self._whole.save_blocks(blocks)
 
+    def gather_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
+        """See `PagedKV.gather_blocks`."""
+        return self._whole.gather_blocks(blocks)
+
+    def scatter_blocks(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """See `PagedKV.scatter_blocks`."""
+        self._whole.scatter_blocks(blocks, rows)
+
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """See `PagedKV.block_reader`."""
         return self._whole.block_reader()
@@ -233,6 +241,15 @@ class _JoinedBlocks:
     def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         """See `PagedKV.save_blocks`."""
         return np.concatenate([kv.save_blocks(blocks) for kv in self._parts], axis=1)
+
+    def gather_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
+        """See `PagedKV.gather_blocks`."""
+        return torch.cat([kv.gather_blocks(blocks) for kv in self._parts], 1)
+
+    def scatter_blocks(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """See `PagedKV.scatter_blocks`."""
+        for kv, columns in zip(self._parts, self._columns(), strict=True):
+            kv.scatter_blocks(blocks, rows[:, columns])
 
     def block_reader(self) -> Callable[[int, np.ndarray], None]:
         """See `PagedKV.block_reader`."""

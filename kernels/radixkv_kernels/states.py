@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv_kernels.kv_cache import Bytes, saved_rows
+from radixkv_kernels.kv_cache import Bytes, saved_rows, sent_index
 
 #: Tokens between two positions at which states can be kept.
 GRID = 64
@@ -209,6 +209,23 @@ class PagedStates:
             source = part.slots[slot].cpu().numpy().reshape(-1).view(np.uint8)
             start, end = end, end + len(source)
             np.copyto(row[start:end], source)
+
+    def gather_slots(self, slots: Sequence[int]) -> torch.Tensor:
+        """Return what `read` copies on the device, uint8 [len(slots), bytes_per_slot]; waits for nothing."""
+        parts = [
+            part.slots.index_select(0, sent_index(slots, part.slots.device)).flatten(1).view(torch.uint8)
+            for part in self._layers.values()
+        ]
+        return torch.cat(parts, 1)
+
+    def scatter_slots(self, slots: Sequence[int], rows: torch.Tensor) -> None:
+        """Write what `gather_slots` returned into slots; waits for nothing."""
+        end = 0
+        for part in self._layers.values():
+            start, end = end, end + part.shape.bytes_per_slot
+            own = rows[:, start:end].contiguous().view(torch.float32)
+            index = sent_index(slots, part.slots.device)
+            part.slots.index_copy_(0, index, own.view(len(rows), *part.slots.shape[1:]))
 
     def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
         """Write what `read` copied into slots, which need not be the ones it came from.

@@ -20,6 +20,7 @@ from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, fix_rows, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
+from radixkv.model.device_copies import DeviceCopies
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.expanded_latents import make_expansion
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
@@ -80,6 +81,7 @@ class ModelRunner:
         adapters: reads and finds adapters; None: rows have none.
         images: encodes images; None: the model sees none.
         states, windows: see `radixkv.engine.runner.Runner`.
+        copies: saves and loads beside the steps; None: a thread reads the CPU's memory.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class ModelRunner:
                 self.row_multiple = 1
         release_file_pages(weights)
         self.kv: Any = make_kv(spec)
+        self.copies = DeviceCopies(self.device) if self.device.type == "cuda" else None
         self.backend_name = backend
         self.backend = make_backend(
             backend,
@@ -145,7 +148,9 @@ class ModelRunner:
             self._expansion = make_expansion(loaded.model, backend, limits.max_num_tokens)
         self.states: RunnerStates | None = None
         if states is not None:
-            self.states = RunnerStates(states, backend, self.device, deterministic=deterministic)
+            self.states = RunnerStates(
+                states, backend, self.device, deterministic=deterministic, copies=self.copies
+            )
         self.windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
             assert isinstance(self.kv, GroupedKV)
@@ -241,7 +246,7 @@ class ModelRunner:
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
-        if self.device.type == "cpu":
+        if self.copies is None:
             if self._saver is None:
                 self._saver = ThreadPoolExecutor(
                     1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,)
@@ -250,11 +255,17 @@ class ModelRunner:
             copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
             self._saver.submit(copy.run)
             return copy
-        return BlockCopy(self.kv.save_blocks(blocks))
+        return self.copies.save(self.kv.gather_blocks(blocks))
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """See `radixkv.engine.runner.Runner`."""
-        self.kv.load_blocks(blocks, data)
+        if self.copies is None:
+            self.kv.load_blocks(blocks, data)
+            return
+        self.copies.load(
+            lambda rows: self.kv.scatter_blocks(blocks, rows),
+            *(data, len(blocks), self.bytes_per_block, f"the K/V of {len(blocks)} blocks is"),
+        )
 
     @frees_memory()
     @torch.inference_mode()

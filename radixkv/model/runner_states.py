@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from radixkv.model.block_copy import BlockCopy
+from radixkv.model.device_copies import DeviceCopies
 from radixkv.model.state_layers.steps import PagedStep
 from radixkv.scheduling.batch import Batch, BatchStates
 from radixkv.scheduling.length_classes import plain_positions
@@ -26,11 +27,19 @@ class RunnerStates:
         backend: attention backend beside them, `cpu` or `triton`.
         device: device of the memory.
         deterministic: see `make_state_backend`.
+        copies: saves and loads of a GPU's memory, beside the steps; None: the engine's thread makes them.
     """
 
     def __init__(
-        self, spec: StateSpec, backend: str, device: torch.device, *, deterministic: bool = False
+        self,
+        spec: StateSpec,
+        backend: str,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
+        copies: DeviceCopies | None = None,
     ) -> None:
+        self._copies = copies
         self.spec = spec
         self._memory = PagedStates(spec, device)
         self._backend = make_state_backend(backend, deterministic=deterministic)
@@ -89,6 +98,8 @@ class RunnerStates:
 
     def save(self, slots: Sequence[int]) -> BlockCopy:
         """Copy slots out; see `radixkv.engine.runner.StateSlots`."""
+        if self._copies is not None:
+            return self._copies.save(self._memory.gather_slots(slots))
         rows = np.empty((len(slots), self.spec.bytes_per_slot), np.uint8)
         copy = BlockCopy(rows, lambda row: self._memory.read(slots[row], rows[row]))
         copy.run()
@@ -96,4 +107,10 @@ class RunnerStates:
 
     def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill slots; see `radixkv.engine.runner.StateSlots`."""
-        self._memory.load(slots, data)
+        if self._copies is None:
+            self._memory.load(slots, data)
+            return
+        self._copies.load(
+            lambda rows: self._memory.scatter_slots(slots, rows),
+            *(data, len(slots), self.spec.bytes_per_slot, f"{len(slots)} states are"),
+        )

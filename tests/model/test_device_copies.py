@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves and loads beside the steps: the same bytes, and no wait on the engine's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_configs import VOCAB_SIZE
+from tiny_models import save_tiny_model
+
+from radixkv import LLM, SamplingParams
+from radixkv.model.device_copies import DeviceCopies
+from radixkv.model.runner import ModelRunner
+from radixkv_kernels import KVGroup, KVLayout, KVSpec, make_kv
+from radixkv_kernels.states import PagedStates, StateShape, StateSpec
+
+
+class FakeStreams:
+    """A side stream whose work is done when somebody waits for it, or the steps' stream needs it."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []  # the threads that waited
+        self.saves = self.loads = 0
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.uint8)
+
+    def beside(self, work: Callable[[], torch.Tensor], *, after_steps: bool) -> tuple[torch.Tensor, Any]:
+        self.saves += after_steps
+        self.loads += not after_steps
+        done = FakeDone(self, work)
+        # A load's tensor is needed at once; a save's bytes come later than all that the engine does.
+        return (torch.zeros(0) if after_steps else done.finish()), done
+
+    def join(self, tensor: torch.Tensor, done: Any) -> None:
+        assert done.query()
+
+
+class FakeDone:
+    """The end of a piece of work."""
+
+    def __init__(self, streams: FakeStreams, work: Callable[[], torch.Tensor]) -> None:
+        self._streams, self._work = streams, work
+        self._result: torch.Tensor | None = None
+        self._lock = threading.Lock()
+
+    def finish(self) -> torch.Tensor:
+        """Do the work, once."""
+        with self._lock:
+            if self._result is None:
+                self._result = self._work()
+        return self._result
+
+    def query(self) -> bool:
+        return self._result is not None
+
+    def synchronize(self) -> None:
+        self._streams.waits.append(threading.current_thread().name)
+        self.finish()
+
+
+def memories() -> list[Any]:
+    """Caches of one shape, 8-bit, and of two shapes."""
+    device = torch.device("cpu")
+    groups = (KVGroup((0, 2), 4, 2, 16, 16), KVGroup((1,), 4, 1, 32, 16))
+    specs: list[Any] = [
+        KVSpec(2, 9, 8, 2, 16, torch.float32, device),
+        KVSpec(2, 9, 8, 2, 16, torch.float32, device, "int8"),
+        KVLayout(9, 8, groups, torch.float32, device, None, {}),
+    ]
+    found = [make_kv(spec) for spec in specs]
+    for kv in found:
+        for tensor in kv.tensors():
+            tensor.copy_(torch.randint(-9, 9, tensor.shape))
+    return found
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_blocks_are_gathered_and_scattered_as_they_are_saved_and_loaded(index: int) -> None:
+    kv, streams = memories()[index], FakeStreams()
+    copies = DeviceCopies(torch.device("cpu"), streams)
+    blocks, others = [7, 0, 3], [1, 2, 8]
+    expected = kv.save_blocks(blocks)
+    copy = copies.save(kv.gather_blocks(blocks))
+    for tensor in kv.tensors():  # a step writes to these blocks before the copy is over
+        tensor.zero_()
+    saved = copy.result()
+    assert np.array_equal(saved, expected)
+    assert set(streams.waits) == {"radixkv-saver_0"}
+    size = expected.shape[1]
+    copies.load(lambda rows: kv.scatter_blocks(others, rows), list(saved), 3, size, "these are")
+    assert np.array_equal(kv.save_blocks(others), expected)
+    with pytest.raises(ValueError, match="these are 3 times"):
+        copies.load(lambda rows: kv.scatter_blocks(others, rows), list(saved[:2]), 3, size, "these are")
+    assert set(streams.waits) == {"radixkv-saver_0"}
+
+
+def test_states_are_gathered_and_scattered_as_they_are_read_and_loaded() -> None:
+    spec = StateSpec((StateShape(0, "lru", (24,)), StateShape(1, "lru", (40,))), 6, 2)
+    memory = PagedStates(spec, torch.device("cpu"))
+    for part in memory.layers():
+        part.slots.copy_(torch.randn(part.slots.shape))
+    rows = np.empty((2, spec.bytes_per_slot), np.uint8)
+    for row, slot in enumerate((4, 1)):
+        memory.read(slot, rows[row])
+    gathered = memory.gather_slots([4, 1])
+    assert np.array_equal(gathered.numpy(), rows)
+    memory.scatter_slots([0, 5], gathered)
+    for row, slot in enumerate((0, 5)):
+        found = np.empty(spec.bytes_per_slot, np.uint8)
+        memory.read(slot, found)
+        assert np.array_equal(found, rows[row])
+
+
+def test_an_engine_with_a_host_tier_waits_for_no_save(tmp_path: Path) -> None:
+    """Prompts that push one another out of a small pool, saved by fake streams."""
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    prompts = [np.random.default_rng(i % 3).integers(3, VOCAB_SIZE, 100).tolist() for i in range(9)]
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    answers = []
+    streams = FakeStreams()
+    for is_beside in (False, True):
+        llm = LLM(str(folder), device="cpu", num_blocks=34, block_size=8, kv_tier="host:64MiB", warm_up="off")
+        runner = llm.engine.runner
+        assert isinstance(runner, ModelRunner)
+        if is_beside:
+            runner.copies = DeviceCopies(runner.device, streams)
+        found = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+        answers.append([list(tokens) for tokens in found])
+        waits = set(streams.waits)
+        llm.close()  # waits for what is saved last
+    assert answers[0] == answers[1]
+    assert streams.saves > 1
+    assert waits == {"radixkv-saver_0"}
