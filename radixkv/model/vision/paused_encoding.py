@@ -30,9 +30,12 @@ class _Cancelled(BaseException):
     """Ends a tower's work; no handler of the tower's catches it."""
 
 
-def stop_between_layers(tower: nn.Module) -> None:
-    """Let a tower's layers stop before they begin, where a `PausedEncoding` calls them; once is enough."""
-    for module in tower.modules():
+def stop_between_layers(vision: VisionModel) -> None:
+    """Let a tower's layers stop before they begin, where a `PausedEncoding` calls them."""
+    if vision.stops_between_layers:
+        return
+    vision.stops_between_layers = True
+    for module in vision.tower.modules():
         if isinstance(module, nn.ModuleList):
             for layer in module:
                 layer.register_forward_pre_hook(_stop)

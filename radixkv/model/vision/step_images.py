@@ -113,7 +113,7 @@ class RunnerImages:
         self.num_encoded = 0
         self.encode_s = 0.0
         self._begun: tuple[Hashable, PausedEncoding] | None = None
-        stop_between_layers(vision.tower)
+        stop_between_layers(vision)
 
     @property
     def num_bytes(self) -> int:

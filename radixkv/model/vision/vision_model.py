@@ -34,11 +34,15 @@ class VisionModel:
     Args:
         model: of transformers, of a family in `VISION_FAMILIES`, with its tower.
         processor: places images in its prompts.
+
+    Attributes:
+        stops_between_layers: the tower can be made to stop there; see `radixkv.model.vision.paused_encoding`.
     """
 
     def __init__(self, model: Any, processor: ModelImageProcessor) -> None:
         self.model = model
         self.processor = processor
+        self.stops_between_layers = False
         self.family = VISION_FAMILIES[model.config.model_type]
         self._inputs = frozenset(inspect.signature(model.model.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
