@@ -36,6 +36,7 @@ def graphs_of(runner: ModelRunner) -> StepGraphs:
         *(runner.model, runner.kv, runner.backend),
         max_rows=max_padded_rows(limits.max_num_tokens, limits.max_num_seqs),
         record=run_again,
+        states=runner.states,
     )
 
 
