@@ -26,6 +26,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.decoder_layers import find_norm
+from radixkv.model.gpu_experts import GpuRouter
 from radixkv.model.gpu_layers import FusedGpuLayer, FusedNorm, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner, StepLimits
@@ -293,6 +294,51 @@ def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     assert graphs.replayed > 0
     for before, after in zip(stored, runner.kv.tensors(), strict=True):
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def test_padded_rows_of_a_replayed_step_have_no_experts(tmp_path: Path) -> None:
+    """Five rows in a step recorded for six; the same step eagerly."""
+    runner = make_runner(load(save_tiny_model(tmp_path, "qwen3-moe", num_hidden_layers=1)))
+    mixed = batch_of((SHARED, 0, 3, [0, 1]), (FIRST, 0, 2, [2, 3]))
+    wanted = runner.execute(mixed).clone()
+    routes: list[torch.Tensor] = []
+    for module in runner.model.modules():
+        if isinstance(module, GpuRouter):
+            module.register_forward_hook(lambda _, __, result: routes.append(result[2].clone()))
+    graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=6, record=recorded)
+    with torch.inference_mode():
+        for _ in range(3):
+            plan = runner.backend.plan(mixed.query_starts, mixed.context_lengths, mixed.block_tables)
+            got = graphs.run(mixed, plan)
+            assert got is not None
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert graphs.replayed > 0
+    assert routes
+    assert all((ids[:5] >= 0).all() and (ids[5:] == -1).all() and len(ids) == 6 for ids in routes)
+
+
+@pytest.mark.nightly
+def test_deterministic_experts_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, "qwen3-moe", num_hidden_layers=1)
+    runner = make_runner(load(folder), deterministic=True)
+    whole = runner.execute(batch_of((SHARED, 0, 8, [5]), (SECOND, 0, 2, [1]))).clone()
+    parts = [runner.execute(batch_of((SHARED, i, i + 4, [11]))).clone() for i in (0, 4)]
+    assert torch.equal(torch.cat(parts), whole[:8])
+
+
+@pytest.mark.parametrize("family", by_day(("qwen3-moe", "qwen3"), "qwen3-moe"))
+def test_weights_made_at_load_answer_nearly_the_same(family: str, tmp_path: Path) -> None:
+    """fp8 in fused layers and experts: its rounding, 6 % of a weight at most, and no more."""
+    folder = save_tiny_model(tmp_path, family, num_hidden_layers=1)
+    logits = []
+    for weights in (None, "fp8"):
+        loaded = load(folder)
+        spec = loaded.attention.layout(32, BLOCK, loaded.dtype, loaded.device)
+        runner = ModelRunner(loaded, spec, StepLimits(64, 4, 64), backend="triton", quantization=weights)
+        logits.append(runner.execute(batch_of((SHARED, 0, 8, [5]))).clone())
+    plain, rounded = logits
+    assert not torch.equal(plain, rounded)
+    assert (rounded - plain).abs().mean() < 0.1 * plain.abs().mean()
 
 
 def entry(adapter: Any) -> Any:
