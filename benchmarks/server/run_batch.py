@@ -191,7 +191,8 @@ def with_vllm(file: Path, folder: Path, num_blocks: int, args: argparse.Namespac
         *("env", f"OMP_NUM_THREADS={threads()}", *(f"{name}={value}" for name, value in variables.items())),
         *(str(environment.folder / "bin" / "vllm"), "run-batch", "-i", str(file), "-o", str(answers)),
         *("--model", str(model), "--served-model-name", EMBEDDED_MODEL, "--dtype", "float32"),
-        *("--max-model-len", "4096", "--max-num-seqs", str(args.concurrent)),
+        # No longer than its cache, or it does not start.
+        *("--max-model-len", str(min(4096, num_blocks * BLOCK_SIZE)), "--max-num-seqs", str(args.concurrent)),
         *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
         *("--num-gpu-blocks-override", str(num_blocks), "--block-size", str(BLOCK_SIZE)),
     ]

@@ -176,8 +176,8 @@ async def test_a_shared_prefix_is_computed_once_in_a_pool_for_two_of_ten(
         [*family, *(shuffled.randrange(1, 90) for _ in range(8))] for family in families for _ in range(12)
     ]
     shuffled.shuffle(prompts)
-    body = {"model": "m", "max_tokens": 1, "temperature": 0}
-    lines = [
+    body: dict[str, Any] = {"model": "m", "max_tokens": 1, "temperature": 0}
+    lines: list[dict[str, Any]] = [
         {"custom_id": str(i), "url": "/v1/completions", "body": {**body, "prompt": prompt}}
         for i, prompt in enumerate(prompts)
     ]

@@ -62,9 +62,10 @@ TEMPLATE = [{"role": "user", "content": "{instruction}|{query}|{document}"}]
 def test_documents_are_ranked_by_the_label_after_their_prompt(server: LiveServer, path: str) -> None:
     documents = [f"document number {i} is about {'cats' * (i % 3)}" for i in range(9)]
     documents[4] = "with {query} and {document} in braces"
-    body = {"query": "what is {document}?", "documents": documents, "instruction": "I", "messages": TEMPLATE}
+    query = "what is {document}?"
+    body = {"query": query, "documents": documents, "instruction": "I", "messages": TEMPLATE}
     answer = post(server, path, body)
-    expected = [score_of(server, judged(body["query"], text)) for text in documents]
+    expected = [score_of(server, judged(query, text)) for text in documents]
     assert [result["index"] for result in answer["results"]] == sorted(range(9), key=lambda i: -expected[i])
     for result in answer["results"]:
         assert result["relevance_score"] == pytest.approx(expected[result["index"]], rel=1e-5)
