@@ -122,7 +122,9 @@ def session(llm: LLM, seed: int, turns: int, num_images: int) -> list[tuple[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=20, help="of a session (default: 20)")
     parser.add_argument("--images", type=int, default=8)
