@@ -33,6 +33,9 @@ _TOO_MUCH = (
     "in all beyond that, or less where your grammars have used their CPU time up; simplify the grammar"
 )
 
+#: Logits whose masks are unpacked on a device at a time, in temporary tensors of 4 bytes each.
+_UNPACKED_LOGITS = 1 << 22
+
 
 class GrammarMask(LogitsProcessor):
     """Masks every token that the grammar does not allow next, and ends the output where it is complete.
@@ -203,14 +206,17 @@ def _mask_on_cpu(
 
 
 def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:
-    """Mask rows on a device: bits are sent, an eighth of the bytes, and unpacked there."""
+    """Mask rows on a device: bits are sent, an eighth of the bytes, and unpacked there for some rows each."""
     device = logits.device
-    bits = (to_device(masks, device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    words, at = to_device(masks, device), to_device(rows, device)
     covered = min(size, logits.shape[1])
-    allowed = torch.zeros(len(masks), logits.shape[1], dtype=torch.bool, device=device)
-    allowed[:, :covered] = bits.flatten(1)[:, :covered].bool()
-    at = to_device(rows, device)
-    logits[at] = logits[at].masked_fill(~allowed, -torch.inf)
+    at_once = max(1, _UNPACKED_LOGITS // logits.shape[1])
+    for own, where in zip(words.split(at_once), at.split(at_once), strict=True):
+        bits = (own[:, :, None] >> shifts) & 1
+        allowed = torch.zeros(len(own), logits.shape[1], dtype=torch.bool, device=device)
+        allowed[:, :covered] = bits.flatten(1)[:, :covered].bool()
+        logits[where] = logits[where].masked_fill(~allowed, -torch.inf)
 
 
 class Grammar:
