@@ -92,8 +92,8 @@ class TritonBackend(AttentionBackend):
         for r in long.tolist():
             context = int(context_lengths[r])
             blocks = np.asarray(block_tables[r][: -(-context // size)], np.int64)
-            rows = slice(int(query_starts[r]), int(query_starts[r + 1]))
-            chunks.append(ContiguousChunk(rows, context, self._sent(blocks)))
+            span = slice(int(query_starts[r]), int(query_starts[r + 1]))
+            chunks.append(ContiguousChunk(span, context, self._sent(blocks)))
         others = np.setdiff1d(np.arange(len(context_lengths)), long)
         counts = np.diff(query_starts)[others]
         rows = np.concatenate(
