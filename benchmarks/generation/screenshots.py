@@ -111,7 +111,7 @@ def session(llm: LLM, seed: int, turns: int, num_images: int) -> list[tuple[floa
             reading += [START, *rng.integers(3, 4000, per_image).tolist(), END]
         said = rng.integers(3, 4000, 60).tolist()
         seeing, reading = seeing + said, reading + said
-        order = ((seeing, images, f"s{seed}"), (reading, [], f"r{seed}"))
+        order: Any = ((seeing, images, f"s{seed}"), (reading, [], f"r{seed}"))
         measured = {
             bool(shown): first_token_s(llm, ids, shown, name)
             for ids, shown, name in order[:: 1 - 2 * (turn % 2)]
