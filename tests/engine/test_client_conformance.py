@@ -87,6 +87,10 @@ async def fill(engine: EngineClient, tokens: list[int], tenant: str = "", salt: 
         await asyncio.sleep(0.01)
 
 
+#: Properties that are None of an engine whose model reads text alone.
+NONE_HERE = ("image_processor",)
+
+
 @pytest.mark.parametrize("protocol", [EngineClient, CacheClient])
 def test_every_member_is_there_with_its_signature(engine, protocol):
     thing = engine if protocol is EngineClient else engine.cache
@@ -95,7 +99,8 @@ def test_every_member_is_there_with_its_signature(engine, protocol):
     for name in names:
         wanted = inspect.getattr_static(protocol, name)
         if isinstance(wanted, property):
-            assert getattr(thing, name) is not None
+            value = getattr(thing, name)
+            assert value is not None or name in NONE_HERE, name
             continue
         found = getattr(thing, name)
         asked = [(p.name, p.kind, p.default) for p in inspect.signature(wanted).parameters.values()][1:]

@@ -113,7 +113,7 @@ def test_prompts_in_dictionaries(llm):
     ("prompt", "said"),
     [
         ({"role": "user", "content": "abc"}, "chat"),
-        ({"prompt": "abc", "multi_modal_data": {"image": 1}}, "multi_modal_data"),
+        ({"prompt": "abc", "multi_modal_data": {"image": 1}}, "takes text only"),
         ({"prompt": "abc", "cache_salt": "s"}, "namespace"),
         ({"prompt": 5}, "a prompt is text"),
         ({}, "a prompt is text"),

@@ -13,7 +13,7 @@ def test_traffic(constant, monkeypatch):
         monkeypatch.setattr(
             "radixkv.cache.block_identity.xxhash.xxh3_128_digest", lambda data: bytes([sum(data) % 3]) * 16
         )
-    outcome = run(2 if constant else 1, 15, tier=True, check_every=3)
+    outcome = run(2 if constant else 4, 15, tier=True, check_every=3)
     assert outcome.saved_blocks
     assert outcome.loaded_blocks or constant
     assert outcome.failed_loads
