@@ -63,6 +63,7 @@ def _has_fixed_experts(model: nn.Module) -> bool:
 
 def fix_rows(model: nn.Module) -> None:
     """Make all modules that can choose have rows whose bits do not depend on their number."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "fixed_rows"):
             module.fixed_rows = True

@@ -43,6 +43,7 @@ def test_the_policy_allows_this_server_alone_and_nothing_inline(client: httpx.Cl
         headers = client.get(path).headers
         policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
         assert policy.pop("default-src") == "'none'"
+        assert policy.pop("img-src") == "'self' data:", "thumbnails of images that were fetched with the key"
         assert set(policy.values()) == {"'self'", "'none'"}
         assert headers["x-content-type-options"] == "nosniff"
     page = client.get("/").text

@@ -192,7 +192,7 @@ class RequestFields(StrictModel):
     @property
     def pin_s(self) -> float | None:
         """Seconds for which `nvext` has the prompt pinned; None: it does not."""
-        return self.nvext and self.nvext.pin_s
+        return None if self.nvext is None else self.nvext.pin_s
 
     @property
     def cache_key_hint(self) -> str:

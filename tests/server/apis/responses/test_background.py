@@ -315,7 +315,7 @@ def test_a_restart_fails_what_a_killed_server_left_unfinished(tmp_path: Path) ->
     paths = [str(tmp_path / name) for name in ("one.db", "two.db")]
     with live_server(engine, response_store=paths[0]) as killed, killed.openai() as client:
         running = begin(client)
-        for file in tmp_path.glob("one.db*"):  # what is there when it is killed
+        for file in filter(Path.is_file, tmp_path.glob("one.db*")):  # what is there when it is killed
             shutil.copy(file, tmp_path / file.name.replace("one", "two"))
         engine.gate.set()
     with subprocess.Popen(

@@ -242,9 +242,7 @@ class TestTokenize:
     [
         ("POST", "/api/rerank", "/v1/rerank"),
         ("POST", "/classify", "computes no vectors"),
-        ("POST", "/v1/batches", "the server queues them"),
-        ("POST", "/v1/messages/batches", "the server queues them"),
-        ("GET", "/v1/files", "keeps no files"),
+        ("POST", "/v1/messages/batches", "POST /v1/batches"),
         ("POST", "/api/pull", "the model that it was started with"),
         ("POST", "/completion", "POST /v1/completions"),
         ("GET", "/slots", "GET /load"),
