@@ -94,10 +94,14 @@ BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation
 MLX = {"group_size": 64, "bits": 4}
 #: Description in config.json, stored weights -> what the refusal says.
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | None, str]] = {
-    "modelopt-nvfp4": ({"quantization_config": {**MODELOPT, "quant_algo": "NVFP4"}}, nvfp4, "ModelOpt NVFP4"),
+    "modelopt-w4a8": (
+        {"quantization_config": {**MODELOPT, "quant_algo": "W4A8_AWQ"}},
+        nvfp4,
+        "ModelOpt W4A8_AWQ",
+    ),
     "nvfp4-undeclared": ({}, nvfp4, "ModelOpt NVFP4"),
     "modelopt-nested": (
-        {"text_config": {"quantization_config": {**MODELOPT, "quant_algo": "NVFP4"}}},
+        {"text_config": {"quantization_config": {**MODELOPT, "quant_algo": "W4A8_AWQ"}}},
         None,
         "text_config.quantization_",
     ),
@@ -121,8 +125,23 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
         lambda w: {"weight_packed": zeros(torch.int32), "weight_scale": w[:, :1]},
         "as compressed-tensors",
     ),
-    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, packed, "AWQ, 4 bits"),
-    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, packed, "GPTQ, 4 bits"),
+    "awq-gemv": (
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}},
+        packed,
+        "AWQ, 4 bits",
+    ),
+    "awq-3": ({"quantization_config": {"quant_method": "awq", "bits": 3}}, packed, "codes are of 3 bits"),
+    "gptq-5": ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, packed, "GPTQ, 5 bits"),
+    "gptq-dynamic": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}},
+        packed,
+        "differ in their bits or groups",
+    ),
+    "auto-round-other": (
+        {"quantization_config": {"quant_method": "auto-round", "bits": 4, "packing_format": "tpu"}},
+        packed,
+        "its packing_format is 'tpu'",
+    ),
     "gptq-undeclared": ({}, lambda w: packed(w, g_idx=torch.zeros(8, dtype=torch.int32)), "as GPTQ"),
     "awq-undeclared": ({}, packed, "as AWQ or GPTQ"),
     "torchao-undeclared": (
@@ -169,7 +188,7 @@ def test_refused_by_name_before_weights_are_read(
 
 
 @pytest.mark.parametrize(
-    "description", [{"quantization": {"quant_algo": "W4A8"}}, {"quant_algo": "NVFP4"}, {}]
+    "description", [{"quantization": {"quant_algo": "W4A8"}}, {"quant_algo": "W4A8_AWQ"}, {}]
 )
 def test_a_description_of_modelopts_in_its_own_file(folder: Path, description: dict[str, Any]) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(description))
@@ -213,7 +232,7 @@ def test_further_layers_and_plain_tensors_are_no_stored_form(folder: Path, origi
     ("settings", "expected"),
     [
         ({"format": "nvfp4-pack-quantized"}, "as compressed-tensors (nvfp4-pack-quantized)"),
-        ({"config_groups": {"a": {"format": "mxfp4-pack-quantized"}}}, "of its variants"),
+        ({"config_groups": {"a": {"format": "marlin-24"}}}, "of its variants"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "of its variants"),
         ({"format": "int-quantized"}, "has no config_groups"),
         ({"config_groups": {"a": {"weights": {"num_bits": 2}}}}, "of 2 bits"),
@@ -232,6 +251,6 @@ def test_variants_of_compressed_tensors(folder: Path, settings: dict[str, Any], 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_every_entry_refuses(folder: Path, start: Callable[..., Any], num_ranks: int) -> None:
     quantise(folder, nvfp4)
-    describe(folder, quantization_config={**MODELOPT, "quant_algo": "NVFP4"})
-    with pytest.raises(ModelLoadError, match="as ModelOpt NVFP4"):
+    describe(folder, quantization_config={**MODELOPT, "quant_algo": "W4A8_AWQ"})
+    with pytest.raises(ModelLoadError, match="as ModelOpt W4A8_AWQ"):
         start(str(folder), tensor_parallel=num_ranks)

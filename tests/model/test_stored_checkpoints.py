@@ -40,6 +40,20 @@ BITS_4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 BITS_8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 TORCHAO = {"quant_method": "torchao", "quant_type": {}}
 MLX = {"group_size": 32, "bits": 4}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+
+
+def packed(bits: int, size: int | None = 32, **more: Any) -> dict[str, Any]:
+    strategy = "channel" if size is None else "group"
+    settings = written.groups("int", strategy, num_bits=bits, group_size=size, **more)
+    return {**settings, "format": "pack-quantized"}
+
+
+def floats(form: str, size: int) -> dict[str, Any]:
+    settings = written.groups("float", "group", num_bits=4, group_size=size)
+    return {**settings, "format": form}
+
 
 #: Format -> how a weight is written, and `quantization_config`.
 FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
@@ -78,6 +92,31 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "torchao-fp8": (partial(written.torchao, kind="Float8Tensor"), TORCHAO),
     "torchao-int8": (partial(written.torchao, kind="Int8Tensor"), TORCHAO),
     "torchao-intx": (partial(written.torchao, kind="IntxUnpackedToInt8Tensor"), TORCHAO),
+    "awq": (written.awq, AWQ),
+    "gptq": (written.gptq, GPTQ),
+    "gptq-symmetric": (partial(written.gptq, has_zeros=False), {**GPTQ, "sym": True}),
+    "gptq-act-order": (partial(written.gptq, shuffled=True), {**GPTQ, "desc_act": True}),
+    "gptq-2": (partial(written.gptq, bits=2), {**GPTQ, "bits": 2}),
+    "gptq-3": (partial(written.gptq, bits=3), {**GPTQ, "bits": 3}),
+    "gptq-8": (partial(written.gptq, bits=8), {**GPTQ, "bits": 8}),
+    "gptq-v2": (partial(written.gptq, is_first=False), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    "auto-round": (
+        written.gptq,
+        {**GPTQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
+    ),
+    "auto-round-awq": (
+        written.awq,
+        {**AWQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_awq"},
+    ),
+    "packed-4": (written.pack_quantized, packed(4)),
+    "packed-4-channels": (partial(written.pack_quantized, size=None), packed(4, None)),
+    "packed-4-zeros": (partial(written.pack_quantized, has_zeros=True), packed(4, symmetric=False)),
+    "packed-4-act-order": (partial(written.pack_quantized, shuffled=True), packed(4, actorder="group")),
+    "packed-3": (partial(written.pack_quantized, bits=3), packed(3)),
+    "packed-8-zeros": (partial(written.pack_quantized, bits=8, has_zeros=True), packed(8, symmetric=False)),
+    "nvfp4": (written.nvfp4, {**MODELOPT, "quant_algo": "NVFP4"}),
+    "nvfp4-compressed": (partial(written.nvfp4, is_compressed=True), floats("nvfp4-pack-quantized", 16)),
+    "mxfp4-compressed": (written.mxfp4, floats("mxfp4-pack-quantized", 32)),
     "mlx-4": (written.mlx, MLX),
     "mlx-8": (partial(written.mlx, bits=8), {**MLX, "bits": 8}),
     "mlx-3": (partial(written.mlx, bits=3), {**MLX, "bits": 3}),
@@ -165,12 +204,12 @@ def test_mlx_stores_embeddings_and_single_layers_in_other_bits(folder: Path, pla
     )
 
 
-def test_without_a_dtype_they_are_bfloat16_on_a_cpu(folder: Path, plain: Path) -> None:
-    written.quantise(folder, *FORMATS["fp8-blocks"], plain=plain)
-    loaded = load(folder)
+def test_with_a_dtype_they_are_expanded_to_it(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["nf4"], plain=plain)
+    loaded = load(folder, dtype="bfloat16")
     assert loaded.dtype == torch.bfloat16
     expected = load_file(plain / "model.safetensors")
-    for key, weight in products(folder).items():
+    for key, weight in products(folder, dtype="bfloat16").items():
         assert torch.equal(weight, expected[key].to(torch.bfloat16))
     assert torch.equal(logits_of(loaded, TOKENS), logits_of(load(plain, dtype="bfloat16"), TOKENS))
 

@@ -183,6 +183,131 @@ def mlx(weight: Tensor, *, bits: int = 4, group: int = 32) -> Stored:
     return Stored({"weight": words, "scales": scales, "biases": biases}, plain)
 
 
+def grouped(weight: Tensor, bits: int, size: int, *, has_zeros: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Unsigned codes [out, in], and float16 scales and zero points [out, groups]."""
+    parts = weight.view(len(weight), -1, size)
+    top = 2**bits - 1
+    if has_zeros:
+        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+        scales = ((high - low) / top).half()
+        zeros = (-low / scales.float()).round().clamp(0, top)
+    else:
+        scales = (parts.abs().amax(-1) * 2 / top).half()
+        zeros = torch.full(scales.shape, float(2 ** (bits - 1)))
+    codes = (parts / scales.float()[..., None] + zeros[..., None]).round().clamp(0, top)
+    return codes.view_as(weight).long(), scales, zeros.long()
+
+
+def packed_bits(codes: Tensor, bits: int) -> Tensor:
+    """Rows of codes as streams of bits in int32 words, the lowest bit first."""
+    stream = ((codes[..., None] >> torch.arange(bits)) & 1).reshape(len(codes), -1, 32)
+    words = (stream << torch.arange(32)).sum(-1)
+    return words.to(torch.uint32).view(torch.int32)
+
+
+def numbers_of(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Tensor:
+    return (codes - zeros[:, group_of]).float() * scales.float()[:, group_of]
+
+
+def awq(weight: Tensor, *, size: int = 32) -> Stored:
+    codes, scales, zeros = grouped(weight, 4, size, has_zeros=True)
+    plain = numbers_of(codes, scales, zeros, torch.arange(weight.shape[1]) // size)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+
+    def words(matrix: Tensor) -> Tensor:
+        own = matrix.t().reshape(matrix.shape[1], -1, 8)[..., order].flatten(1)
+        return packed_bits(own, 4)
+
+    tensors = {"qweight": words(codes), "qzeros": words(zeros), "scales": scales.t()}
+    return Stored(tensors, plain)
+
+
+def gptq(
+    weight: Tensor, *, bits: int = 4, size: int = 32, has_zeros: bool = True, shuffled: bool = False,
+    is_first: bool = True,
+) -> Stored:  # fmt: skip
+    width = weight.shape[1]
+    group_of = torch.arange(width) // size
+    order = torch.arange(width)
+    if shuffled:
+        order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
+        group_of = group_of[order.argsort()]
+    codes, scales, zeros = grouped(weight[:, order], bits, size, has_zeros=has_zeros)
+    codes = codes[:, order.argsort()]
+    plain = numbers_of(codes, scales, zeros, group_of)
+    stored_zeros = zeros - 1 if is_first else zeros
+    if is_first and bits in (2, 4, 8):  # words less a word of ones, with its borrow
+        ones = int("".join(["0" * (bits - 1) + "1"] * (32 // bits)), 2)
+        words = packed_bits(zeros.t(), bits).long() - ones
+        packed_zeros = (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+    else:
+        packed_zeros = packed_bits(stored_zeros.t() & (2**bits - 1), bits)
+    tensors = {
+        "qweight": packed_bits(codes, bits).t(),
+        "qzeros": packed_zeros,
+        "scales": scales.t(),
+        "g_idx": group_of.int(),
+    }
+    return Stored(tensors, plain)
+
+
+def pack_quantized(
+    weight: Tensor, *, bits: int = 4, size: int | None = 32, has_zeros: bool = False, shuffled: bool = False
+) -> Stored:
+    stored = gptq(
+        weight,
+        bits=bits,
+        size=size or weight.shape[1],
+        has_zeros=has_zeros,
+        shuffled=shuffled,
+        is_first=False,
+    )
+    parts = stored.tensors
+    tensors = {
+        "weight_packed": parts["qweight"].t(),
+        "weight_scale": parts["scales"].t(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if has_zeros:
+        tensors["weight_zero_point"] = parts["qzeros"].t()
+    if shuffled:
+        tensors["weight_g_idx"] = parts["g_idx"]
+    return Stored(tensors, stored.plain)
+
+
+def fp4_codes(weight: Tensor, scales: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Pairs of codes in bytes, and their numbers."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    spread = scales.repeat_interleave(size, 1)
+    near = ((weight / spread).abs()[..., None] - table).abs().argmin(-1)
+    codes = near + 8 * (weight < 0)
+    plain = table[near] * torch.where(weight < 0, -1.0, 1.0) * spread
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), plain
+
+
+def nvfp4(weight: Tensor, *, is_compressed: bool = False) -> Stored:
+    largest = weight.view(len(weight), -1, 16).abs().amax(-1)
+    whole = (largest.amax() / (6 * 448)).reshape(1)
+    if is_compressed:
+        whole = 1 / whole
+        scales = (largest / 6 * whole).to(FP8)
+        own = scales.float() / whole
+    else:
+        scales = (largest / 6 / whole).to(FP8)
+        own = scales.float() * whole
+    codes, plain = fp4_codes(weight, own, 16)
+    if is_compressed:
+        return Stored({"weight_packed": codes, "weight_scale": scales, "weight_global_scale": whole}, plain)
+    tensors = {"weight": codes, "weight_scale": scales, "weight_scale_2": whole.reshape(())}
+    return Stored({**tensors, "input_scale": torch.tensor(0.02)}, plain)
+
+
+def mxfp4(weight: Tensor) -> Stored:
+    exponents = (weight.view(len(weight), -1, 32).abs().amax(-1) / 6).log2().ceil()
+    codes, plain = fp4_codes(weight, torch.exp2(exponents), 32)
+    return Stored({"weight_packed": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, plain)
+
+
 def groups(kind: str, strategy: str, **more: Any) -> dict[str, Any]:
     """A configuration of compressed-tensors with one group of all linear layers."""
     weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True, **more}
@@ -241,3 +366,23 @@ def quantise(
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
     return len(stored) - len(numbers)
+
+
+def quantise_gpt_oss(folder: Path, *, plain: Path) -> None:
+    """Store the experts of gpt-oss as MXFP4, and a copy with the plain numbers in another folder."""
+    stored: dict[str, Tensor] = {}
+    numbers: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            stored[name] = numbers[name] = tensor
+            continue
+        made = [mxfp4(each.t().float()) for each in tensor]
+        blocks = torch.stack([each.tensors["weight_packed"] for each in made])
+        stored[f"{name}_blocks"] = blocks.view(*blocks.shape[:2], -1, 16)
+        stored[f"{name}_scales"] = torch.stack([each.tensors["weight_scale"] for each in made])
+        numbers[name] = torch.stack([each.plain.t() for each in made]).contiguous()
+    save_file(numbers, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))

@@ -153,3 +153,16 @@ def fix_router(router: Any) -> None:
         return (product(inputs[0].reshape(-1, width)), *inputs[1:])
 
     router.register_forward_pre_hook(multiply)
+
+
+def fix_routing(parent: nn.Module) -> None:
+    """Make the rows of the router beside experts independent of each other, and those of a shared gate.
+
+    Args:
+        parent: the module that the experts belong to.
+    """
+    for name, each in list(parent.named_children()):
+        if name in ("gate", "router") and type(each) is not nn.Linear and hasattr(each, "weight"):
+            fix_router(each)
+        elif name == "shared_expert_gate" and isinstance(each, PackedLinear):
+            setattr(parent, name, RepeatedGate(each))

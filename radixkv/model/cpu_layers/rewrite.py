@@ -12,8 +12,7 @@ output to the narrow type.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
+from radixkv.model.cpu_layers.widening import narrow_tensors, reads_weight, widen_the_rest
 from radixkv.model.decoder_layers import DecoderParts, StoredProduct, is_plain_llama, replace_layers
 from radixkv_kernels.registry import numba_available
 
@@ -170,35 +170,8 @@ def has_int8_products() -> bool:
 
 def mostly_linear(model: nn.Module) -> bool:
     """Return True if nearly all weights belong to linear layers and embeddings, none to fused experts."""
-    rest = sum(tensor.numel() for _, _, tensor in _others(model))
+    rest = sum(tensor.numel() for _, _, tensor in narrow_tensors(model))
     return rest <= _MAX_WIDENED * sum(parameter.numel() for parameter in model.parameters())
-
-
-def widen_the_rest(model: nn.Module) -> None:
-    """Make every other parameter and buffer float32, and embeddings return float32."""
-    for owner, name, tensor in list(_others(model)):
-        if isinstance(tensor, nn.Parameter):
-            tensor.data = tensor.data.to(torch.float32)
-        else:
-            setattr(owner, name, tensor.to(torch.float32))
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.register_forward_hook(_widened)
-
-
-def _widened(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    return output.to(torch.float32)
-
-
-def _others(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    """Parameters and buffers of 16 bits that are neither a linear layer's nor an embedding's."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            continue
-        own = [] if isinstance(module, nn.Embedding) else list(module.named_parameters(recurse=False))
-        for name, tensor in [*own, *module.named_buffers(recurse=False)]:
-            if tensor.dtype in (torch.bfloat16, torch.float16):
-                yield module, name, tensor
 
 
 def _is_on_cpu(weight: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -213,14 +186,5 @@ def _replace_linears(
         for name, child in list(parent.named_children()):
             if only is not None and name not in only:
                 continue
-            if type(child) is nn.Linear and not _reads_weight(type(parent), name):
+            if type(child) is nn.Linear and not reads_weight(type(parent), name):
                 setattr(parent, name, make(child))
-
-
-def _reads_weight(parent: Any, name: str) -> bool:
-    """Return True if a class looks at the weight of its layer of this name, as some routers do, which a
-    replacement does not have."""
-    try:
-        return f"self.{name}.weight" in inspect.getsource(parent.forward)
-    except (OSError, TypeError):  # it was not read from a file
-        return False

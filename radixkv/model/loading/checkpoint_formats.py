@@ -60,6 +60,7 @@ class CheckpointFormat:
 
 
 _EXPANDED = "expanded to `--dtype`"
+_PACKED = "as stored on a CPU without `--dtype`, else expanded to it"
 _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale_inv"
 
 #: `quant_method` of a `quantization_config` -> form. Those with a reader in `stored_forms` are read by it;
@@ -67,13 +68,14 @@ _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale
 FORMATS: Mapping[str, CheckpointFormat] = {
     "mxfp4": CheckpointFormat(
         "MXFP4",
-        _EXPANDED,
+        _PACKED,
+        variants="experts as gpt-oss has them",
         types=("U8",),
         tensors=r"\w+_(blocks|scales)",
     ),
     "fp8": CheckpointFormat(
         "FP8",
-        _EXPANDED,
+        _PACKED,
         variants="blocks of `weight_block_size`, or one scale a weight; scales of any float, or exponents",
         types=("F8_E4M3", "F8_E5M2"),
         tensors=r"\w+_scale_inv|(activation|input|[kv])_scale",
@@ -81,30 +83,36 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "compressed-tensors": CheckpointFormat(
         "compressed-tensors",
-        _EXPANDED,
-        variants="FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic",
-        types=("F8_E4M3", "I8", "I32"),
-        tensors=r"(weight|input|output|[kvq])_(scale|zero_point)|weight_(packed|shape)",
+        _PACKED,
+        variants=(
+            "FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic; whole "
+            "numbers of 2 to 8 bits that are packed, with zero points and activation order, too; NVFP4, MXFP4"
+        ),
+        types=("F8_E4M3", "I8", "I32", "U8"),
+        tensors=(
+            r"(weight|input|output|[kvq])_(scale|zero_point)|weight_(packed|shape|g_idx)"
+            r"|(weight|input)_global_scale"
+        ),
         scale="_scale",
     ),
     "modelopt": CheckpointFormat(
         "ModelOpt",
-        _EXPANDED,
-        variants="FP8, with `quantization_config` or `hf_quant_config.json`",
-        types=("F8_E4M3",),
-        tensors=_SCALES_BESIDE,
+        _PACKED,
+        variants="FP8 and NVFP4, with `quantization_config` or `hf_quant_config.json`",
+        types=("F8_E4M3", "U8"),
+        tensors=rf"{_SCALES_BESIDE}|weight_scale_2",
         scale="_scale",
     ),
     "fbgemm_fp8": CheckpointFormat(
         "FBGEMM FP8",
-        _EXPANDED,
+        _PACKED,
         types=("F8_E4M3",),
         tensors=r"(weight|input)_scale|input_scale_ub",
         scale="_scale",
     ),
     "quark": CheckpointFormat(
         "Quark",
-        _EXPANDED,
+        _PACKED,
         variants="FP8 with a scale for each weight or channel",
         types=("F8_E4M3",),
         tensors=_SCALES_BESIDE,
@@ -119,14 +127,14 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "bitsandbytes_8bit": CheckpointFormat(
         "bitsandbytes, 8 bits",
-        _EXPANDED,
+        _PACKED,
         variants="as weights: outliers of inputs are not looked for",
         types=("I8",),
         tensors=r"SCB|weight_format",
     ),
     "torchao": CheckpointFormat(
         "torchao",
-        _EXPANDED,
+        _PACKED,
         variants="`Int8Tensor`, `Float8Tensor` and `IntxUnpackedToInt8Tensor` in safetensors files",
         types=("F8_E4M3", "I8"),
         tensors=r"_\w+_(qdata|scale|zero_point)|\w+:(qdata|scale|zero_point)",
@@ -138,12 +146,30 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         types=("U32", "I32"),
         tensors=r"scales|biases",
     ),
+    "awq": CheckpointFormat(
+        "AWQ",
+        _PACKED,
+        variants="4 bits in the layout of GEMM",
+        types=("I32",),
+        tensors=r"qweight|qzeros|scales",
+    ),
+    "gptq": CheckpointFormat(
+        "GPTQ",
+        _PACKED,
+        variants="2, 3, 4 and 8 bits, both versions, with and without activation order",
+        types=("I32",),
+        tensors=r"qweight|qzeros|scales|g_idx",
+    ),
+    "auto-round": CheckpointFormat(
+        "AutoRound",
+        _PACKED,
+        variants="packed as AWQ or GPTQ",
+        types=("I32",),
+        tensors=r"qweight|qzeros|scales|g_idx",
+    ),
     "bitsandbytes": CheckpointFormat("bitsandbytes"),
     "nvfp4": CheckpointFormat("NVFP4"),
     "mxfp8": CheckpointFormat("MXFP8"),
-    "awq": CheckpointFormat("AWQ"),
-    "gptq": CheckpointFormat("GPTQ"),
-    "auto-round": CheckpointFormat("AutoRound"),
     "hqq": CheckpointFormat("HQQ"),
     "quanto": CheckpointFormat("Quanto"),
     "aqlm": CheckpointFormat("AQLM"),
@@ -167,9 +193,14 @@ _KEYS = ("quantization_config", "compression_config", "quantization")
 #: Where they are looked for.
 _READ_PLACES = ("quantization_config", "text_config.quantization_config", "quantization", _MODELOPT_FILE)
 #: Variants of compressed-tensors that are read.
-_COMPRESSED = ("dense", "naive-quantized", "float-quantized", "int-quantized", "pack-quantized")
+_COMPRESSED = (
+    "dense", "naive-quantized", "float-quantized", "int-quantized", "pack-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+)  # fmt: skip
 _QUARK = (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"))
-_MODELOPT_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
+NVFP4_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ_NONE")
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", *NVFP4_ALGORITHMS)
+_GPTQ_BITS = (2, 3, 4, 8)
 
 #: Form -> last part of a tensor's name that only this form has, the most telling ones first.
 _TELLING: Mapping[str, str] = {
@@ -316,8 +347,10 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
         )
         if size is not None and not pair:
             return f"weight_block_size is {size!r:.60}, expected two numbers"
-    if method == "modelopt" and settings.get("quant_algo", "FP8") not in _MODELOPT_FP8:
-        return f"only these of its algorithms are read: {', '.join(_MODELOPT_FP8)}"
+    if method == "modelopt" and settings.get("quant_algo", "FP8") not in _MODELOPT:
+        return f"only these of its algorithms are read: {', '.join(_MODELOPT)}"
+    if method in ("awq", "gptq", "auto-round"):
+        return _reason_against_words(method, settings)
     if method == "quark":
         weight = (settings.get("global_quant_config") or {}).get("weight") or {}
         schemes = (weight.get("dtype"), weight.get("qscheme")) if isinstance(weight, dict) else (None, None)
@@ -326,6 +359,27 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
     if method == "mlx" and settings.get("mode", "affine") != "affine":
         return f"it is of the mode {settings['mode']!r:.40}; 'affine' is read"
     return _reason_against_groups(settings) if method == "compressed-tensors" else None
+
+
+def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | None:
+    """`_reason_against` for AWQ, GPTQ and AutoRound."""
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    packing = str(settings.get("packing_format", ""))
+    is_awq = method == "awq" or "awq" in packing
+    if bits not in ((4,) if is_awq else _GPTQ_BITS):
+        return f"its codes are of {bits!r:.20} bits"
+    if is_awq and str(settings.get("version", "gemm")).lower() != "gemm":
+        return f"its layout is {settings['version']!r:.40}; GEMM is read"
+    if method == "auto-round" and not re.fullmatch(
+        r"(auto_round:)?(auto_)?(gptq|awq)?(auto_round)?", packing
+    ):
+        return f"its packing_format is {packing!r:.60}; those of GPTQ and AWQ are read"
+    if method == "gptq" and settings.get("dynamic"):
+        return "its layers differ in their bits or groups (dynamic)"
+    form = settings.get("checkpoint_format", "gptq")
+    if method == "gptq" and form not in ("gptq", "gptq_v2"):
+        return f"its checkpoint_format is {form!r:.40}; gptq and gptq_v2 are read"
+    return None
 
 
 def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:
@@ -340,15 +394,26 @@ def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:
         return f"only these of its variants are read: {', '.join(_COMPRESSED)}"
     if not parts:
         return "it has no config_groups, which say what is stored how"
-    bits = {part["weights"].get("num_bits") for part in parts if isinstance(part.get("weights"), dict)}
-    if bits - {8}:
-        return f"its numbers are of {min(bits - {8})} bits; 8 are read"
+    for part in parts:
+        reason = _reason_against_scheme(part, str(part.get("format") or settings.get("format")))
+        if reason is not None:
+            return reason
     if settings.get("quantization_status") not in (None, "compressed"):
         return (
             f"its weights are not stored as codes (quantization_status {settings['quantization_status']!r})"
         )
     if (settings.get("transform_config") or {}).get("config_groups"):
         return "its inputs are transformed (transform_config)"
+    return None
+
+
+def _reason_against_scheme(part: Mapping[str, Any], form: str) -> str | None:
+    """`_reason_against` for one group of compressed-tensors."""
+    scheme = part.get("weights")
+    bits = scheme.get("num_bits", 8) if isinstance(scheme, dict) else 8
+    packed = form == "pack-quantized" and type(bits) is int and 2 <= bits <= 8
+    if bits != 8 and not packed and not (bits == 4 and form.endswith("fp4-pack-quantized")):
+        return f"its numbers are of {bits} bits in the form {form}"
     return None
 
 

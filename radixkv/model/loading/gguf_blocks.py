@@ -195,19 +195,13 @@ class _Placing:
                 setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
         # needs numba, which is optional
-        from radixkv.model.cpu_layers.block_experts import RepeatedGate, fix_router
-        from radixkv.model.cpu_layers.packed_linear import PackedLinear
+        from radixkv.model.cpu_layers.block_experts import fix_routing
         from radixkv.model.cpu_layers.whole_weights import FileExperts
 
         experts = FileExperts(module, tensors, self._rows)
         self._put(path, experts if self._for_ranks else experts.packed())
         self._widened.update(rounded_formats(module, tensors))
-        parent, _, _ = path.rpartition(".")
-        for name, each in list(self.model.get_submodule(parent).named_children()):
-            if name in ("gate", "router") and type(each) is not nn.Linear and hasattr(each, "weight"):
-                fix_router(each)
-            elif name == "shared_expert_gate" and isinstance(each, PackedLinear):
-                self._put(f"{parent}.{name}", RepeatedGate(each))
+        fix_routing(self.model.get_submodule(path.rpartition(".")[0]))
         return sum(int(tensor.n_bytes) for tensor in tensors.values())
 
     def tie(self) -> None:

@@ -220,7 +220,10 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     files = _pretrained(config, source)
     hf_config = files.config()
     is_read = form is not None and form.method in READERS
-    dtype = _dtype(config, device, narrow=is_read and not _has_experts(hf_config))
+    # Ranks are sent batches, not the images of requests.
+    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, source.folder)
+    packs = is_read and not sees and _reason_against_panels(config, device) is None
+    dtype = _dtype(config, device, narrow=is_read and not packs and not _has_experts(hf_config))
     limit = files.explained(
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
@@ -228,13 +231,18 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
     blocks = _keeps_blocks(config, source, device)
-    # Ranks are sent batches, not the images of requests.
-    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, source.folder)
     if blocks:
         model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1)
     else:
         model = files.model(
-            hf_config, dtype, device, show_progress, sees=sees, form=form if is_read else None
+            hf_config,
+            dtype,
+            device,
+            show_progress,
+            sees=sees,
+            form=form if is_read else None,
+            packs=packs,
+            for_ranks=config.tensor_parallel > 1,
         )
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
     if lengths.ends:
@@ -269,7 +277,9 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(source, str(dtype), "blocks" if blocks else str(config.quantization)),
+        fingerprint=fingerprint(
+            source, str(dtype), "blocks" if blocks or packs else str(config.quantization)
+        ),
         lengths=lengths if lengths.ends else None,
         vision=open_vision(source.name, model, source.folder, hf_tokenizer) if sees else None,
     )
@@ -304,6 +314,17 @@ def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.devic
     if reason is not None and config.gguf == "packed":
         raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
     return reason is None
+
+
+def _reason_against_panels(config: EngineConfig, device: torch.device) -> str | None:
+    """Return why stored weights can't be multiplied as they are; None: they can."""
+    if device.type != "cpu":
+        return "only a CPU has kernels for blocks"
+    if config.quantization is not None or config.dtype != "auto":
+        return "--dtype and --quantization choose what the weights become instead"
+    from radixkv.model.loading.gguf_blocks import reason_against
+
+    return reason_against()
 
 
 def _has_experts(hf_config: Any) -> bool:

@@ -118,12 +118,16 @@ class Pretrained:
         *,
         sees: bool = False,
         form: StoredForm | None = None,
+        packs: bool = False,
+        for_ranks: bool = False,
     ) -> Any:
         """The transformers model in eval mode, its attention going through the hook; no tensor made up.
 
         Args:
             sees: with the parts that encode images, where transformers has a class for the text alone, too.
             form: of weights that are read by `stored_forms`; None: by transformers.
+            packs: those stay as they are stored, in panels, and the model computes in float32; for a CPU.
+            for_ranks: with `packs`, see `pack_stored_weights`.
 
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
@@ -138,7 +142,9 @@ class Pretrained:
         # Models that also read images are in a list of their own.
         text_alone = _has_causal_class(hf_config) and not sees
         kind = AutoModelForCausalLM if text_alone else AutoModelForImageTextToText
-        stored = None if form is None else self._stored(form, dtype)
+        stored = None if form is None else self._stored(form, dtype, packs)
+        if stored is not None and packs:
+            dtype = stored.dtype
 
         def read() -> Any:
             arguments = {
@@ -170,19 +176,28 @@ class Pretrained:
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(model, report)
+        if packs:
+            from radixkv.model.cpu_layers.pack_stored import pack_stored_weights  # needs numba, an extra
+
+            self.explained("weights", lambda: pack_stored_weights(model, for_ranks=for_ranks))
         return _with_our_attention(model).eval().requires_grad_(False)
 
-    def _stored(self, form: StoredForm, dtype: torch.dtype) -> StoredCheckpoint:
+    def _stored(self, form: StoredForm, dtype: torch.dtype, packs: bool) -> StoredCheckpoint:
         """The folder's quantised weights, with a line that says what becomes of them."""
         from radixkv.model.loading.stored_checkpoint import StoredCheckpoint
 
-        stored = self.explained("weights", lambda: StoredCheckpoint(self.source, form))
-        logger.info(
-            "%s: weights are expanded to %s, since no kernel multiplies them as they are stored: %s",
-            self.source.name,
-            str(dtype).removeprefix("torch."),
-            stored.summary(),
-        )
+        stored = self.explained("weights", lambda: StoredCheckpoint(self.source, form, keep=packs))
+        if packs:
+            logger.info(
+                "%s: weights are multiplied as they are stored: %s", self.source.name, stored.summary()
+            )
+        else:
+            logger.info(
+                "%s: weights are expanded to %s: %s",
+                self.source.name,
+                str(dtype).removeprefix("torch."),
+                stored.summary(),
+            )
         return stored
 
     def block_model(self, hf_config: Any, show_progress: bool, *, for_ranks: bool = False) -> Any:

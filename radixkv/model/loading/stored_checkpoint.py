@@ -26,6 +26,7 @@ from radixkv.model.loading.model_source import ModelSource
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.readers import READERS
+from radixkv.model.loading.stored_parameter import StoredParameter
 from radixkv.model.loading.weight_files import weight_files
 from radixkv.model.loading.without_memory import build_without_memory
 from radixkv.model.stored_weights.stored_weight import StackedWeights, StoredWeight
@@ -41,13 +42,14 @@ class StoredCheckpoint:
     Args:
         source: the model's folder.
         form: what its configuration says of it.
+        keep: leave `StoredParameter` parameters in the model, for what multiplies weights as they are stored.
 
     Raises:
         ModelLoadError: damaged files, or tensors that contradict each other or the configuration.
     """
 
-    def __init__(self, source: ModelSource, form: StoredForm) -> None:
-        self._folder = source.folder
+    def __init__(self, source: ModelSource, form: StoredForm, *, keep: bool = False) -> None:
+        self._folder, self._keep = source.folder, keep
         self._tensors = MappedTensors(weight_files(source.folder))
         self.found: FoundWeights = READERS[form.method](self._tensors, form.settings)
         self._seen: list[Tensor] = []
@@ -83,9 +85,19 @@ class StoredCheckpoint:
         left = set(self._tensors) - self.found.read
         state: dict[str, Any] = {name: self._tensors[name] for name in left}
         state |= {
-            name: _Expanded(weight, dtype, self._release) for name, weight in self.found.weights.items()
+            name: StoredParameter.of(weight, dtype) if self._keep else _Expanded(weight, dtype, self._release)
+            for name, weight in self.found.weights.items()
         }
         return state
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of most numbers that are stored plainly."""
+        sizes: Counter[torch.dtype] = Counter()
+        for name in set(self._tensors) - self.found.read:
+            if self._tensors[name].is_floating_point():
+                sizes[self._tensors[name].dtype] += self._tensors[name].numel()
+        return sizes.most_common(1)[0][0] if sizes else torch.bfloat16
 
     def summary(self) -> str:
         """Numbers of weights in each form, as `14 of FP8`."""

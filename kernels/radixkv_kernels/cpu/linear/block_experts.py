@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of experts that keep a GGUF file's blocks: each row is multiplied by its own expert's weight.
+"""Products of experts that keep a file's blocks: each row is multiplied by its own expert's weight.
 
     y[i] = x[i] W[e(i)]^T + b[e(i)]        ExpertProduct.multiply(rows, experts, counts, y)
 
@@ -18,7 +18,7 @@ import torch
 from radixkv_kernels.cpu.linear import block_product as launch
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
-from radixkv_kernels.cpu.linear.launch import ArgumentBlock
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
 
 _Array = np.ndarray[Any, Any]
 
@@ -27,9 +27,10 @@ class ExpertPanels:
     """The weights of all experts in panels.
 
     Args:
-        number: ggml's number of the format.
+        number: of the format, one of `ALL_FORMATS`.
         rows: uint8 [experts, out, bytes of a row], C-contiguous: the file's blocks; not kept.
         method: of the products; None: the fastest.
+        factors: by which each expert's weight is multiplied; None: they are not.
 
     Attributes:
         experts, out_features, in_features: their shape.
@@ -42,7 +43,14 @@ class ExpertPanels:
             and an expert's outputs are inputs, so that this does not happen.
     """
 
-    def __init__(self, number: int, rows: _Array, method: BlockMethod | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        rows: _Array,
+        method: BlockMethod | None = None,
+        factors: Sequence[float] | None = None,
+    ) -> None:
+        self.factors = [1.0] * len(rows) if factors is None else factors
         self.experts, self.out_features, row_bytes = rows.shape
         self.method = default_method() if method is None else method
         self.panels, rest = divmod(self.out_features, self.method.columns)
@@ -99,6 +107,7 @@ class ExpertProduct:
             row[:, launch.PANELS], row[:, launch.PANEL_BYTES] = each.panels, each.panel_bytes
             row[:, launch.WEIGHT] = each.addresses
             row[:, launch.UNITS] = each.in_features // each.format.inputs
+            row[:, launch.FACTOR] = [float_bits(factor) for factor in each.factors]
             row[:, launch.WIDTH], row[:, launch.FIRST_COLUMN] = each.out_features, column
             column += each.out_features
         self._block = ArgumentBlock(launch.NUM_ARGUMENTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block formats of GGUF files that are multiplied as they are, and their order in panels.
+"""Block formats of GGUF files and checkpoints that are multiplied as they are, and their order in panels.
 
 A block holds 32 or 256 neighbouring inputs of one output as small integers ("quants") and the numbers that
 give them their size. A weight is
@@ -7,6 +7,10 @@ give them their size. A weight is
     scale * (quant - offset)            Q4_0, Q5_0, Q8_0, Q6_K
     scale * quant + least               Q4_1, Q5_1; Q4_K and Q5_K, whose least value is negative
     2^exponent * TABLE[quant]           MXFP4
+    scale * (quant - zero)              U4, U8
+    scale * quant                       I8
+    scale * float                       E4M3, E5M2: floats of 8 bits
+    factor * scale * TABLE[quant]       NVFP4: a scale in E4M3 for 16 inputs, a factor for the whole output
 
 A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
 each in the order that the loop reads it; [x] is an element per column, words have 32 bits:
@@ -25,15 +29,28 @@ each in the order that the loop reads it; [x] is an element per column, words ha
                   8p to 8p + 3, and 8p + 4 to 8p + 7.
     high          one word: bit s of byte b is the fifth bit of input 4s + b; Q6_K: bits 2s and 2s + 1
     bytes         words of 4 signed quants
+
+Blocks of checkpoints are made for panels, whose order they have: first the scale, then the zero point.
+
+    U4_*   low[4] scale zero          U8_*   bytes[8] scale zero        I8_SINGLE  bytes[8] scale
+    E4M3, E5M2   floats[32] scale     NVFP4  twice low[2], then scale scale
+
+    scale         float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE; also of E4M3 and E5M2: 256 times that
+                  of E4M3) or E4M3 (NVFP4)
+    zero          a byte, signed for U8, whose quants have 128 subtracted
+    floats        a byte each, inputs one after the other
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 #: ggml's numbers of the formats.
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39
-#: Twice the values of MXFP4's quants (E2M1), by OCP's Microscaling Formats.
+#: Numbers of the formats of checkpoints, beyond ggml's.
+U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4 = range(1001, 1010)
+#: Twice the values of MXFP4's and NVFP4's quants (E2M1), by OCP's Microscaling Formats.
 MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 #: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
 GROUP = 32
@@ -52,6 +69,9 @@ class BlockFormat:
             table to make it unsigned.
         has_least: the formula adds a least value instead.
         column_bytes: bytes of a block in a panel.
+        scale: form of a block's scale, or of the two of its halves.
+        has_zero: a zero point for each block is subtracted.
+        is_float: quants are floats of 8 bits.
     """
 
     number: int
@@ -62,6 +82,9 @@ class BlockFormat:
     offset: int
     has_least: bool
     column_bytes: int
+    scale: Literal["float16", "bfloat16", "float32", "exponent", "e4m3"] = "float16"
+    has_zero: bool = False
+    is_float: bool = False
 
     @property
     def groups(self) -> int:
@@ -73,7 +96,18 @@ class BlockFormat:
         """True if a block scales groups by multiples of its own scale."""
         return self.inputs > GROUP
 
+    @property
+    def is_table(self) -> bool:
+        """True if quants are looked up in `MXFP4_TABLE`."""
+        return self.scale in ("exponent", "e4m3")
 
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a block's scales, its zero point not among them."""
+        return {"float16": 2, "bfloat16": 2, "float32": 4, "exponent": 1, "e4m3": 2}[self.scale]
+
+
+#: Formats of GGUF files.
 FORMATS = {
     one.number: one
     for one in (
@@ -85,6 +119,24 @@ FORMATS = {
         BlockFormat(Q4_K, "Q4_K", 256, 144, 4, 0, True, 4 + 8 * 18),
         BlockFormat(Q5_K, "Q5_K", 256, 176, 5, 0, True, 4 + 8 * 22),
         BlockFormat(Q6_K, "Q6_K", 256, 210, 6, 32, False, 2 + 8 * 26),
-        BlockFormat(MXFP4, "MXFP4", 32, 17, 4, 12, False, 17),
+        BlockFormat(MXFP4, "MXFP4", 32, 17, 4, 12, False, 17, "exponent"),
     )
+}
+#: These and the formats of checkpoints.
+ALL_FORMATS = {
+    **FORMATS,
+    **{
+        one.number: one
+        for one in (
+            BlockFormat(U4_HALF, "U4_HALF", 32, 19, 4, 0, False, 19, has_zero=True),
+            BlockFormat(U4_BFLOAT, "U4_BFLOAT", 32, 19, 4, 0, False, 19, "bfloat16", has_zero=True),
+            BlockFormat(U4_SINGLE, "U4_SINGLE", 32, 21, 4, 0, False, 21, "float32", has_zero=True),
+            BlockFormat(U8_HALF, "U8_HALF", 32, 35, 8, 0, False, 35, has_zero=True),
+            BlockFormat(U8_SINGLE, "U8_SINGLE", 32, 37, 8, 0, False, 37, "float32", has_zero=True),
+            BlockFormat(I8_SINGLE, "I8_SINGLE", 32, 36, 8, 0, False, 36, "float32"),
+            BlockFormat(E4M3, "E4M3", 32, 36, 8, 0, False, 36, "float32", is_float=True),
+            BlockFormat(E5M2, "E5M2", 32, 36, 8, 0, False, 36, "float32", is_float=True),
+            BlockFormat(NVFP4, "NVFP4", 32, 18, 4, 12, False, 18, "e4m3"),
+        )
+    },
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to multiply bytes on this processor, for the products with a GGUF file's blocks."""
+"""Ways to multiply bytes on this processor, for the products with a file's blocks."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class BlockMethod:
     def heights(self) -> tuple[int, ...]:
         """Rows of a tile: with two accumulators each, as many as the registers hold, and fewer."""
         return (1, 2, 4, 6, 8, 12) if self.lanes == 16 else (1, 2, 4)
+
+    @property
+    def float_heights(self) -> tuple[int, ...]:
+        """The same for floats of 8 bits, whose code is longer."""
+        return (1, 2, 4, 8, 12) if self.lanes == 16 else (1, 2, 4)
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a GGUF file's blocks to panels, by a compiled shuffle of bytes; see `block_formats` for the order.
+"""Rows of blocks to panels, by a compiled shuffle of bytes; see `block_formats` for the order.
 
 Nothing is rounded: a panel holds the same scales and quants as the file, and they dequantise to the same
 numbers.
@@ -19,7 +19,7 @@ from numba import carray, njit
 
 from radixkv_kernels.cpu.compiling import compile_kernel
 from radixkv_kernels.cpu.large_pages import ask_for_large_pages
-from radixkv_kernels.cpu.linear.block_formats import FORMATS, MXFP4, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
+from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, MXFP4, Q4_1, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, default_method
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock
 from radixkv_kernels.cpu.memory import pointer, take
@@ -39,8 +39,13 @@ from radixkv_kernels.cpu.memory import pointer, take
     UNIT_BYTES,
     COLUMNS,
     IS_SUPER,
-) = range(13)
-_NUM_ARGUMENTS = 13
+    SCALE_BYTES,
+    HAS_ZERO,
+    IS_FLOAT,
+) = range(16)
+_NUM_ARGUMENTS = 16
+#: Numbers of formats below are ggml's.
+_FIRST_OF_CHECKPOINTS = 1000
 _CACHE_LINE = 64
 _NIBBLES, _ONES, _PAIRS = np.uint32(0x0F0F0F0F), np.uint32(0x01010101), np.uint32(0x03030303)
 
@@ -103,6 +108,32 @@ def _simple_block(number: int, source: int, target: int, column: int, columns: i
         _put_byte(place + column, _byte(source))
     for s in range(scales // 2):
         _put_half(place + (s * columns + column) * 2, _half(source + 2 * s))
+
+
+@njit
+def _stored_block(
+    scales: int, has_zero: int, is_float: int, size: int, source: int, target: int, column: int, columns: int
+) -> None:
+    """A block of a checkpoint's format: 32 inputs, their scales and zero point before the quants."""
+    quants = source + scales + has_zero
+    quant_bytes = size - scales - has_zero
+    place = target
+    if is_float:
+        for i in range(quant_bytes):
+            _put_byte(place + i * columns + column, _byte(quants + i))
+    else:
+        for p in range(quant_bytes // 4):
+            _put_word(place + (p * columns + column) * 4, _word(quants + 4 * p))
+    place += quant_bytes * columns
+    if scales == 4:
+        _put_word(place + 4 * column, _word(source))
+    elif quant_bytes == 16 and size == 18:  # two scales of a byte each
+        _put_byte(place + column, _byte(source))
+        _put_byte(place + columns + column, _byte(source + 1))
+    else:
+        _put_half(place + 2 * column, _half(source))
+    if has_zero:
+        _put_byte(place + scales * columns + column, _byte(source + scales))
 
 
 @njit
@@ -183,7 +214,12 @@ def _kernel() -> Any:
                 source = arg[SOURCE] + order[panel * columns + column] * row_bytes
                 for u in range(units):
                     block, place = source + u * file_bytes, target + u * unit_bytes
-                    if not arg[IS_SUPER]:
+                    if number > _FIRST_OF_CHECKPOINTS:
+                        _stored_block(
+                            arg[SCALE_BYTES], arg[HAS_ZERO], arg[IS_FLOAT], file_bytes,
+                            block, place, column, columns,
+                        )  # fmt: skip
+                    elif not arg[IS_SUPER]:
                         _simple_block(number, block, place, column, columns)
                     elif number == Q6_K:
                         _six_bit_block(block, place, column, columns)
@@ -194,13 +230,14 @@ def _kernel() -> Any:
 
 
 class BlockPanels:
-    """A weight of a GGUF file in panels.
+    """A weight in panels.
 
     Args:
-        number: ggml's number of the format, one of `FORMATS`.
-        rows: uint8 [rows, bytes of a row], C-contiguous: the file's blocks; not kept.
+        number: of the format, one of `ALL_FORMATS`.
+        rows: uint8 [rows, bytes of a row], C-contiguous: blocks, as a file has them; not kept.
         order: int64 [out], the row that becomes each output, not all rows perhaps; None: as they are.
         method: of the products; None: the fastest.
+        factor: by which all of it is multiplied.
 
     Attributes:
         out_features, in_features: its shape.
@@ -217,9 +254,11 @@ class BlockPanels:
         rows: np.ndarray[Any, Any],
         order: np.ndarray[Any, Any] | None = None,
         method: BlockMethod | None = None,
+        factor: float = 1.0,
     ) -> None:
+        self.factor = factor
         self.method = default_method() if method is None else method
-        self.format = FORMATS[number]
+        self.format = ALL_FORMATS[number]
         count, row_bytes = rows.shape
         units, rest = divmod(row_bytes, self.format.file_bytes)
         if rest or not units or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
@@ -244,6 +283,8 @@ class BlockPanels:
         a[ORDER], a[TARGET] = order.ctypes.data, self.address
         a[NUMBER], a[FILE_BYTES], a[UNIT_BYTES] = number, self.format.file_bytes, unit_bytes
         a[COLUMNS], a[IS_SUPER] = columns, self.format.is_super
+        a[SCALE_BYTES], a[HAS_ZERO] = self.format.scale_bytes, self.format.has_zero
+        a[IS_FLOAT] = self.format.is_float
         block.run(_kernel(), on_all_threads=True)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of int8 rows with weights that keep a GGUF file's blocks, compiled by numba.
+"""Products of int8 rows with weights that keep a file's blocks, compiled by numba.
 
     y = x W^T + b, or added to y        BlockProduct.multiply(rows, y)
 
@@ -26,12 +26,12 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.compiling import compile_kernel
-from radixkv_kernels.cpu.linear.block_formats import FORMATS
+from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, NVFP4
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_tile import tile
-from radixkv_kernels.cpu.linear.launch import ArgumentBlock
-from radixkv_kernels.cpu.memory import aligned, f32_row, pointer, take
+from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
+from radixkv_kernels.cpu.memory import aligned, as_float, f32_row, pointer, take
 
 # Places in the int64 argument block of a launch.
 (
@@ -48,11 +48,13 @@ from radixkv_kernels.cpu.memory import aligned, f32_row, pointer, take
 ) = range(10)
 NUM_ARGUMENTS = 10
 # Of a section; its rows and columns are those of input and output. All have `ROWS_OF_EACH`, unless that is 0.
-FUNCTION, PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN, FIRST_ROW, ROWS = range(10)
-SECTION_SIZE = 10
+FUNCTION, PANELS, WEIGHT, PANEL_BYTES, UNITS, WIDTH, BIAS, FIRST_COLUMN, FIRST_ROW, ROWS, FACTOR = range(11)
+SECTION_SIZE = 11
 # Arguments of the format's function for a panel's work.
-_ROWS, _INPUT, _STRIDE, _WEIGHT, _UNITS, _OUTPUT, _OUTPUT_STRIDE, _COLUMNS, _BIAS, _ADD, _SUMS = range(11)
-_WORK_SIZE = 11
+_ROWS, _INPUT, _STRIDE, _WEIGHT, _UNITS, _OUTPUT, _OUTPUT_STRIDE, _COLUMNS, _BIAS, _ADD, _SUMS, _FACTOR = (
+    range(12)
+)
+_WORK_SIZE = 12
 #: Rows of one work item: enough to use a panel often, few enough to share a product out among many threads.
 ITEM_ROWS = 48
 #: Multiplications below which waking the other threads costs more than they save.
@@ -77,9 +79,12 @@ _call: Any = intrinsic(_call_intrinsic)
 def format_kernel(number: int, method: BlockMethod) -> Any:
     """Multiplies some rows by one panel of a format."""
     dots, lanes, emulated = int(method.dots), method.lanes, int(method.emulated)
-    columns, highest = method.columns, method.heights[-1]
+    columns = method.columns
+    heights = method.float_heights if ALL_FORMATS[number].is_float else method.heights
+    highest = heights[-1]
+    has_factor = number == NVFP4
     # The largest height that n rows fill; the remainder takes smaller ones.
-    fitting = tuple(max(h for h in method.heights if h <= max(1, n)) for n in range(highest + 1))
+    fitting = tuple(max(h for h in heights if h <= max(1, n)) for n in range(highest + 1))
 
     def multiply(address):  # type: ignore[no-untyped-def]
         work = carray(address, (_WORK_SIZE,), np.int64)
@@ -93,6 +98,10 @@ def format_kernel(number: int, method: BlockMethod) -> Any:
             sums[: n * columns] = np.float32(0.0)
             x = work[_INPUT] + begin * stride
             tile(n, number, dots, lanes, emulated, x, stride, work[_WEIGHT], work[_UNITS], work[_SUMS])
+            if has_factor:
+                factor = as_float(np.int32(work[_FACTOR]))
+                for i in range(n * columns):
+                    sums[i] *= factor
             for i in range(n):
                 out = f32_row(work[_OUTPUT] + (begin + i) * work[_OUTPUT_STRIDE], count)
                 if work[_ADD]:
@@ -142,7 +151,7 @@ def launch_kernel(method: BlockMethod) -> Any:
             place = arg[OUTPUT] + begin * arg[OUTPUT_STRIDE]
             work[_OUTPUT] = place + (own[FIRST_COLUMN] + base) * 4
             work[_OUTPUT_STRIDE], work[_COLUMNS] = arg[OUTPUT_STRIDE], min(columns, own[WIDTH] - base)
-            work[_BIAS], work[_ADD] = own[BIAS] + base * 4, arg[ADD]
+            work[_BIAS], work[_ADD], work[_FACTOR] = own[BIAS] + base * 4, arg[ADD], own[FACTOR]
             _call(own[FUNCTION], work_at)
 
     return compile_kernel(product)
@@ -180,8 +189,9 @@ class BlockProduct:
             self._biases.append(bias)
             row[FUNCTION], row[BIAS] = self._functions[index].address, bias.data_ptr()
             row[PANELS], row[WEIGHT], row[PANEL_BYTES] = each.panels, each.address, each.panel_bytes
-            row[UNITS] = each.in_features // FORMATS[each.format.number].inputs
+            row[UNITS] = each.in_features // each.format.inputs
             row[WIDTH], row[FIRST_COLUMN] = each.out_features, first
+            row[FACTOR] = float_bits(each.factor)
             first += each.out_features
         self._block = ArgumentBlock(NUM_ARGUMENTS)
         a = self._arguments = self._block.values

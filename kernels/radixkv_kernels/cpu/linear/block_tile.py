@@ -6,8 +6,9 @@ included; then, in the order of the inputs,
 
     out += column_scale * (row_scale * sum)   [+ column_least * row_scale * row_sum]
 
-in float32 with fused multiply-adds. The order does not depend on the number of rows, nor the integers on the
-instructions that add them: a row's bits are the same in any batch and with any method.
+in float32 with fused multiply-adds; floats of 8 bits are summed in float32 as well, input by input. The
+order does not depend on the number of rows, nor the integers on the instructions that add them: a row's bits
+are the same in any batch and with any method.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from radixkv_kernels.cpu.linear.block_formats import FORMATS, GROUP, MXFP4, MXFP4_TABLE, BlockFormat
+from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, E4M3, GROUP, MXFP4_TABLE, NVFP4, BlockFormat
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_rows import GROUP_BYTES, HALVES_AT, LEAST_AT, SCALE_AT, SUM_AT
 from radixkv_kernels.cpu.memory import emit_prefetch
@@ -105,6 +106,47 @@ class TileCode:
             for v in range(_VECTORS)
         ]
 
+    def bfloats_at(self, address: Any) -> list[Any]:
+        """A bfloat16 of every column as float32."""
+        b, kind = self.b, ir.VectorType(_I16, self.lanes)
+        raw = [b.zext(self.load(self.at(address, 2 * self.lanes * v), kind), self.words) for v in (0, 1)]
+        return [b.bitcast(self.shifted(each, 16), self.floats) for each in raw]
+
+    def singles_at(self, address: Any) -> list[Any]:
+        """A float32 of every column."""
+        return [self.load(self.at(address, 4 * self.lanes * v), self.floats) for v in range(_VECTORS)]
+
+    def small_floats_at(self, address: Any, is_e4m3: bool) -> list[Any]:
+        """A float of 8 bits of every column as float32; of E4M3, a 256th of it, as its bits are those of a
+        float16 with another bias."""
+        b, kind, found = self.b, ir.VectorType(_I8, self.lanes), []
+        halves = ir.VectorType(_I16, self.lanes)
+        for v in range(_VECTORS):
+            raw = self.load(self.at(address, self.lanes * v), kind)
+            if is_e4m3:
+                wide = b.shl(b.sext(raw, halves), self.same(halves, 7))
+                bits = b.and_(wide, self.same(halves, -0x4001))
+            else:
+                bits = b.shl(b.zext(raw, halves), self.same(halves, 8))
+            found.append(b.fpext(b.bitcast(bits, ir.VectorType(_F16, self.lanes)), self.floats))
+        return found
+
+    def scales_at(self, address: Any) -> list[Any]:
+        """A block's scale of every column as float32."""
+        read = {
+            "float16": self.halves_at,
+            "bfloat16": self.bfloats_at,
+            "float32": self.singles_at,
+            "exponent": self.powers_at,
+        }
+        return read[self.form.scale](address)
+
+    def zeros_at(self, address: Any) -> list[Any]:
+        """A block's zero point of every column as words."""
+        kind = ir.VectorType(_I8, self.lanes)
+        widen = self.b.sext if self.form.bits == 8 else self.b.zext
+        return [widen(self.load(self.at(address, self.lanes * v), kind), self.words) for v in range(_VECTORS)]
+
     def powers_at(self, address: Any) -> list[Any]:
         """A power of two of every column, stored as its exponent + 128 in a byte, as float32."""
         b, kind, found = self.b, ir.VectorType(_I8, self.lanes), []
@@ -155,12 +197,18 @@ class TileCode:
                 own = words if fifth is None else self.with_high(words, fifth, 4 - step, 0x10101010)
                 yield self.as_octets(own), 4 * p + 16 * half
 
-    def steps_of_table(self, low: Any) -> Iterable[Step]:
-        """Steps of 32 quants of MXFP4, looked up."""
+    def steps_of_4_half(self, low: Any, half: int) -> Iterable[Step]:
+        """Steps of 16 quants of 4 bits."""
+        for p in range(2):
+            for k, words in enumerate(self.low_halves(low, p)):
+                yield self.as_octets(words), 16 * half + 4 * (2 * p + k)
+
+    def looked_up(self, steps: Iterable[Step]) -> Iterable[Step]:
+        """Steps of quants of 4 bits, looked up in MXFP4's table."""
         values = [each + self.form.offset for each in MXFP4_TABLE] * (self.lanes // 4)
         table = ir.Constant(self.octets, values)
         name = "llvm.x86.avx2.pshuf.b" if self.lanes == 8 else "llvm.x86.avx512.pshuf.b.512"
-        for operands, at in self.steps_of_4(low, None):
+        for operands, at in steps:
             yield [self.call(name, self.octets, table, each) for each in operands], at
 
     def steps_of_6(self, address: Any, half: int) -> Iterable[Step]:
@@ -183,17 +231,25 @@ class TileCode:
 
     # Sums.
 
-    def sums(self, steps: Iterable[Step], group: Any, offset: int, sum_at: int) -> list[list[Any]]:
+    def sums(
+        self, steps: Iterable[Step], group: Any, offset: int, sum_at: int, zeros: list[Any] | None = None
+    ) -> list[list[Any]]:
         """The integer sums of a group, [rows][vectors]: of products, less `offset` times the row's sum.
 
         Args:
             group: offset in bytes of a row's group.
+            zeros: words of every column that are added to the offset.
         """
         b, rows = self.b, range(len(self.rows))
         places = [self.at(row, group) for row in self.rows]
         zero = ir.Constant(self.words, None)
         totals = [[zero] * _VECTORS for _ in rows]
-        if offset:
+        if zeros is not None:
+            offsets = [b.sub(self.same(self.words, -offset), each) for each in zeros]
+            for r in rows:
+                row_sum = self.splat(self.load(self.at(places[r], sum_at), _I32, 4))
+                totals[r] = [b.mul(row_sum, each) for each in offsets]
+        elif offset:
             for r in rows:
                 own = self.load(self.at(places[r], sum_at), _I32, 4)
                 totals[r] = [self.splat(b.mul(own, _I32(-offset)))] * _VECTORS
@@ -204,7 +260,7 @@ class TileCode:
                     for v in range(_VECTORS):
                         totals[r][v] = self._dot(totals[r][v], operands[v], x)
             return totals
-        most = _STEPS_OF_16_BITS[5 if self.form.number == MXFP4 else self.form.bits]
+        most = _STEPS_OF_16_BITS[5 if self.form.is_table else self.form.bits]
         short: list[list[Any]] = []
         count = 0
         for operands, at in steps:
@@ -265,7 +321,9 @@ class TileCode:
             factor = self.splat(self.load(self.at(place, SCALE_AT), _F32, 4))
             for v in range(_VECTORS):
                 pointer = b.inttoptr(self.places[r][v], self.floats.as_pointer())
-                value = b.fmul(b.sitofp(sums[r][v], self.floats), factor)
+                sum_ = sums[r][v]
+                whole = sum_ if sum_.type == self.floats else b.sitofp(sum_, self.floats)
+                value = b.fmul(whole, factor)
                 total = self.fma(value, scales[v], b.load(pointer, align=4))
                 if leasts is not None:
                     least = self.splat(self.load(self.at(place, LEAST_AT), _F32, 4))
@@ -288,7 +346,13 @@ class TileCode:
                 self._super(unit, loop.index, size)
             else:
                 self.ahead(unit, size)
-                self._simple(unit, self.b.mul(loop.index, _I64(GROUP_BYTES)))
+                group = self.b.mul(loop.index, _I64(GROUP_BYTES))
+                if self.form.is_float:
+                    self._floats(unit, group)
+                elif self.form.number == NVFP4:
+                    self._halves(unit, group)
+                else:
+                    self._simple(unit, group)
 
     def _super(self, unit: Any, index: Any, size: int) -> None:
         head = 2 * self.columns * (2 if self.form.has_least else 1)
@@ -309,16 +373,44 @@ class TileCode:
             steps = self.steps_of_8(quants)
             offset = 128 if self.method.dots else 0
         else:
-            table = form.number == MXFP4
-            high = unit if form.bits == 5 else None
-            steps = self.steps_of_table(quants) if table else self.steps_of_4(quants, high)
-        sums = self.sums(steps, group, offset, SUM_AT)
+            steps = self.steps_of_4(quants, unit if form.bits == 5 else None)
+            if form.is_table:
+                steps = self.looked_up(steps)
+        zeros = self.zeros_at(self.at(scales, form.scale_bytes * columns)) if form.has_zero else None
+        sums = self.sums(steps, group, offset, SUM_AT, zeros)
         leasts = None
         if form.has_least:
             found = self.halves_at(self.at(scales, 2 * columns))
             leasts = [self.b.fneg(each) for each in found]
-        wide = self.powers_at(scales) if form.number == MXFP4 else self.halves_at(scales)
-        self.add(sums, group, wide, leasts)
+        self.add(sums, group, self.scales_at(scales), leasts)
+
+    def _halves(self, unit: Any, group: Any) -> None:
+        """NVFP4: a scale for 16 inputs. It is read as a 256th of itself, which the factor makes good."""
+        columns = self.columns
+        scales = self.at(unit, 16 * columns)
+        for half in range(2):
+            steps = self.looked_up(self.steps_of_4_half(self.at(unit, 8 * half * columns), half))
+            sums = self.sums(steps, group, self.form.offset, HALVES_AT + 4 * half)
+            self.add(sums, group, self.small_floats_at(self.at(scales, half * columns), True))
+
+    def _floats(self, unit: Any, group: Any) -> None:
+        """Floats of 8 bits, multiplied in float32, one input after the other."""
+        b, columns = self.b, self.columns
+        wide = ir.VectorType(_F32, GROUP)
+        inputs = []
+        for row in self.rows:
+            octets = self.load(self.at(row, group), ir.VectorType(_I8, GROUP), 4)
+            place = cgutils.alloca_once(b, wide)
+            b.store(b.sitofp(b.sext(octets, ir.VectorType(_I32, GROUP)), wide), place)
+            inputs.append(b.ptrtoint(place, _I64))
+        zero = ir.Constant(self.floats, None)
+        sums = [[zero] * _VECTORS for _ in self.rows]
+        for i in range(GROUP):
+            weights = self.small_floats_at(self.at(unit, i * columns), self.form.number == E4M3)
+            for r in range(len(self.rows)):
+                x = self.splat(self.load(self.at(inputs[r], 4 * i), _F32, 4))
+                sums[r] = [self.fma(x, w, old) for w, old in zip(weights, sums[r], strict=True)]
+        self.add(sums, group, self.scales_at(self.at(unit, GROUP * columns)))
 
     def _scaled(self, unit: Any, place: Any, group: Any) -> None:
         columns, five = self.columns, self.form.bits == 5
@@ -346,12 +438,12 @@ def _tile_intrinsic(
     typing_context: Any, num_rows: Any, number: Any, dots: Any, lanes: Any, emulated: Any, x: Any,
     stride: Any, weight: Any, units: Any, out: Any,
 ) -> Any:  # fmt: skip
-    form = FORMATS[number.literal_value]
+    form = ALL_FORMATS[number.literal_value]
     method = BlockMethod(bool(dots.literal_value), lanes.literal_value, bool(emulated.literal_value))
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         x, stride, weight, units, out = args[5:]
-        for rows in method.heights:
+        for rows in method.float_heights if form.is_float else method.heights:
             with builder.if_then(builder.icmp_signed("==", args[0], _I64(rows))):
                 TileCode(builder, form, method, rows, x, stride, out).run(weight, units)
         return context.get_dummy_value()

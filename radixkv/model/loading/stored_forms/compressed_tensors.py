@@ -2,7 +2,9 @@
 """Weights of compressed-tensors (llm-compressor): which layers are in which scheme, and what a scheme stores.
 
     float-quantized, int-quantized, naive-quantized   weight  weight_scale  [weight_zero_point]
-    pack-quantized, 8 bits                            weight_packed (4 codes in an int32)  weight_shape
+    pack-quantized   weight_packed (codes of 2 to 8 bits in int32)  weight_shape  weight_scale
+                     [weight_zero_point, packed along the outputs]  [weight_g_idx]
+    nvfp4-, mxfp4-pack-quantized   weight_packed (two codes a byte)  weight_scale  [weight_global_scale]
 
 A group of the configuration names its layers by name, by pattern (`re:`) or by class; a scheme says what
 shares a scale (`strategy`): the tensor, a channel, a group of inputs or a block.
@@ -19,6 +21,9 @@ from torch import Tensor
 
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
+from radixkv.model.stored_weights.fp4_weight import Fp4Weight
+from radixkv.model.stored_weights.group_weight import GroupWeight
+from radixkv.model.stored_weights.packed_codes import PackedCodes
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight
 from radixkv.model.stored_weights.stored_weight import StoredWeight
 
@@ -77,17 +82,18 @@ def _scheme(name: str, module: str, settings: Mapping[str, Any]) -> Mapping[str,
 
 
 def _weight(parts: dict[str, Tensor], scheme: Mapping[str, Any], inputs: Tensor | None) -> StoredWeight:
-    if "weight_g_idx" in parts:
-        raise ValueError("its inputs are reordered (weight_g_idx)")
+    if _PACKED in parts:
+        is_float = scheme.get("type") == "float"
+        return _fp4(parts) if is_float else _grouped(parts, scheme)
     bits, is_float = int(scheme.get("num_bits", 8)), scheme.get("type") == "float"
     if bits != 8:
         raise ValueError(f"its numbers are of {bits} bits")
-    codes = _unpacked(parts) if _PACKED in parts else parts["weight"]
+    codes = parts["weight"]
     if codes.ndim != 2:
         raise ValueError(f"it has {codes.ndim} dimensions")
     scales = parts["weight_scale"]
     zeros = parts.get("weight_zero_point")
-    block = _block(codes, scheme)
+    block = _block((codes.shape[0], codes.shape[1]), scheme)
     grid = [-(-size // each) for size, each in zip(codes.shape, block, strict=True)]
     if scales.numel() != grid[0] * grid[1]:
         raise ValueError(
@@ -97,20 +103,52 @@ def _weight(parts: dict[str, Tensor], scheme: Mapping[str, Any], inputs: Tensor 
     scales = scales.reshape(grid)
     if is_float:
         return Fp8Weight(codes, scales, block, input_scale=inputs if _is_number(inputs) else None)
-    if _PACKED in parts:
-        offset = torch.full(grid, 128.0)
-        zeros = offset if zeros is None else offset + _unpacked_zeros(zeros, grid)
-    elif zeros is not None:
-        zeros = zeros.reshape(grid)
-    return Int8Weight(codes, scales, block, zeros)
+    return Int8Weight(codes, scales, block, None if zeros is None else zeros.reshape(grid))
+
+
+def _grouped(parts: Mapping[str, Tensor], scheme: Mapping[str, Any]) -> GroupWeight:
+    """Packed whole numbers; words and zero points are those of unsigned codes."""
+    bits = int(scheme.get("num_bits", 8))
+    rows, columns = parts["weight_shape"].tolist()
+    packed, scales = parts[_PACKED], parts["weight_scale"]
+    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns * bits // 32)):
+        raise ValueError(
+            f"{rows} x {columns} numbers of {bits} bits need {[rows, -(-columns * bits // 32)]} words, not "
+            f"{list(packed.shape)} of {packed.dtype}"
+        )
+    height, width = _block((rows, columns), scheme)
+    grid = [-(-rows // height), -(-columns // width)]
+    if scales.numel() != grid[0] * grid[1]:
+        raise ValueError(f"{scheme.get('strategy')} scales are {grid}, not {list(scales.shape)}")
+    zeros = parts.get("weight_zero_point")
+    if zeros is not None:
+        zeros = _unpacked_zeros(zeros, bits, grid).repeat_interleave(height, 0)[:rows]
+    scales = scales.reshape(grid).repeat_interleave(height, 0)[:rows] if height > 1 else scales.reshape(grid)
+    group_of = parts.get("weight_g_idx")
+    if group_of is not None and (group_of.lt(0).any() or torch.equal(group_of, group_of.sort().values)):
+        group_of = None
+    return GroupWeight(
+        PackedCodes(packed, bits, "rows", columns),
+        scales,
+        zeros,
+        None if group_of is None else group_of.long(),
+    )
+
+
+def _fp4(parts: Mapping[str, Tensor]) -> Fp4Weight:
+    scales = parts["weight_scale"]
+    if scales.dtype == torch.uint8:
+        scales = scales.view(torch.float8_e8m0fnu)
+    whole = parts.get("weight_global_scale")
+    return Fp4Weight(parts[_PACKED], scales, whole, divides=True)
 
 
 def _is_number(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.numel() == 1
 
 
-def _block(codes: Tensor, scheme: Mapping[str, Any]) -> tuple[int, int]:
-    rows, columns = max(1, codes.shape[0]), max(1, codes.shape[1])
+def _block(shape: tuple[int, int], scheme: Mapping[str, Any]) -> tuple[int, int]:
+    rows, columns = max(1, shape[0]), max(1, shape[1])
     strategy = scheme.get("strategy")
     size = scheme.get("group_size")
     if strategy is None:
@@ -129,20 +167,9 @@ def _block(codes: Tensor, scheme: Mapping[str, Any]) -> tuple[int, int]:
     raise ValueError(f"{columns} inputs do not go into the strategy {strategy!r} (group_size {size})")
 
 
-def _unpacked(parts: Mapping[str, Tensor]) -> Tensor:
-    """Codes of 8 bits, 128 too large, from words of four: bytes in the order of their numbers."""
-    packed, (rows, columns) = parts[_PACKED], parts["weight_shape"].tolist()
-    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns // 4)):
-        raise ValueError(
-            f"{rows} x {columns} numbers of 8 bits need {[rows, -(-columns // 4)]} words, not "
-            f"{list(packed.shape)} of {packed.dtype}"
-        )
-    return packed.view(torch.uint8)[:, :columns]
-
-
-def _unpacked_zeros(zeros: Tensor, grid: list[int]) -> Tensor:
-    """Zero points, 128 too large as codes are where they are packed, along the outputs; else as they are."""
+def _unpacked_zeros(zeros: Tensor, bits: int, grid: list[int]) -> Tensor:
+    """Zero points of unsigned codes: packed along the outputs as these are, or signed and one by one."""
     if zeros.dtype != torch.int32 or zeros.numel() == grid[0] * grid[1]:
-        return zeros.reshape(grid).float()
-    words = zeros.t().contiguous().view(torch.uint8)
-    return words[:, : grid[0]].t().float() - 128
+        return zeros.reshape(grid).long() + (1 << (bits - 1))
+    words = PackedCodes(zeros.t().contiguous(), bits, "rows", grid[0])
+    return words.rows(range(words.out_features)).t()

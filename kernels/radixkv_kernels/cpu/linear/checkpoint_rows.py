@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes and scales of checkpoints to rows of blocks, which `BlockPanels` takes. Nothing is rounded.
+
+A scale of many inputs is repeated for each block of 32. Where a GGUF format says the same (no zero points
+and scales that are float16), it is taken: its kernels are warm in more processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv_kernels.cpu.linear.block_formats import (
+    ALL_FORMATS,
+    GROUP,
+    I8_SINGLE,
+    NVFP4,
+    Q4_0,
+    Q8_0,
+    U4_BFLOAT,
+    U4_HALF,
+    U4_SINGLE,
+    U8_HALF,
+    U8_SINGLE,
+)
+
+#: A code of 4 bits without a zero point of its own is 8 too large, in all formats.
+_MIDDLE = 8
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def format_of_codes(bits: int, scales: Tensor, zeros: Tensor | None) -> int:
+    """The narrowest format that holds whole numbers with these scales exactly.
+
+    Args:
+        bits: 4: codes are unsigned; 8: signed.
+        scales: any floats.
+        zeros: whole numbers; None: 8 for 4 bits, 0 for 8.
+    """
+    half = _is_exact(scales, torch.float16)
+    if bits == 8:
+        if zeros is None or not zeros.any():
+            return Q8_0 if half else I8_SINGLE
+        return U8_HALF if half else U8_SINGLE
+    if half:
+        return Q4_0 if zeros is None or bool((zeros == _MIDDLE).all()) else U4_HALF
+    return U4_BFLOAT if _is_exact(scales, torch.bfloat16) else U4_SINGLE
+
+
+def block_rows(
+    number: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+) -> np.ndarray[Any, Any]:
+    """Rows of blocks, uint8 [out, bytes of a row].
+
+    Args:
+        number: of the format.
+        codes: [out, in]: uint8 for 4 bits, int8, or floats of 8 bits.
+        scales: [out, groups]; for MXFP4 exponents and for NVFP4 floats in E4M3, uint8 both.
+        zeros: whole numbers [out, groups], for formats that have them.
+
+    Raises:
+        ValueError: inputs that are no whole blocks, or groups that cut one.
+    """
+    form = ALL_FORMATS[number]
+    count, width = codes.shape
+    units, rest = divmod(width, GROUP)
+    groups = scales.shape[1]
+    shared = 2 if number == NVFP4 else 1
+    if rest or not groups or units * shared % groups:
+        raise ValueError(f"{width} inputs in {groups} groups are not whole blocks of {GROUP}")
+    repeat = units * shared // groups
+    rows = torch.empty(count, units, form.file_bytes, dtype=torch.uint8)
+    dtype = _DTYPES.get(form.scale)
+    own = scales.to(dtype) if dtype is not None else scales
+    own = own.contiguous().view(torch.uint8).view(count, groups, -1)
+    rows[..., : form.scale_bytes] = own.repeat_interleave(repeat, 1).view(count, units, form.scale_bytes)
+    begin = form.scale_bytes
+    if form.has_zero:
+        found = torch.full(scales.shape, _MIDDLE) if zeros is None else zeros
+        narrow = found.to(torch.int16).to(torch.uint8)
+        rows[..., begin] = narrow.repeat_interleave(repeat, 1)
+        begin += 1
+    rows[..., begin:] = _quants(form.bits, number, codes).view(count, units, -1)
+    return rows.view(count, -1).numpy()
+
+
+def _quants(bits: int, number: int, codes: Tensor) -> Tensor:
+    count = len(codes)
+    if bits == 8:
+        return codes.contiguous().view(torch.uint8)
+    if number == NVFP4:  # halves of 16 inputs: words of 4 and 4
+        pairs = codes.reshape(count, -1, 2, 4)
+    else:
+        pairs = codes.reshape(count, -1, 2, GROUP // 2)
+    return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
+
+
+def _is_exact(scales: Tensor, dtype: torch.dtype) -> bool:
+    """True if scales are numbers of a dtype."""
+    if scales.dtype == dtype:
+        return True
+    return bool((scales.to(dtype).to(torch.float32) == scales.to(torch.float32)).all())

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored weights of checkpoints to rows of blocks, from which panels are made. Nothing is rounded.
+
+    GroupWeight   2 to 4 bits as 4, others as 8; inputs in activation order are sorted by their groups
+    Fp4Weight     MXFP4, NVFP4
+    Fp8Weight     floats of 8 bits; Int8Weight: whole numbers of 8
+
+Weights whose groups are no multiples of 32 inputs, and the forms that are not named, have no blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.model.stored_weights.fp4_weight import Fp4Weight
+from radixkv.model.stored_weights.group_weight import GroupWeight
+from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight, ScaledWeight
+from radixkv.model.stored_weights.stored_weight import StoredWeight
+from radixkv_kernels.cpu.linear.block_formats import E4M3, E5M2, GROUP, MXFP4, NVFP4
+from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_codes
+
+_Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBlocks:
+    """A weight in blocks.
+
+    Attributes:
+        number: of their format.
+        rows: uint8 [out, bytes of a row].
+        factor: by which all of it is multiplied.
+        inputs: for each column of the blocks, the input; None: the same.
+    """
+
+    number: int
+    rows: _Array
+    factor: float = 1.0
+    inputs: _Array | None = None
+
+
+def has_blocks(weight: StoredWeight) -> bool:
+    """Return True if a weight has a form that `blocks_of` knows."""
+    if not weight.out_features or not weight.in_features or weight.in_features % GROUP:
+        return False
+    if isinstance(weight, GroupWeight):
+        if weight.group_of is None:
+            return weight.group_size % GROUP == 0
+        return not bool((weight.group_of.bincount() % GROUP).any())
+    if isinstance(weight, ScaledWeight):
+        is_known = isinstance(weight, Int8Weight) or weight.zeros is None
+        return is_known and (weight.scales.shape[1] == 1 or weight.block[1] % GROUP == 0)
+    return isinstance(weight, Fp4Weight)
+
+
+def common_format(weights: list[StoredWeight]) -> int:
+    """The narrowest format that holds all of some weights of one class exactly."""
+    first = weights[0]
+    if isinstance(first, Fp8Weight):
+        return E4M3 if first.codes.dtype == torch.float8_e4m3fn else E5M2
+    if isinstance(first, Fp4Weight):
+        return MXFP4 if first.group_size == GROUP else NVFP4
+    scales = torch.cat([_scales(each).flatten() for each in weights])
+    found = [_zeros(each) for each in weights]
+    zeros = (
+        torch.cat([each.flatten() for each in found if each is not None]) if found[0] is not None else None
+    )
+    return format_of_codes(_bits(first), scales, zeros)
+
+
+def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
+    """A weight's blocks.
+
+    Args:
+        weight: one that `has_blocks`.
+        number: of the format; None: the narrowest one.
+    """
+    number = common_format([weight]) if number is None else number
+    if isinstance(weight, Fp4Weight):
+        codes = weight.code_rows(range(weight.out_features))
+        scales = weight.scales.contiguous().view(torch.uint8)
+        factor = 1.0
+        if number == NVFP4:
+            own = 1.0 if weight.factor is None else float(weight.factor)
+            factor = 128 / own if weight.divides else 128 * own
+        return WeightBlocks(number, block_rows(number, codes, scales), factor)
+    if isinstance(weight, Fp8Weight):
+        scales = _scales(weight).to(torch.float32)
+        if number == E4M3:
+            scales = scales * 256
+        return WeightBlocks(number, block_rows(number, weight.codes, scales))
+    if isinstance(weight, Int8Weight):
+        codes = weight.codes
+        if codes.dtype == torch.uint8:
+            codes = (codes ^ 128).view(torch.int8)
+        return WeightBlocks(number, block_rows(number, codes, _scales(weight), _zeros(weight)))
+    assert isinstance(weight, GroupWeight)
+    codes = weight.codes.rows(range(weight.out_features))
+    inputs = None
+    scales, zeros = _scales(weight), _zeros(weight)
+    if weight.group_of is not None:
+        order = weight.group_of.argsort(stable=True)
+        codes, inputs = codes[:, order], order.numpy()
+        groups = weight.group_of[order][::GROUP]
+        scales, zeros = scales[:, groups], None if zeros is None else zeros[:, groups]
+    if _bits(weight) == 8:
+        codes = (codes ^ 128).view(torch.int8)
+    return WeightBlocks(number, block_rows(number, codes, scales, zeros), inputs=inputs)
+
+
+def _bits(weight: StoredWeight) -> int:
+    return 4 if isinstance(weight, GroupWeight) and weight.bits <= 4 else 8
+
+
+def _scales(weight: StoredWeight) -> Tensor:
+    """Scales, [out, groups] with groups of one size."""
+    assert isinstance(weight, GroupWeight | ScaledWeight)
+    return weight.scales if isinstance(weight, GroupWeight) else _spread(weight, weight.scales)
+
+
+def _zeros(weight: StoredWeight) -> Tensor | None:
+    """Zero points as the format's codes have them; None: those that are theirs without any."""
+    if isinstance(weight, GroupWeight):
+        middle = 128 if _bits(weight) == 8 else 0
+        if weight.zeros is None:
+            usual = 128 if _bits(weight) == 8 else 8
+            return None if weight.middle == usual else torch.full(weight.scales.shape, weight.middle - middle)
+        return weight.zeros.long() - middle
+    assert isinstance(weight, ScaledWeight)
+    middle = 128 if weight.codes.dtype == torch.uint8 else 0
+    if weight.zeros is None:
+        return torch.full(_scales(weight).shape, -middle) if middle else None
+    return _spread(weight, weight.zeros).long() - middle
+
+
+def _spread(weight: ScaledWeight, grid: Tensor) -> Tensor:
+    height, width = weight.block
+    found = grid.to(torch.float32) if grid.dtype.itemsize == 1 else grid
+    if len(found) != weight.out_features:
+        found = found.repeat_interleave(height, dim=0)[: weight.out_features]
+    if found.shape[1] > 1 and weight.in_features % width:  # the last block is smaller
+        found = found.repeat_interleave(width // GROUP, dim=1)[:, : weight.in_features // GROUP]
+    return found

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transformers model whose parameters stand for stored weights, to one that multiplies them as they are.
+
+linear layers, experts     panels of blocks (`whole_weights`); those without blocks, in bfloat16
+`kv_b_proj` of latents     its numbers, which latent attention takes apart
+other linear layers        packed as they are, in 16 bits
+all the rest               float32, and so is all that is computed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.model.cpu_layers.block_experts import fix_routing
+from radixkv.model.cpu_layers.whole_weights import CheckpointExperts, CheckpointProduct, PlainProduct
+from radixkv.model.cpu_layers.widening import reads_weight, widen_the_rest
+from radixkv.model.decoder_layers import WholeExperts, WholeProduct
+from radixkv.model.loading.gguf_tensors import STAY_PLAIN
+from radixkv.model.loading.stored_parameter import StoredParameter
+from radixkv_kernels.cpu.linear.block_rows import BlockRows
+
+
+@torch.no_grad()
+def pack_stored_weights(model: nn.Module, *, for_ranks: bool = False) -> None:
+    """Give every product and all experts of a model with `StoredParameter` parameters their final form.
+
+    Args:
+        for_ranks: leave weights as they are until each rank has chosen its share, see `WholeProduct`.
+    """
+    rows = BlockRows()
+    parents = []
+    for path, module in list(model.named_modules()):
+        if _are_stored_experts(module):
+            experts = CheckpointExperts(module, *_expert_parts(module), rows)
+            _put(model, path, experts if for_ranks else experts.packed())
+            parents.append(path.rpartition(".")[0])
+    for path, module in list(model.named_modules()):
+        product = None
+        if type(module) is nn.Linear and not path.endswith(STAY_PLAIN):
+            parent, _, name = path.rpartition(".")
+            if not reads_weight(type(model.get_submodule(parent)), name):
+                product = _product(module, rows)
+        if product is not None:
+            _put(model, path, product if for_ranks and product.out_features > 1 else product.packed())
+            continue
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter.data, StoredParameter):
+                setattr(module, name, nn.Parameter(parameter.data.numbers(), requires_grad=False))
+    for path in parents:
+        fix_routing(model.get_submodule(path))
+    widen_the_rest(model)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.float()
+
+
+def _product(module: nn.Linear, rows: BlockRows) -> WholeProduct | None:
+    weight = module.weight.data
+    if not isinstance(weight, StoredParameter):
+        return PlainProduct(weight, None if module.bias is None else module.bias.float())
+    if not weight.is_matrix or weight.inputs_first:
+        return None
+    return CheckpointProduct(weight.parts[0], module.bias, rows)
+
+
+def _are_stored_experts(module: Any) -> bool:
+    """True for transformers' module of all experts, if all their weights are stored ones."""
+    if not (hasattr(module, "has_gate") and hasattr(module, "num_experts")):
+        return False
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    weights = [getattr(module, name).data for name in names]
+    return all(
+        isinstance(weight, StoredParameter)
+        and not weight.is_matrix
+        and weight.inputs_first == bool(module.is_transposed)
+        for weight in weights
+    )
+
+
+def _expert_parts(module: Any) -> tuple[Any, Any]:
+    first = module.gate_up_proj if module.has_gate else module.up_proj
+    return first.data.parts, module.down_proj.data.parts
+
+
+def _put(model: nn.Module, path: str, module: nn.Module | WholeExperts) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

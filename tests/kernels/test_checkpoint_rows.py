@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with the block formats of checkpoints, held to float64 products with their numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
+from radixkv_kernels.cpu.linear.block_formats import (
+    ALL_FORMATS,
+    E4M3,
+    E5M2,
+    I8_SINGLE,
+    MXFP4,
+    MXFP4_TABLE,
+    NVFP4,
+    Q4_0,
+    Q8_0,
+    U4_BFLOAT,
+    U4_HALF,
+    U4_SINGLE,
+    U8_HALF,
+    U8_SINGLE,
+)
+from radixkv_kernels.cpu.linear.block_method import BlockMethod, methods
+from radixkv_kernels.cpu.linear.block_panels import BlockPanels
+from radixkv_kernels.cpu.linear.block_product import BlockProduct
+from radixkv_kernels.cpu.linear.block_rows import BlockRows, widened
+from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_codes
+
+if not methods():
+    pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
+
+#: Three panels and a part of one, at any vector width.
+OUTPUTS, INPUTS, ROWS = 107, 256, 13
+NUMBERS = (U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4, Q4_0, Q8_0, MXFP4)
+BY_NAME = {"ids": lambda number: ALL_FORMATS[number].name}
+
+
+def stored(number: int, outputs: int = OUTPUTS) -> tuple[BlockPanels, torch.Tensor]:
+    """A weight in panels by the default method, and what it stands for in float64."""
+    rows, plain, factor = blocks(number, outputs)
+    return BlockPanels(number, rows, factor=factor), plain
+
+
+def blocks(number: int, outputs: int = OUTPUTS) -> tuple[object, torch.Tensor, float]:
+    form, source = ALL_FORMATS[number], torch.Generator().manual_seed(number)
+
+    def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=source)
+
+    size = 16 if number == NVFP4 else 64
+    groups = INPUTS // size
+    scales = torch.rand(outputs, groups, generator=source) * 0.01 + 0.001
+    factor, zeros = 1.0, None
+    if form.is_float:
+        dtype = torch.float8_e4m3fn if number == E4M3 else torch.float8_e5m2
+        codes = torch.randn(outputs, INPUTS, generator=source).mul(30).to(dtype)
+        codes[0, :2] = torch.tensor([2.0**-9, -(2.0**-8)]).to(dtype)  # subnormal
+        numbers = codes.double()
+        rows = block_rows(number, codes, scales * (256 if number == E4M3 else 1))
+    elif form.is_table:
+        codes = whole(0, 16, outputs, INPUTS).to(torch.uint8)
+        numbers = torch.tensor(MXFP4_TABLE, dtype=torch.float64)[codes.int()] / 2
+        if number == NVFP4:
+            narrow = scales.mul(1000).to(torch.float8_e4m3fn)
+            rows, factor = block_rows(number, codes, narrow.view(torch.uint8)), 128 * 0.003
+            scales = narrow.double() * 0.003
+        else:
+            exponents = whole(115, 125, outputs, groups).to(torch.uint8)
+            rows, scales = block_rows(number, codes, exponents), 2.0 ** (exponents.double() - 127)
+    else:
+        dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(form.scale, torch.float32)
+        scales = scales.to(dtype)
+        signed = form.bits == 8
+        codes = whole(-128 if signed else 0, 128 if signed else 16, outputs, INPUTS)
+        if form.has_zero:
+            zeros = whole(-128 if signed else 0, 128 if signed else 17, outputs, groups)
+        middle = zeros if zeros is not None else torch.full(scales.shape, 0 if signed else 8)
+        numbers = codes.double() - middle.double().repeat_interleave(size, 1)
+        codes = codes.to(torch.int8 if signed else torch.uint8)
+        rows = block_rows(number, codes, scales, zeros)
+    return rows, numbers * scales.double().repeat_interleave(size, 1), factor
+
+
+def inputs(rows: int = ROWS) -> torch.Tensor:
+    """Rows with a few large values, as activations have."""
+    x = torch.randn(rows, INPUTS, generator=torch.Generator().manual_seed(1))
+    x[:, ::97] *= 8
+    return x
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("number", NUMBERS, **BY_NAME)
+def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -> None:
+    panels, plain = stored(number)
+    product, rows, x = BlockProduct([panels]), BlockRows(), inputs()
+    own = rows.quantize(x)
+    exact = widened(own, INPUTS).double() @ plain.t()
+    found = product.multiply(own, torch.full((ROWS, OUTPUTS), float("nan")))
+    assert error(found, exact) < 2e-6
+    assert error(found, x.double() @ plain.t()) < 2e-2
+    for first, count in ((0, 1), (4, 2), (3, 7), (12, 1)):
+        part = product.multiply(rows.quantize(x[first : first + count]), torch.empty(count, OUTPUTS))
+        assert torch.equal(part, found[first : first + count])
+
+
+@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, E4M3], **BY_NAME)
+def test_all_methods_give_the_same_bits(number: int) -> None:
+    data, _, factor = blocks(number)
+    rows, x = BlockRows(), inputs(3)
+    found = [
+        BlockProduct([BlockPanels(number, data, method=way, factor=factor)]).multiply(
+            rows.quantize(x), torch.empty(3, OUTPUTS)
+        )
+        for way in (*methods(), BlockMethod(True, 8, emulated=True))
+    ]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_experts_have_factors_of_their_own() -> None:
+    data, plain, factor = blocks(NVFP4, 64)
+    panels = ExpertPanels(NVFP4, data.reshape(2, 32, -1), factors=[factor, 2 * factor])
+    product, rows, x = ExpertProduct([panels], [None]), BlockRows(), inputs(3)
+    own = rows.quantize(x)
+    import numpy as np
+
+    found = product.multiply(own, np.array([0, 1]), np.array([1, 2]), torch.empty(3, 32))
+    exact = widened(own, INPUTS).double()
+    assert error(found[:1], exact[:1] @ plain[:32].t()) < 2e-6
+    assert error(found[1:], exact[1:] @ plain[32:].t() * 2) < 2e-6
+
+
+def test_the_narrowest_exact_format_is_chosen() -> None:
+    half = torch.tensor([[0.01]]).half()
+    tiny = torch.tensor([[1.5e-7]]).bfloat16()
+    single = torch.tensor([[0.1234567]])
+    eight = torch.tensor([[8]])
+    assert format_of_codes(4, half, None) == format_of_codes(4, half.bfloat16(), eight) == Q4_0
+    assert format_of_codes(4, half, eight - 1) == U4_HALF
+    assert format_of_codes(4, tiny, None) == U4_BFLOAT
+    assert format_of_codes(4, single, None) == U4_SINGLE
+    assert format_of_codes(8, half, None) == Q8_0
+    assert format_of_codes(8, single, None) == I8_SINGLE
+    assert format_of_codes(8, half, eight) == U8_HALF
+    assert format_of_codes(8, single, eight) == U8_SINGLE
+
+
+def test_groups_that_cut_a_block_are_refused() -> None:
+    codes = torch.zeros(2, 96, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="96 inputs in 2 groups are not whole blocks of 32"):
+        block_rows(Q4_0, codes, torch.ones(2, 2))
