@@ -264,7 +264,8 @@ def _stacked(
     for part in range(len(experts[0])):
         weights = [parts[part] for parts in experts]
         number = common_format(weights)
-        rows, factors = [], []
+        rows: list[Any] = []
+        factors = []
         for weight in weights:
             blocks = blocks_of(weight, number)
             both = [blocks.rows[::2], blocks.rows[1::2]] if alternate else [blocks.rows]

@@ -53,7 +53,7 @@ class StoredParameter(Tensor):
         return _numbers(self.parts, self.is_matrix, self.inputs_first, self.dtype)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -74,7 +74,9 @@ def _tensor_of(parts: Parts, dtype: torch.dtype, *, is_matrix: bool, inputs_firs
     columns = parts[0][0].in_features
     sizes = [columns, rows] if inputs_first else [rows, columns]
     shape = sizes if is_matrix else [len(parts), *sizes]
-    made: StoredParameter = Tensor._make_wrapper_subclass(StoredParameter, shape, dtype=dtype, device="cpu")
+    made: StoredParameter = Tensor._make_wrapper_subclass(
+        StoredParameter, shape, dtype=dtype, device=torch.device("cpu")
+    )
     made.parts, made.is_matrix, made.inputs_first = parts, is_matrix, inputs_first
     return made
 
