@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from nightly import by_day
+from transformers import AutoConfig
 
 pytest.importorskip("numba")
 pytest.importorskip("PIL")
 
-from radixkv import LLM, SamplingParams
-from tests.support.tiny_vision_models import (
+from tiny_vision_models import (
     TINY_VISION_MODELS,
     Parts,
     Reference,
@@ -22,6 +22,9 @@ from tests.support.tiny_vision_models import (
     template_ids,
     words,
 )
+
+from radixkv import LLM, SamplingParams
+from radixkv.model.vision.vision_model import has_image_settings
 
 COUNT = 6
 ONE, TWO, SMALL = shown(1), shown(2), shown(3, (40, 72))
@@ -185,3 +188,10 @@ def test_deterministic_bits_do_not_depend_on_hits_chunks_or_batches(trial: Trial
     with trial.llm(deterministic=True, max_num_batched_tokens=24) as llm:
         together = llm.generate([prompt(each) for each in parts], sampling)
         assert [bits(each) for each in together] == alone
+
+
+def test_a_mixture_of_two_families_reads_text_alone(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    for tower, is_shown in (("clip_vision_model", True), ("pixtral", False)):
+        config = AutoConfig.for_model("llava", vision_config={"model_type": tower})
+        assert has_image_settings(config, tmp_path) is is_shown

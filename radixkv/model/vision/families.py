@@ -57,6 +57,15 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
 }
 
 
+def is_served(config: Any) -> bool:
+    """Return True if a configuration is of a family that sees.
+
+    LLaVA with Pixtral's tower has the tokens of neither: no model of that kind has been tried.
+    """
+    tower = getattr(getattr(config, "vision_config", None), "model_type", "")
+    return config.model_type in VISION_FAMILIES and not (config.model_type == "llava" and tower == "pixtral")
+
+
 def facts_of(config: Any, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:
     """Return the facts that layouts need, of a model's configuration, image processor and tokenizer."""
     vision, kind = config.vision_config, config.model_type

@@ -15,7 +15,7 @@ from torch import Tensor
 from radixkv.images.image_files import DecodedImage
 from radixkv.model.loading.weight_files import stored_tensors
 from radixkv.model.vision.encoder_cache import Encoding
-from radixkv.model.vision.families import VISION_FAMILIES, facts_of
+from radixkv.model.vision.families import VISION_FAMILIES, facts_of, is_served
 from radixkv.model.vision.image_placing import ModelImageProcessor
 
 logger = logging.getLogger("radixkv")
@@ -106,7 +106,7 @@ def has_sight(hf_config: Any, folder: Path) -> bool:
 
 def has_image_settings(hf_config: Any, folder: Path) -> bool:
     """Return True if a folder's model is of a family that sees, with settings for images; of any weights."""
-    return hf_config.model_type in VISION_FAMILIES and any((folder / name).is_file() for name in _SETTINGS)
+    return is_served(hf_config) and any((folder / name).is_file() for name in _SETTINGS)
 
 
 def open_vision(name: str, model: Any, folder: Path, hf_tokenizer: Any) -> VisionModel | None:
