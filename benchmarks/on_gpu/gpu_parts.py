@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[tuple[Part, ...], ...]] = {
         (Part("state layer", "gpu_states:real_layer", 25),),
         (Part("experts", "gpu_products:experts", 40),),
         (Part("stored products", "gpu_products:products", 20),),
-        *((Part(f"layers {name}", "gpu_layers:layers", 60, (name,)),) for name in PUBLISHED_NAMES),
+        *((Part(f"layers {name}", "gpu_layers:layers", 55, (name,)),) for name in PUBLISHED_NAMES),
         (Part("steps", "gpu_steps:steps", 105),),
     ),
     "peers": (

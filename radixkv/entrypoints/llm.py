@@ -340,7 +340,10 @@ class LLM:
     ) -> PromptLike:
         if self.engine.model.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer, so no chat template: use generate")
-        shown, images = split_messages(messages)
+        shown: list[Any] = list(messages)
+        images: list[Any] = []
+        if self.engine.model.image_processor is not None:  # else the template's check names what was given
+            shown, images = split_messages(messages)
         ids: list[int] = self.engine.model.tokenizer.apply_chat_template(
             shown, tools=list(tools) if tools else None, **options
         )
