@@ -127,8 +127,8 @@ def layer(key_heads: int, value_heads: int, rounds: int) -> dict[str, Any]:
             use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
 
-    one = replace(spec, shapes=(shape,))
-    needed = one.bytes_per_slot + one.bytes_per_ring // 2
+    layer = replace(spec, shapes=(shape,))
+    needed = layer.bytes_per_slot + layer.bytes_per_ring // 2
     buffers = [torch.ones(needed // 4) for _ in range(DELTA_LAYERS)]
     one, many = plan(1, GRID + GRID // 2, GRID), plan(PROMPT, 0, 0)
 
