@@ -25,7 +25,7 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
     A warning names products that will be slower than in float32.
 
     Args:
-        quantization: None (weights are packed, on a CPU), `int8`, or `fp8` (on a GPU).
+        quantization: None (weights are packed, on a CPU), `int8`, or `fp8`.
         backend: attention backend that the layers call.
 
     Raises:
@@ -39,20 +39,22 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
         if quantization is not None:
             quantize_products(model, quantization)
         return
-    if quantization == "fp8":
-        raise ConfigError(
-            "--quantization fp8 makes weights for a GPU's kernels, and this model runs on a CPU: use "
-            "--quantization int8, or leave it out"
-        )
     try:  # the folder may be missing
-        from radixkv.model.cpu_layers.rewrite import pack_layers, quantize_layers, slower_than_float32
+        from radixkv.model.cpu_layers.rewrite import (
+            pack_layers,
+            quantize_layers,
+            slower_than_float32,
+            store_layers_as_fp8,
+        )
     except ImportError as error:
         if quantization is not None:
             raise ConfigError(
                 f"--quantization {quantization} needs radixkv.model.cpu_layers, which is missing"
             ) from error
         return
-    if quantization is not None:
+    if quantization == "fp8":
+        store_layers_as_fp8(model)
+    elif quantization is not None:
         quantize_layers(model)
     else:
         pack_layers(model)

@@ -15,6 +15,7 @@ from test_fused_layers import DenseStep, tiny
 from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
@@ -136,6 +137,7 @@ def assert_nothing_held(llm: LLM) -> None:
     [
         pytest.param("int8", "auto", marks=pytest.mark.nightly),
         ("int8", "int8"),
+        ("fp8", "auto"),
         pytest.param(None, "int8", marks=pytest.mark.nightly),
         pytest.param(None, "fp8_e4m3", marks=pytest.mark.nightly),
         pytest.param(None, "fp8_e5m2", marks=pytest.mark.nightly),
@@ -202,6 +204,29 @@ def test_narrow_kv_holds_several_times_the_tokens(folder: Path) -> None:
     size = runner.kv.spec.head_size
     for name in narrow:
         assert tokens[name] == pytest.approx(tokens["auto"] * 4 * size / (size + 4), rel=0.01)
+
+
+@needs_int8_products
+def test_fp8_weights_made_at_load_are_those_of_e4m3(tmp_path: Path) -> None:
+    """Logprobs of a model whose weights were rounded by hand; layers of the Llama shape are fused."""
+    where = save_tiny_model(tmp_path / "plain", "llama")
+    model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+    with torch.no_grad():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                scale = module.weight.abs().amax(1, keepdim=True) / 448
+                rounded = (module.weight / scale).to(torch.float8_e4m3fn).float() * scale
+                module.weight = nn.Parameter(rounded)  # a tied embedding stays as it is
+    llm = make_llm(where, quantization="fp8")
+    kinds = {type(module).__name__ for module in llm.engine.runner.model.modules()}
+    assert "BlockLayer" in kinds
+    tokens = prompt(5, 60)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    got = answers(llm, [tokens], params)[0].prompt_logprobs
+    differences = [abs(got[i].chosen.logprob - wanted[i - 1, tokens[i]].item()) for i in range(1, 60)]
+    assert max(differences) < 0.02 * (wanted.max() - wanted.min()).item()
 
 
 @pytest.mark.parametrize(

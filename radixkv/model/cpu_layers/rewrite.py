@@ -22,10 +22,12 @@ from radixkv.errors import ConfigError
 from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
 from radixkv.model.cpu_layers.widening import narrow_tensors, reads_weight, widen_the_rest
 from radixkv.model.decoder_layers import DecoderParts, StoredProduct, is_plain_llama, replace_layers
+from radixkv.model.stored_weights.scaled_weight import Fp8Weight
 from radixkv_kernels.registry import numba_available
 
 #: Most of a model's weights that may have to be widened, as a share: they take twice the memory.
 _MAX_WIDENED = 0.1
+_LARGEST_E4M3 = 448.0
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -90,10 +92,7 @@ def quantize_layers(model: nn.Module) -> None:
     """
     weight = next(model.parameters())
     if not _is_on_cpu(weight, torch.float32):
-        raise ConfigError(
-            f"--quantization int8 works for float32 models on a CPU; this one is {weight.dtype} on "
-            f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
-        )
+        raise _needs_float32("int8", weight)
     rows: Any = None
     if has_int8_products():
         # These need numba.
@@ -111,6 +110,46 @@ def quantize_layers(model: nn.Module) -> None:
 
         replace_layers(model, narrow)
     _replace_linears(model, lambda linear: QuantizedLinear(linear, rows))
+
+
+@torch.no_grad()
+def store_layers_as_fp8(model: nn.Module) -> None:
+    """Round the linear layers of a CPU model to e4m3 with a scale for each output, and pack them as blocks.
+
+    As a checkpoint with such weights is served. Embeddings stay float32, also where the output was tied.
+
+    Raises:
+        ConfigError: the model is not float32 on a CPU, or the products of blocks can't run here.
+    """
+    weight = next(model.parameters())
+    if not _is_on_cpu(weight, torch.float32):
+        raise _needs_float32("fp8", weight)
+    if not has_int8_products():
+        raise ConfigError(
+            f"--quantization fp8 has no products here, since {_missing('neither VNNI nor AVX2')}: use "
+            "--quantization int8, or leave it out"
+        )
+    # These need numba.
+    from radixkv.model.cpu_layers.whole_weights import CheckpointProduct
+    from radixkv_kernels.cpu.linear.block_rows import BlockRows
+
+    rows = BlockRows()
+
+    def narrow(linear: nn.Linear) -> nn.Module:
+        scales = (linear.weight.abs().amax(1, keepdim=True) / _LARGEST_E4M3).clamp_min(1e-30)
+        codes = (linear.weight / scales).to(torch.float8_e4m3fn)
+        stored = Fp8Weight(codes, scales, (1, linear.in_features))
+        return CheckpointProduct([stored], linear.bias, rows).packed()
+
+    _replace_linears(model, narrow)
+    pack_layers(model)
+
+
+def _needs_float32(quantization: str, weight: torch.Tensor) -> ConfigError:
+    return ConfigError(
+        f"--quantization {quantization} works for float32 models on a CPU; this one is {weight.dtype} on "
+        f"{weight.device}: use --dtype float32 --device cpu, or leave --quantization out"
+    )
 
 
 def slower_than_float32(model: nn.Module, quantization: str | None) -> str | None:

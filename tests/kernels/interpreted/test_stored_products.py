@@ -13,7 +13,6 @@ from tiny_configs import tiny_config
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from radixkv.errors import ConfigError
 from radixkv.model.batch_invariance import fix_rows
 from radixkv.model.decoder_layers import StoredProduct
 from radixkv.model.device_paths import rewrite_layers
@@ -94,8 +93,3 @@ def test_a_product_stands_for_its_linear_layer() -> None:
     x = torch.randn(1, 3, INPUTS)
     assert product.weight.dtype == torch.float32
     assert (product(x) - linear(x)).abs().max().item() < 0.02
-
-
-def test_fp8_on_a_cpu_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="--quantization int8"):
-        rewrite_layers(nn.Linear(2, 2), "fp8", "cpu")
