@@ -50,21 +50,21 @@ def test_mistakes_are_answered_before_torch_is_imported(folder: Path, tmp_path: 
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     rank = tmp_path / "rank.toml"
     rank.write_text("[engine]\nmax_lora_rank = 128\n")
-    stored = tmp_path / "awq"
+    stored = tmp_path / "exl2"
     stored.mkdir()
     for each in folder.iterdir():
         (stored / each.name).write_bytes(each.read_bytes())
     config = {
         **json.loads((folder / "config.json").read_text()),
-        "quantization_config": {"quant_method": "awq"},
+        "quantization_config": {"quant_method": "exl2"},
     }
     (stored / "config.json").write_text(json.dumps(config))
     expected: dict[tuple[str, ...], str] = {
         ("serve", "/no/such/folder"): "There is no file or folder /no/such/folder",
         ("chat", "/no/such/folder"): "There is no file or folder /no/such/folder",
         ("serve", str(tmp_path)): "is not a model folder: it has no config.json",
-        ("serve", str(stored)): "as AWQ",
-        ("chat", str(stored)): "as AWQ",
+        ("serve", str(stored)): "as ExLlamaV2",
+        ("chat", str(stored)): "as ExLlamaV2",
         ("serve", model, "--max-model-len", "1000000"): "more than the 512 positions",
         ("serve", gguf, "--max-model-len", "1000000"): "positions this model was made for",
         ("serve", model, "--tensor-parallel", "3"): "more than the 2 KV heads of llama",
