@@ -412,7 +412,9 @@ class Engine:
         unfinished.sort(key=lambda sample: sample.arrival_order)
         self.cache = self.cache.rebuilt()
         self._steps.discard()
+        budget = self.scheduler.max_num_batched_tokens  # what the device has memory for
         self.scheduler = self._make_scheduler(self.scheduler.stats)
+        self.scheduler.max_num_batched_tokens = budget
         for sample in unfinished:
             sample.preempt()
             sample.arrival_order = -1

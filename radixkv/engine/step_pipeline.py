@@ -282,7 +282,7 @@ _IDLE_SHARE = 8
 
 @dataclass(slots=True)
 class GoingOn:
-    """What follows a step that still runs.
+    """Entries that follow a step that still runs.
 
     Attributes:
         entries: decodes and chunks whose requests go on.

@@ -35,7 +35,7 @@ class Done(Protocol):
 
 
 class CopyStreams(Protocol):
-    """Where copies run; tests replace it."""
+    """Stream and events of copies; tests replace it."""
 
     def pinned(self, *shape: int) -> torch.Tensor:
         """Return new host memory for copies, uint8."""

@@ -208,7 +208,7 @@ class SharedExpertsBlock(nn.Module):
 
 
 def describe_router(module: Any) -> Routing | None:
-    """How a router of transformers chooses; None: its class is not known."""
+    """Describe the choice of a router of transformers; None: its class is not known."""
     name = type(module).__name__
     if not type(module).__module__.startswith("transformers.models."):
         return None

@@ -2,8 +2,7 @@
 """Occurrences of tokens in requests, kept where the logits are, so that a step sends the latest ones only.
 
     host     history of a request    7 3 9 | 7         what it has got, as `TokenCounts` notes it
-    device   a row of the table      7 3 9 | ?         what was added to it; ? is chosen by a step that still
-    runs
+    device   a row of the table      7 3 9 | ?         what was added to it; ? is chosen by a running step
 
 A step that is launched before the tokens of the one before are known adds these on the device (`feed`). What
 they were is compared with the request's history the next time: a token that the request has not got after all
@@ -29,7 +28,7 @@ _LOGITS = 1 << 23
 
 @dataclass(slots=True)
 class _Row:
-    """What a row of the table has counted: a beginning of a history, and one token more at most.
+    """Tokens that a row of the table has counted: a beginning of a history, and one token more at most.
 
     Attributes:
         place: of the row.

@@ -132,9 +132,7 @@ class Request:
         session_done: no later prompt goes on from this one: when it has ended, what only it needed is evicted
             first.
         text: the prompt as text, where it was tokenised on the way; None: it came as token ids.
-        images: the images whose tokens the prompt has, in their order, as the engine's `image_processor`
-            gives
-            them.
+        images: the images whose tokens the prompt has, in their order, as `image_processor` gives them.
         stream: each step gives deltas, not only the end the whole output.
 
     Attributes:

@@ -54,6 +54,30 @@ def test_smaller_steps_follow(looks_ahead: bool) -> None:
     assert engine.cache.stats.held_blocks == 0
 
 
+def test_a_rebuilt_cache_keeps_the_smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SmallDevice(120, 8, 40)
+    engine, _ = make_engine(num_blocks=120, budget=300, model=model)
+    ids = [engine.add_request(prompt(i, 90), GREEDY) for i in range(3)]
+    engine.step()
+    while engine.scheduler.max_num_batched_tokens > 40:
+        engine.step()
+    lowered = engine.scheduler.max_num_batched_tokens
+
+    def broken(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise AssertionError("broken")
+
+    monkeypatch.setattr(engine.scheduler, "complete", broken)
+    outputs = run_all(engine)
+    assert engine.stats().num_rebuilds == 1
+    assert engine.scheduler.max_num_batched_tokens == lowered
+    assert [outputs[i].outputs[0].token_ids for i in ids] == [
+        greedy_reference(prompt(i, 90), 12) for i in range(3)
+    ]
+    engine.check()
+    assert engine.cache.stats.held_blocks == 0
+
+
 def test_a_device_without_any_fails_the_requests_and_serves_again() -> None:
     model = SmallDevice(64, 8, 0)
     engine, _ = make_engine(num_blocks=64, budget=64, model=model)

@@ -27,7 +27,7 @@ _TILE = 16
 
 @dataclass(frozen=True)
 class Routing:
-    """How a router chooses.
+    """Rules by which a router chooses.
 
     Attributes:
         choices: experts of a row.
@@ -214,7 +214,7 @@ def route_rows(
 
 
 def choose_constants(routing: Routing, experts: int) -> dict[str, Any]:
-    """What the kernel of the choice is specialised for."""
+    """Return the constants for which the kernel of the choice is specialised."""
     size = experts // routing.groups
     return {
         "E": experts,

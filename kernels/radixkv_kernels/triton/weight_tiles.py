@@ -127,7 +127,7 @@ class TiledWeight:
         return (self.codes, *(self.codes if part is None else part for part in parts))
 
     def constants(self) -> dict[str, Any]:
-        """What kernels are specialised for."""
+        """Return the constants for which kernels are specialised."""
         height, width = self.block
         return {
             "FORM": self.form,

@@ -25,7 +25,7 @@ from radixkv.model.loading.weight_files import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """What a folder says of the form of its weights.
+    """A folder's own description of the form of its weights.
 
     Attributes:
         method: key of `FORMATS`.

@@ -102,7 +102,7 @@ class HeadSizes(NamedTuple):
 
 
 class ChunkScratch(NamedTuple):
-    """What the kernels of chunks hand on to one another; see `chunks.py`."""
+    """Buffers that the kernels of chunks hand on to one another; see `chunks.py`."""
 
     keys: torch.Tensor
     lengths: torch.Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader makes of a folder's tensors, and the words for one that does not fit its format."""
+"""FoundWeights: the result of a reader, and the words for one that does not fit its format."""
 
 from __future__ import annotations
 

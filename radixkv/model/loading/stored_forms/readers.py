@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which reader a checkpoint's `quant_method` has."""
+"""Table of readers by a checkpoint's `quant_method`."""
 
 from __future__ import annotations
 
