@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from blocked_imports import without_extras
 from source_graph import (
@@ -150,3 +152,9 @@ def test_no_two_classes_share_a_name() -> None:
         for name in found.classes:
             owners.setdefault(name, []).append(module)
     assert not {name: found for name, found in owners.items() if len(found) > 1}
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    # pytest imports them by their names alone: of two, one would not be collected.
+    names = Counter(path.stem for path in Path(__file__).parent.rglob("*.py") if path.stem != "conftest")
+    assert not [name for name, files in names.items() if files > 1]
