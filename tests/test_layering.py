@@ -156,5 +156,5 @@ def test_no_two_classes_share_a_name() -> None:
 
 def test_no_two_test_files_share_a_name() -> None:
     # pytest imports them by their names alone: of two, one would not be collected.
-    names = Counter(path.stem for path in Path(__file__).parent.rglob("*.py") if path.stem != "conftest")
+    names = Counter(path.stem for path in Path(__file__).parent.rglob("test_*.py"))
     assert not [name for name, files in names.items() if files > 1]
