@@ -119,6 +119,7 @@ class NullRunner:
         self._blocks = np.zeros(num_blocks, np.int32)
         self.states = NullSlots(num_slots) if num_slots else None
         self.windows = None
+        self.images = None
         self.num_computed = 0
 
     def on_failure(self, call: object) -> None:

@@ -366,7 +366,7 @@ class Engine:
     def _rollback(self, batch: Batch, error: BaseException) -> None:
         """Take a step back in which runner or sampler failed: its requests wait again."""
         self._counters.pause()
-        requests = self.scheduler.rollback(batch)
+        entries = self.scheduler.rollback(batch)
         if isinstance(error, OutOfDeviceMemoryError) and self.scheduler.lower_budget(batch.num_tokens):
             logger.warning(
                 "no memory for a step of %d tokens: steps have at most %d from now on. Lower "
@@ -377,7 +377,7 @@ class Engine:
             return
         if not isinstance(error, ENDS_ENGINE):
             logger.error("a step of %d requests failed", len(batch.entries), exc_info=error)
-        for request, failure in self._faults.step_failed(requests, error):
+        for request, failure in self._faults.step_failed(entries, error):
             self._requests.fail(request, failure)
 
     @contextmanager

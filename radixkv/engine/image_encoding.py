@@ -46,9 +46,14 @@ class Encoder(Protocol):
 
 
 class ImageEncoding(StepHook):
-    """Makes requests wait for their images; see `radixkv.scheduling.seams.ImageWaits`."""
+    """Makes requests wait for their images; see `radixkv.scheduling.seams.ImageWaits`.
+
+    Attributes:
+        slice_s: longest time of a step that goes to images.
+    """
 
     def __init__(self, encoder: Encoder) -> None:
+        self.slice_s = SLICE_S
         self.image_waits = self
         self._encoder = encoder
         # What waiting requests still wait for, in the order in which they came.
@@ -85,7 +90,7 @@ class ImageEncoding(StepHook):
             self._encoder.cancel()  # its requests are gone
             return
         key, image = next(iter(first.items()))
-        if self._encoder.advance(key, image, SLICE_S):
+        if self._encoder.advance(key, image, self.slice_s):
             for wanted in self._wanted.values():
                 wanted.pop(key, None)
             if not self._encoder.has(key):

@@ -7,7 +7,7 @@
 |---------------------------------|-------------------------------------------------------------------------|
 | a step of the model or sampler  | nothing of it counts: its tokens are rolled back in the cache, and its  |
 |                                 | requests are bisected: each runs again alone; one that fails alone      |
-|                                 | ends with an error, one that comes through is cleared                   |
+|                                 | ends with an error, one that comes as far as that step is cleared       |
 | scheduler, cache or bookkeeping | the cache is rebuilt empty and every request is queued again with the   |
 |                                 | tokens it has; twice in a row, and the requests are bisected            |
 | what belongs to one request:    | that request ends with an error (see `output_processor`)                |
@@ -34,7 +34,7 @@ from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.step_pipeline import LaunchedStep
 from radixkv.errors import ENDS_ENGINE, InvalidRequestError
 from radixkv.sampling.sampler import SampledToken
-from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.request import Failure, FinishReason, Request
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.sequence import Sequence, TextSource
@@ -49,36 +49,38 @@ class FaultRecovery:
     """Decisions after faults: the requests that still have to run alone, in that order."""
 
     def __init__(self) -> None:
-        self._to_run_alone: list[Sequence] = []
+        # With the tokens to be computed until each is cleared: an earlier chunk may well come through.
+        self._to_run_alone: dict[Sequence, int] = {}
         self._rebuilds_in_a_row = 0
 
     @property
     def next_alone(self) -> Sequence | None:
         """The next request to run alone; None: any may run."""
-        return self._to_run_alone[0] if self._to_run_alone else None
+        return next(iter(self._to_run_alone), None)
 
     def step_failed(
-        self, requests: abc.Sequence[Sequence], error: BaseException
+        self, entries: abc.Sequence[Entry], error: BaseException
     ) -> list[tuple[Sequence, Failure]]:
         """Record a failed step; return the requests that fail: one that was alone in it."""
         if isinstance(error, ENDS_ENGINE):
             return []
-        if len(requests) == 1 and requests[0] in self._to_run_alone:
-            return [(requests[0], Failure(f"the model failed on this request: {error}", "step_failed"))]
-        self._to_run_alone.extend(request for request in requests if request not in self._to_run_alone)
+        if len(entries) == 1 and (request := entries[0].request) in self._to_run_alone:
+            return [(request, Failure(f"the model failed on this request: {error}", "step_failed"))]
+        for entry in entries:
+            self._to_run_alone.setdefault(entry.request, entry.end)
         return []
 
-    def step_passed(self, requests: Iterable[Sequence]) -> None:
+    def step_passed(self, entries: Iterable[Entry]) -> None:
         """Clear the requests of a step that came through. O(1) where nothing had failed."""
         self._rebuilds_in_a_row = 0
         if self._to_run_alone:
-            passed = {id(request) for request in requests}
-            self._to_run_alone = [request for request in self._to_run_alone if id(request) not in passed]
+            for entry in entries:
+                if self._to_run_alone.get(entry.request, 0) <= entry.end:
+                    self.clear(entry.request)
 
     def clear(self, request: Sequence) -> None:
         """Clear a request that has ended, or can't run alone just now."""
-        if request in self._to_run_alone:
-            self._to_run_alone.remove(request)
+        self._to_run_alone.pop(request, None)
 
     def invariant_broke(
         self, unfinished: abc.Sequence[Sequence], error: BaseException
@@ -92,10 +94,10 @@ class FaultRecovery:
             return []
         self._rebuilds_in_a_row += 1
         if self._rebuilds_in_a_row == 1:
-            self._to_run_alone = []
+            self._to_run_alone = {}
             return []
         alone = self.next_alone
-        self._to_run_alone = [request for request in unfinished if request is not alone]
+        self._to_run_alone = {request: 0 for request in unfinished if request is not alone}
         if alone is None or alone.is_finished:
             return []
         return [(alone, Failure(f"the engine failed on this request: {error}", "internal_error"))]
@@ -170,7 +172,7 @@ class LiveRequests:
         """
         batch = step.batch
         self._scheduler.complete(batch)
-        self._faults.step_passed(entry.request for entry in batch.entries)
+        self._faults.step_passed(batch.entries)
         now = self._clock()
         self._process_prompts(batch, step.logits, now)
         # Forks take their lease before their parent's next token is appended anywhere.

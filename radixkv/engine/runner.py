@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from radixkv.cache.pending_copies import Copy
     from radixkv.cache.states.window_pool import WindowSpec
+    from radixkv.engine.image_encoding import Encoder
     from radixkv.errors import EngineStoppedError
     from radixkv.model.block_copy import BlockCopy
     from radixkv.scheduling.batch import Batch
@@ -78,6 +79,7 @@ class Runner(Protocol):
         bytes_per_block: of all layers together.
         states: memory of layers with states; None: the model has none.
         windows: memory of layers with a sliding window; None: it is not apart.
+        images: encodes images; None: the model sees none.
         backend_name, dtype_name, device_name: for people to read.
         failure: why it can compute nothing any more; None: it can.
     """
@@ -96,6 +98,9 @@ class Runner(Protocol):
 
     @property
     def windows(self) -> WindowBlocks | None: ...
+
+    @property
+    def images(self) -> Encoder | None: ...
 
     @property
     def backend_name(self) -> str: ...

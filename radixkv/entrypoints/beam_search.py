@@ -174,7 +174,7 @@ def search_beams(
     prompts: Sequence[TokenArray],
     params: BeamSearchParams,
     *,
-    generate: Callable[[list[TokenArray], SamplingParams], list[RequestOutput]],
+    generate: Callable[[Sequence[tuple[int, TokenArray]], SamplingParams], list[RequestOutput]],
     end_token_ids: Collection[int],
     room_after: Callable[[TokenArray], int],
     decode: Callable[[list[int]], str] | None,
@@ -184,7 +184,8 @@ def search_beams(
 
     Args:
         prompts: token ids of each, int32.
-        generate: completes prompts, one output each, in order; its errors for a bad prompt go through.
+        generate: completes beams, each the index of its prompt and the tokens behind that; one output each,
+            in order. Its errors for a bad prompt go through.
         end_token_ids: tokens that end a beam.
         room_after: how many tokens can follow a prompt.
         decode: token ids to text; None: outputs have no text.
@@ -207,11 +208,7 @@ def search_beams(
     while going:
         num_top = min(searches[going[0]].num_candidates, MAX_LOGPROBS)
         step = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=num_top)
-        asked = [
-            np.concatenate([prompts[i], np.asarray(beam.tokens, dtype=np.int32)])
-            for i in going
-            for beam in searches[i].running
-        ]
+        asked = [(i, np.asarray(beam.tokens, dtype=np.int32)) for i in going for beam in searches[i].running]
         outputs = iter(generate(asked, step))
         for i in going:
             own = list(itertools.islice(outputs, len(searches[i].running)))

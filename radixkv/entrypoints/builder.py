@@ -229,7 +229,7 @@ def engine_on_runner(
         hooks.append(Speculation(config.max_draft_tokens, costs))
     if tier is not None and cache.enabled:
         hooks.append(TierUse(tier, runner, clock, load_deadline_s))
-    if isinstance(runner, ModelRunner) and runner.images is not None:
+    if runner.images is not None:
         hooks.append(ImageEncoding(runner.images))
     events = events or open_events(config.kv_events)
     if events is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, cast
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -24,7 +25,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.entrypoints.beam_search import BeamSearchParams, search_beams
+from radixkv.entrypoints.beam_search import BeamSearchParams, TokenArray, search_beams
 from radixkv.entrypoints.given_images import decoded, split_messages, split_prompt
 from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
@@ -204,12 +205,7 @@ class LLM:
             self._request(prompt, own, namespace=namespace, lora=lora, priority=priority)
             for prompt, own in zip(several, each, strict=True)
         ]
-        checks = self.engine.input_processor
-        for request in requests:
-            checks.prepare(request)
-        for request in requests:
-            request.grammar = checks.compile(request.params, namespace)
-        return self._run(requests, progress)
+        return self._complete(requests, namespace, progress)
 
     @check_names(_NOT_OF_CALLS)
     def chat(
@@ -266,13 +262,31 @@ class LLM:
         self._check_open()
         require(isinstance(params, BeamSearchParams), "params", "must be BeamSearchParams", params)
         tokenizer, checks = self.engine.model.tokenizer, self.engine.input_processor
-        several = [checks.encode(prompt).token_ids for prompt in self._as_list(prompts)]
+        placed = [self._placed(prompt) for prompt in self._as_list(prompts)]
+        several = [checks.encode(prompt).token_ids for prompt, _ in placed]
+
+        def generate(beams: Sequence[tuple[int, TokenArray]], step: SamplingParams) -> list[RequestOutput]:
+            return self._complete(
+                [
+                    Request(
+                        np.concatenate([several[at], tokens]),
+                        step,
+                        images=placed[at][1],
+                        namespace=namespace,
+                        lora=lora,
+                    )
+                    for at, tokens in beams
+                ],
+                namespace,
+                progress=False,
+            )
+
         with progress_bar(progress) as bar:
             task = bar.add_task("Searching", total=len(several), rate="")
             return search_beams(
                 several,
                 params,
-                generate=partial(self.generate, namespace=namespace, lora=lora, progress=False),
+                generate=generate,
                 end_token_ids=self.engine.model.end_token_ids,
                 room_after=partial(checks.room_after, namespace=namespace),
                 decode=tokenizer.decode if tokenizer is not None else None,
@@ -445,6 +459,17 @@ class LLM:
         return self.explain(self._template(messages, tools, template_options), namespace, lora=lora)
 
     # ------------------------------------------------------------------ steps
+
+    def _complete(
+        self, requests: Sequence[Request], namespace: NamespaceName, progress: bool | None
+    ) -> list[RequestOutput]:
+        """Check requests, before anything is started, and run them."""
+        checks = self.engine.input_processor
+        for request in requests:
+            checks.prepare(request)
+        for request in requests:
+            request.grammar = checks.compile(request.params, namespace)
+        return self._run(requests, progress)
 
     def _run(self, requests: Sequence[Request], progress: bool | None) -> list[RequestOutput]:
         """Start requests, as the queue takes them, and wait for all."""

@@ -359,11 +359,15 @@ class AdmissionControl:
         plan.held_up.update((request.arrival_order, request) for request in unfit[:num_passed])
         return postponed
 
-    def admit(self, plan: StepPlan, request: Sequence, *, shares_budget: bool) -> AdmissionResult:
+    def admit(
+        self, plan: StepPlan, request: Sequence, *, shares_budget: bool, is_alone: bool = False
+    ) -> AdmissionResult:
         """Give a request its blocks and its first chunk; nothing changes unless it is admitted.
 
         Args:
             shares_budget: requests after it in this step have prompt tokens to compute, too.
+            is_alone: it runs alone, as a step with it has failed. It waits for no image, or one that can't
+                be encoded and others that were dropped for room would go round for ever.
         """
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         match = self._match(plan, request)
@@ -379,7 +383,7 @@ class AdmissionControl:
         ):
             plan.leases_changed()
             return AdmissionResult.IN_FLIGHT
-        if self._image_waits is not None and request.request.images:
+        if self._image_waits is not None and request.request.images and not is_alone:
             num_known = 0 if request.needs_prompt_logits else match.resume
             if self._image_waits.holds_up(request, num_known):
                 return AdmissionResult.IN_FLIGHT
@@ -395,7 +399,7 @@ class AdmissionControl:
             )
         except OutOfBlocks as error:
             if self.stop_copy(request, error):
-                return self.admit(plan, request, shares_budget=shares_budget)
+                return self.admit(plan, request, shares_budget=shares_budget, is_alone=is_alone)
             in_pool, below = self._cache.room(request.namespace)
             if below is None or below >= in_pool:
                 return AdmissionResult.NO_BLOCKS

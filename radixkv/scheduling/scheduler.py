@@ -450,7 +450,7 @@ class Scheduler:
         """Schedule nothing but this request."""
         if not request.is_running:
             if self._admission.foresee(plan, request) is AdmissionResult.ADMITTED:
-                self._admission.admit(plan, request, shares_budget=False)
+                self._admission.admit(plan, request, shares_budget=False, is_alone=True)
         elif request.num_to_compute and self._grow(plan, request):
             plan.add(request, plan.chunk(request, shares_budget=False))
 
@@ -625,11 +625,11 @@ class Scheduler:
             lease.truncate(request.num_computed)
             lease.commit(request.num_computed)
 
-    def rollback(self, batch: Batch) -> list[Sequence]:
+    def rollback(self, batch: Batch) -> list[Entry]:
         """Roll back a failed step: its commits are withdrawn, its requests wait again.
 
         Returns:
-            The requests, of which the engine decides who may try again.
+            Its entries whose requests have not ended, of which the engine decides who may try again.
         """
         if self._states is not None:
             self._states.failed(batch.entries)
@@ -638,10 +638,10 @@ class Scheduler:
                 # Copies before its tokens may not have run, or come from this very step.
                 copied = sum(slots for *_, slots in entry.copies)
                 entry.request.lease.rollback(max(entry.start, entry.known) - copied)
-        requests = [entry.request for entry in batch.entries if entry.request.lease is not None]
-        for request in requests:
-            self._admission.put_back(request)
-        return requests
+        entries = [entry for entry in batch.entries if entry.request.lease is not None]
+        for entry in entries:
+            self._admission.put_back(entry.request)
+        return entries
 
     def check(self) -> None:
         """Assert that waiting, running and in-flight requests agree."""

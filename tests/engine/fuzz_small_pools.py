@@ -39,6 +39,7 @@ def main() -> None:
         "--agents", action="store_true", help="conversations go on and end; long prompts wait"
     )
     parser.add_argument("--states", action="store_true", help="the model has states")
+    parser.add_argument("--images", action="store_true", help="prompts show pictures")
     parser.add_argument(
         "--mixed", action="store_true", help="each seed draws which of these (but --redis) it has"
     )
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
+    logging.getLogger("radixkv").disabled = True  # which step failed
     torch.set_num_threads(1)  # on a busy machine threads that wait for each other cost most of the time
     if options.redis:
         over_redis(options.seed, options.requests, ahead=options.ahead)
@@ -53,7 +55,7 @@ def main() -> None:
     total, seed, started = Outcome(), options.seed, time.monotonic()
     tell_at = started
     until = float("inf") if options.seconds is None else started + options.seconds
-    names = ("faults", "tier", "controls", "ahead", "quotas", "agents")
+    names = ("faults", "tier", "controls", "ahead", "quotas", "agents", "images")
     while total.requests < options.requests and time.monotonic() < until:
         wanted = {name: getattr(options, name) for name in names}
         if options.mixed:
@@ -70,7 +72,6 @@ def main() -> None:
 
 def over_redis(seed: int, num_requests: int, *, ahead: bool) -> None:
     """The same for replicas over a Redis; every other seed has one of them in another process."""
-    logging.getLogger("radixkv").disabled = True
     total, started = BrokenOutcome(), time.monotonic()
     while total.answers + total.cancelled < num_requests:
         total.add(run_over_redis(seed, 100, elsewhere=bool(seed % 2), ahead=ahead))

@@ -33,6 +33,25 @@ def assert_nothing_held(engine) -> None:
     assert not engine.requests
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_request_whose_later_chunk_fails_ends_though_nothing_of_its_first_is_kept(caches: bool) -> None:
+    """Its first chunk comes through each time that it runs alone; that clears it of nothing."""
+
+    def fails(batch: Any) -> bool:
+        return any(entry.request.request_id == "bad" and entry.end > 20 for entry in batch.entries)
+
+    engine, _ = make_engine(
+        model=PagedHashModel(64, 8, fail_if=fails), budget=16, enable_prefix_caching=caches
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=1)
+    engine.add_request(prompt(1, 30), params, request_id="bad")
+    engine.add_request(prompt(2, 9), GREEDY, request_id="good")
+    outputs = run_all(engine, max_steps=200)
+    assert outputs["bad"].error_code == "step_failed"
+    assert outputs["good"].outputs[0].token_ids == greedy_reference(prompt(2, 9), 12)
+    assert_nothing_held(engine)
+
+
 class FailOnce:
     """Stands in for a method; the call of the given number raises, before or after the method has run."""
 

@@ -17,11 +17,11 @@ from scripted_images import data_url, file_of, picture
 
 from radixkv import LLM, SamplingParams
 from radixkv.cluster.remote import wire
-from radixkv.engine import image_encoding
 from radixkv.errors import InvalidRequestError
 from radixkv.images.placed_image import FIRST_IMAGE_ID, image_ids
 from radixkv.model.vision.encoder_cache import EncoderCache
 from radixkv.scheduling.request import Request
+from tests.support.seeing_hash_model import encode_layer_by_layer
 from tests.support.tiny_models import save_tiny_model
 from tests.support.tiny_vision_models import (
     IMAGE,
@@ -207,9 +207,9 @@ def test_messages_and_prompts_take_images_in_all_their_forms(llm: LLM, tmp_path:
 # ---------------------------------------------------------------------- encoding
 
 
-def test_streams_go_on_while_an_image_is_encoded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_encoding, "SLICE_S", 0.0)
+def test_streams_go_on_while_an_image_is_encoded(llm: LLM) -> None:
     engine = llm.engine
+    encode_layer_by_layer(engine)
     stream = Request(words(1, 9), SamplingParams(max_tokens=400, ignore_eos=True), stream=True)
     engine.add(stream)
     while not engine.step().deltas:
@@ -231,9 +231,9 @@ def test_streams_go_on_while_an_image_is_encoded(llm: LLM, monkeypatch: pytest.M
     assert images.encode_s > 0
 
 
-def test_aborts_while_images_are_encoded_leave_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_encoding, "SLICE_S", 0.0)
+def test_aborts_while_images_are_encoded_leave_nothing(llm: LLM) -> None:
     engine = llm.engine
+    encode_layer_by_layer(engine)
     for num_steps in range(5):
         one, two = request(llm, words(num_steps, 9), ONE), request(llm, words(9 + num_steps, 9), TWO)
         engine.add(one)

@@ -154,6 +154,7 @@ class PagedHashModel:
     backend_name, dtype_name, device_name = "hash", "int64", "cpu"
     states: Any = None
     windows: Any = None
+    images: Any = None
 
     def __init__(
         self,
@@ -297,6 +298,7 @@ def make_engine(
     tier: Any = None,
     load_deadline_s: float = 0.2,
     model_fingerprint: str = "",
+    image_processor: Any = None,
     **options: Any,
 ) -> tuple[Engine, PagedHashModel]:
     """An engine over a `PagedHashModel`; options are fields of `EngineConfig`."""
@@ -314,6 +316,7 @@ def make_engine(
             end_token_ids=frozenset({END}),
             name="paged-hash",
             fingerprint=model_fingerprint,
+            image_processor=image_processor,
         ),
         step_costs=step_costs,
         tier=tier,

@@ -4,7 +4,8 @@
 Prompts come from a few families with shared beginnings that end inside blocks, in several namespaces, some of
 them with a public prefix; some are repeated word for word, so that there is much to guess. Requests have
 samples, seeds, priorities; some are beams, some are aborted, and the cache is reset, pinned and published
-meanwhile. Every answer is compared with that of an engine that has room for all, caches and guesses nothing.
+meanwhile. They may show pictures to a model that sees, whose tower fails now and then. Every answer is
+compared with that of an engine that has room for all, caches and guesses nothing.
 
 `tests/engine/fuzz_small_pools.py` runs it for as long as wanted.
 """
@@ -19,6 +20,13 @@ from typing import Any
 import numpy as np
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
 from scripted_tier import SlowCopies, WildTier
+from seeing_hash_model import (
+    NUM_PICTURES,
+    HashImages,
+    SeesImages,
+    check_nothing_is_left,
+    encode_layer_by_layer,
+)
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
 
 from radixkv.cache.accounts import Quota
@@ -56,12 +64,20 @@ class StatefulParrot(StatefulHashModel, Parrot):
     """The same with states."""
 
 
+class SeeingParrot(SeesImages, Parrot):
+    """The same, which sees."""
+
+
+class SeeingStatefulParrot(SeesImages, StatefulParrot):
+    """The same with states, which sees."""
+
+
 def favour(logits: Any, context: np.ndarray[Any, Any]) -> None:
     """Raise the logit of what followed the last two tokens before, in most contexts."""
     if len(context) < 3 or int(next_logits(context[-3:], salt=1).argmax()) % 5 == 0:
         return
     same = np.flatnonzero((context[:-2] == context[-2]) & (context[1:-1] == context[-1]))
-    if len(same):
+    if len(same) and context[same[-1] + 2] < VOCAB:  # else an image goes on
         logits[int(context[same[-1] + 2])] += 12.0
 
 
@@ -105,6 +121,9 @@ class Outcome:
     steps_ahead: int = 0
     sessions_done: int = 0
     waits_for_turn: int = 0
+    images: int = 0
+    encoded: int = 0
+    broken: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
@@ -175,14 +194,20 @@ class Traffic:
 class Oracle:
     """Answers of an engine that has room for everything, and neither caches nor guesses."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, pictures: _Pictures | None) -> None:
+        model = Parrot(600, block_size)
+        if pictures is not None:
+            model = SeeingParrot(600, block_size)
+            model.see(HashImages(*pictures.drawn), 10**6)
+        self._pictures = pictures
         self._engine, _ = make_engine(
-            model=Parrot(600, block_size),
+            model=model,
             num_blocks=600,
             block_size=block_size,
             budget=256,
             speculation="off",
             enable_prefix_caching=False,
+            image_processor=pictures and pictures.shown,
         )
         self._known: dict[Any, Any] = {}
 
@@ -190,7 +215,8 @@ class Oracle:
         """The tokens and logprobs of all samples."""
         key = (tuple(ask.prompt), ask.params)
         if key not in self._known:
-            request_id = self._engine.add_request(ask.prompt, ask.params)
+            prompt, images = _placed(ask, self._pictures)
+            request_id = self._engine.add_request(prompt, ask.params, images=images)
             output = run_all(self._engine, check=False)[request_id]
             self._known[key] = [(sample.token_ids, sample.logprobs) for sample in output.outputs]
         return self._known[key]
@@ -293,6 +319,43 @@ class _Agents:
         if self._talks and self.random.random() < 0.05:
             talk, namespace = self._talks[int(self.random.integers(len(self._talks)))]
             engine.cache.put_first(talk, namespace)
+
+
+class _Pictures:
+    """Pictures in prompts, of which one can't be encoded at all, or once.
+
+    The last tokens of the vocabulary stand for pictures in an `Ask`, so that shared texts share them.
+    """
+
+    def __init__(self, seed: int, longest: int) -> None:
+        random = np.random.default_rng(seed + 8 * 10**6)
+        self.drawn = int(random.integers(1 << 30)), bool(random.random() < 0.5)
+        self.shown = HashImages(*self.drawn)
+        self.max_bytes = int(random.choice([1, 400, 10**6]))
+        self.in_pieces = bool(random.random() < 0.5)
+        self._longest = longest
+        bad = self.shown.pictures[int(random.integers(NUM_PICTURES))].digest
+        (self.shown.broken if random.random() < 0.5 else self.shown.flaky).add(bad)
+
+    def place(self, ask: Ask) -> tuple[list[int], list[Any]]:
+        """The prompt with as many pictures as there is room for."""
+        room = self._longest - ask.params.max_tokens - len(ask.prompt) - 1
+        parts: list[Any] = []
+        for token in ask.prompt:
+            picture = self.shown.pictures[VOCAB - 1 - token] if token >= VOCAB - NUM_PICTURES else None
+            length = 0 if picture is None else self.shown.num_tokens(picture.width, picture.height)
+            is_shown = picture is not None and length <= room
+            parts.append(picture if is_shown else token)
+            room -= length if is_shown else 0
+        return self.shown.place(parts)
+
+    def is_broken(self, images: Any) -> bool:
+        """Whether one of a prompt's pictures can't be encoded."""
+        return any(image.image.digest in self.shown.broken for image in images)
+
+
+def _placed(ask: Ask, pictures: _Pictures | None) -> tuple[list[int], list[Any]]:
+    return (ask.prompt, []) if pictures is None else pictures.place(ask)
 
 
 class _Quotas:
@@ -401,6 +464,7 @@ def run(
     quotas: bool = False,
     agents: bool = False,
     states: bool = False,
+    images: bool = False,
     folder: Path | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
@@ -412,6 +476,7 @@ def run(
         quotas: namespaces have quotas, which change.
         agents: conversations go on and end, and long prompts begin in turn, by settings that are drawn.
         states: the model has states, and slots for hardly more than the running requests'.
+        images: prompts show pictures; the encodings of some, or of hardly one, are kept.
         folder: there are a host tier and a disk tier with this folder.
     """
     setup = np.random.default_rng(seed + 10**6)
@@ -422,12 +487,14 @@ def run(
     wishes = wishes if talks is None else [talks, *wishes]
     if states:
         options["num_slots"] = int(np.random.default_rng(seed + 7 * 10**6).choice([6, 9, 16, 40]))
-    engine, model = _small_engine(setup, below, faults=faults, ahead=ahead, **options)
+    engine, model, pictures = _small_engine(
+        setup, below, faults=faults, ahead=ahead, sees=seed if images else None, **options
+    )
     limits = _Quotas(seed) if quotas else None
     if limits is not None:
         limits.act(engine, at_start=True)
     block_size = engine.cache.block_size
-    traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size)
+    traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size, pictures)
     at_once = int(setup.choice([2, 6, 16]))
     outcome, running, step = Outcome(), {}, 0
     while outcome.requests < num_requests or engine.has_work:
@@ -435,10 +502,13 @@ def run(
             ask = traffic.next()
             for wish in wishes:
                 ask = wish.add_to(ask)
+            prompt, shown = _placed(ask, pictures)
+            outcome.images += len(shown)
             try:
                 request_id = engine.add_request(
-                    ask.prompt,
+                    prompt,
                     ask.params,
+                    images=shown,
                     namespace=ask.namespace,
                     priority=ask.priority,
                     pins=ask.pins,
@@ -452,7 +522,7 @@ def run(
             outcome.prewarmed += ask.params.samples_nothing
             outcome.forgotten += ask.keep_tokens is not None
             outcome.sessions_done += ask.session_done
-            running[request_id] = [ask, 0]
+            running[request_id] = [ask, 0, pictures is not None and pictures.is_broken(shown)]
             outcome.requests += 1
             outcome.namespaces.add(ask.namespace)
             outcome.num_samples += ask.params.n
@@ -471,11 +541,15 @@ def run(
             if isinstance(model, StatefulParrot):
                 model.check_checkpoints(engine)
         for output in result.finished:
-            ask, _ = running.pop(output.request_id)
+            ask, _, is_broken = running.pop(output.request_id)
             outcome.partial_hits += bool(output.num_cached_tokens % block_size)
             outcome.resumed += states and output.num_cached_tokens > 0
             outcome.accepted += output.accepted_draft_tokens
             outcome.rejected += output.rejected_draft_tokens
+            if is_broken:
+                assert not output.num_generated_tokens, f"seed {seed}: a broken picture was shown: {output}"
+                outcome.broken += 1
+                continue
             _compare(seed, ask, output, oracle, may_fail=faults, may_be_short=quotas)
             if talks is not None:
                 talks.ended(ask, output)
@@ -485,7 +559,8 @@ def run(
                 engine.abort(request_id)
                 outcome.aborted += 1
                 entry[0].aborted_after = None
-        assert step < 400 * num_requests + 1000, f"seed {seed}: the engine does not come to an end"
+        most = (400 if pictures is None else 8000) * num_requests + 1000
+        assert step < most, f"seed {seed}: the engine does not come to an end"
     if below is not None:
         below.end(engine, model, outcome)
     stats = engine.stats()
@@ -494,6 +569,11 @@ def run(
     outcome.evicted_states = stats.cache.evicted_checkpoints
     outcome.steps_ahead = stats.steps_ahead
     _check_end(seed, engine, model)
+    if pictures is not None:
+        counts = stats.images
+        assert counts is not None
+        outcome.encoded = counts.encoded
+        check_nothing_is_left(engine, pictures.max_bytes)
     return outcome
 
 
@@ -503,12 +583,14 @@ def _small_engine(
     *,
     faults: bool,
     ahead: bool,
+    sees: int | None,
     num_slots: int = 0,
     **options: Any,
-) -> tuple[Engine, Parrot]:
+) -> tuple[Engine, Parrot, _Pictures | None]:
     """An engine of few blocks, with settings that are drawn.
 
     Args:
+        sees: seed of its pictures; None: it sees none.
         num_slots: states of the model; 0: it has none.
     """
     block_size = int(setup.choice([8, 16]))
@@ -516,9 +598,16 @@ def _small_engine(
     longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 400 if num_slots else 240))
     failing = iter(setup.random(10**5) < 0.01)
     fails = {"fail_if": lambda batch: faults and bool(next(failing))}
-    model = Parrot(num_blocks, block_size, **fails)
+    pictures = None if sees is None else _Pictures(sees, longest)
     if num_slots:
-        model = StatefulParrot(num_blocks, block_size, num_slots, **fails)
+        kind = StatefulParrot if pictures is None else SeeingStatefulParrot
+        model: Parrot = kind(num_blocks, block_size, num_slots, **fails)
+    else:
+        model = (Parrot if pictures is None else SeeingParrot)(num_blocks, block_size, **fails)
+    if pictures is not None:
+        assert isinstance(model, SeesImages)
+        model.see(pictures.shown, pictures.max_bytes)
+        options["image_processor"] = pictures.shown
     settings: dict[str, Any] = dict(
         model=model,
         num_blocks=num_blocks,
@@ -536,7 +625,9 @@ def _small_engine(
         **({"async_scheduling": True, "speculation": setup.choice(["off", "off", "auto"])} if ahead else {}),
     )
     engine, _ = make_engine(**settings | options)
-    return engine, model
+    if pictures is not None and pictures.in_pieces:
+        encode_layer_by_layer(engine)
+    return engine, model, pictures
 
 
 def _check_end(seed: int, engine: Engine, model: Parrot) -> None:

@@ -86,6 +86,7 @@ class TensorParallelRunner:
             self.windows = _SplitWindows(
                 own.windows, *shared, own.windows, window_sizes, Command.SAVE_WINDOWS, Command.LOAD_WINDOWS
             )
+        self.images = None  # ranks are sent batches, not the images of requests
         self._end = weakref.finalize(self, group.close)
 
     # ------------------------------------------------------------------ facts
