@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from paged_language_model import LetterTokenizer, PagedHashModel, make_engine, next_logits
+from paged_language_model import LetterTokenizer, make_engine, next_logits
 from redis_server import RedisServer, redis_server
+from seeing_hash_model import NUM_PICTURES, HashImages, SeesImages
 
 from radixkv.cluster.remote.process import start_engine
 from radixkv.engine.client import EngineClient
@@ -73,8 +74,8 @@ class LateClock:
         return time.monotonic() + self.ahead
 
 
-class SlowModel(PagedHashModel):
-    """A model that takes two milliseconds for a token, by the clock: loading is quicker."""
+class SlowModel(SeesImages):
+    """A model that takes two milliseconds for a token, by the clock: loading is quicker. It sees pictures."""
 
     def __init__(self, clock: LateClock, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -85,14 +86,17 @@ class SlowModel(PagedHashModel):
         return super().execute(batch)
 
 
-def make_replica(url: str, num_blocks: int, encrypts: bool, ahead: bool) -> Engine:
-    """An engine with a Redis tier; its pool holds two or three of the prompts."""
+def make_replica(url: str, num_blocks: int, encrypts: bool, ahead: bool, sees: int) -> Engine:
+    """An engine with a Redis tier; its pool holds two or three of the prompts, whose pictures have a seed."""
     kind = BlockKind("paged-hash", "", BLOCK_SIZE, 24 * BLOCK_SIZE)
     owners = OwnerKeys(kind, SECRET, encrypts=encrypts)
     tier = RedisTier(url, kind, owners, ttl_s=100, selection=Selection(0))
     clock = LateClock()
+    model, images = SlowModel(clock, num_blocks, BLOCK_SIZE), HashImages(sees, True)
+    model.see(images, 400)
     engine, _ = make_engine(
-        model=SlowModel(clock, num_blocks, BLOCK_SIZE),
+        model=model,
+        image_processor=images,
         clock=clock,
         num_blocks=num_blocks,
         budget=48,
@@ -169,25 +173,34 @@ class BrokenRedis:
 class _Run:
     """One seed."""
 
-    def __init__(self, seed: int, redis: BrokenRedis, replicas: Sequence[EngineClient]) -> None:
+    def __init__(
+        self, seed: int, redis: BrokenRedis, replicas: Sequence[EngineClient], images: HashImages
+    ) -> None:
         self.source, self.redis, self.replicas = random.Random(seed), redis, replicas
         self.outcome = BrokenOutcome()
         self._answers: dict[tuple[int, ...], list[int]] = {}
         families = [[self.source.randrange(1, 90) for _ in range(150)] for _ in range(4)]
-        self.prompts = [
+        prompts = [
             self.source.choice(families)[: self.source.randrange(20, 120)]
             + [self.source.randrange(1, 90) for _ in range(self.source.randrange(6))]
             for _ in range(12)
+        ]
+        # Every third shows a picture, at a place that is the same in all of a family.
+        self.shown = [
+            images.place([*prompt[:18], images.pictures[prompt[0] % NUM_PICTURES], *prompt[18:]])
+            if prompt[0] % 3 == 0
+            else (prompt, [])
+            for prompt in prompts
         ]
 
     async def ask(self) -> None:
         """A request of somebody to some replica, who may go away before it has its answer."""
         source = self.source
-        prompt, tenant = source.choice(self.prompts), source.choice(TENANTS)
+        (prompt, images), tenant = source.choice(self.shown), source.choice(TENANTS)
         length, is_cancelled = source.choice((1, 4, 30)), source.random() < 0.15
         replica, patience = source.choice(self.replicas), source.random() * 0.02
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-        asked = asyncio.create_task(replica.generate(Request(prompt, params, tenant=tenant)))
+        asked = asyncio.create_task(replica.generate(Request(prompt, params, tenant=tenant, images=images)))
         if is_cancelled:
             await asyncio.wait([asked], timeout=patience)
             asked.cancel()
@@ -256,10 +269,11 @@ def run_over_redis(
             "num_blocks": source.randrange(20, 32),
             "encrypts": source.random() < 0.5,
             "ahead": ahead,
+            "sees": seed,
         }
         engine = make_replica(**options)
         replicas = [AsyncEngine(engine), (replica_elsewhere if elsewhere else async_replica)(**options)]
-        one = _Run(seed, BrokenRedis(server, source), replicas)
+        one = _Run(seed, BrokenRedis(server, source), replicas, HashImages(seed, True))
 
         async def life() -> None:
             try:

@@ -194,7 +194,7 @@ class Traffic:
 class Oracle:
     """Answers of an engine that has room for everything, and neither caches nor guesses."""
 
-    def __init__(self, block_size: int, pictures: _Pictures | None) -> None:
+    def __init__(self, block_size: int, pictures: Pictures | None = None) -> None:
         model = Parrot(600, block_size)
         if pictures is not None:
             model = SeeingParrot(600, block_size)
@@ -215,7 +215,7 @@ class Oracle:
         """The tokens and logprobs of all samples."""
         key = (tuple(ask.prompt), ask.params)
         if key not in self._known:
-            prompt, images = _placed(ask, self._pictures)
+            prompt, images = placed(ask, self._pictures)
             request_id = self._engine.add_request(prompt, ask.params, images=images)
             output = run_all(self._engine, check=False)[request_id]
             self._known[key] = [(sample.token_ids, sample.logprobs) for sample in output.outputs]
@@ -321,7 +321,7 @@ class _Agents:
             engine.cache.put_first(talk, namespace)
 
 
-class _Pictures:
+class Pictures:
     """Pictures in prompts, of which one can't be encoded at all, or once.
 
     The last tokens of the vocabulary stand for pictures in an `Ask`, so that shared texts share them.
@@ -354,7 +354,8 @@ class _Pictures:
         return any(image.image.digest in self.shown.broken for image in images)
 
 
-def _placed(ask: Ask, pictures: _Pictures | None) -> tuple[list[int], list[Any]]:
+def placed(ask: Ask, pictures: Pictures | None) -> tuple[list[int], list[Any]]:
+    """Return the ids of a request's prompt, and its images."""
     return (ask.prompt, []) if pictures is None else pictures.place(ask)
 
 
@@ -502,7 +503,7 @@ def run(
             ask = traffic.next()
             for wish in wishes:
                 ask = wish.add_to(ask)
-            prompt, shown = _placed(ask, pictures)
+            prompt, shown = placed(ask, pictures)
             outcome.images += len(shown)
             try:
                 request_id = engine.add_request(
@@ -586,7 +587,7 @@ def _small_engine(
     sees: int | None,
     num_slots: int = 0,
     **options: Any,
-) -> tuple[Engine, Parrot, _Pictures | None]:
+) -> tuple[Engine, Parrot, Pictures | None]:
     """An engine of few blocks, with settings that are drawn.
 
     Args:
@@ -598,7 +599,7 @@ def _small_engine(
     longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 400 if num_slots else 240))
     failing = iter(setup.random(10**5) < 0.01)
     fails = {"fail_if": lambda batch: faults and bool(next(failing))}
-    pictures = None if sees is None else _Pictures(sees, longest)
+    pictures = None if sees is None else Pictures(sees, longest)
     if num_slots:
         kind = StatefulParrot if pictures is None else SeeingStatefulParrot
         model: Parrot = kind(num_blocks, block_size, num_slots, **fails)
