@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.states import GRID, PagedStates, StateSpec
 
 ROWS, FOLD, COPY = range(3)
@@ -148,3 +149,30 @@ class StateBackend(ABC):
         Returns:
             float32 [T, ...]. Padding rows are zero.
         """
+
+    def mix_gated(
+        self,
+        states: PagedStates,
+        layer: int,
+        plan: StatePlan,
+        of: GatedHeads,
+        mixed: torch.Tensor,
+        gate: torch.Tensor,
+        logits: torch.Tensor,
+        betas: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute a layer of heads between its products, and carry the plan out on its two states.
+
+        Args:
+            of: the layer.
+            mixed: [T, C], the channels that are convolved; rows may lie anywhere, here and below.
+            gate: [T, heads * value size].
+            logits: [T, of.num_logits], of decays; `betas` [T, heads], of betas: None for `ssd`.
+
+        Returns:
+            [T, heads * value size] in the gate's dtype. Padding rows are zero.
+
+        Raises:
+            NotImplementedError: the backend (a CPU's) has no kernels for it; `mix` computes the same.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no kernels for gates and norms")

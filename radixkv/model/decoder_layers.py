@@ -84,6 +84,13 @@ _NORM_CLASSES = {
 #: Attributes by which RMSNorms name their epsilon.
 _EPSILONS = ("variance_epsilon", "eps", "norm_eps")
 _TRIED_ROWS = 8
+#: Names of a gated MLP's products, the last one at the end.
+_GATED_NAMES = (
+    ("gate_up_proj", "down_proj"),
+    ("gate_proj", "up_proj", "down_proj"),
+    ("input_linear", "output_linear"),
+    ("w1", "w3", "w2"),
+)
 #: Classes of activations -> what `radixkv_kernels` calls them.
 ACTIVATIONS = {
     "SiLU": "silu",
@@ -193,12 +200,17 @@ class AttentionParts:
 
 @dataclass(frozen=True)
 class GatedParts:
-    """A gated MLP: `gate_up` are the gate's and the up product, or one that is both; `joined`: of `down`."""
+    """A gated MLP: `gate_up` are the gate's and the up product, or one that is both; `joined`: of `down`.
+
+    Attributes:
+        names: of all of these products in the module.
+    """
 
     gate_up: tuple[nn.Linear, ...]
     down: nn.Linear
     joined: JoinedOverRanks | None
     activation: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -240,7 +252,7 @@ def describe_layer(layer: Any) -> DecoderParts | None:
         family=name,
         attention=attention,
         mlp=layer.mlp,
-        gated=_describe_gated(layer.mlp),
+        gated=describe_gated(layer.mlp),
         before_attention=describe_norm(layer.input_layernorm),
         before_mlp=describe_norm(layer.pre_feedforward_layernorm) if four else second,
         after_attention=second if four else None,
@@ -327,14 +339,20 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     )
 
 
-def _describe_gated(mlp: Any) -> GatedParts | None:
+def describe_gated(mlp: Any) -> GatedParts | None:
+    """Describe a gated MLP of any family by its products and activation; None: it has others."""
     activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    activation = activation or getattr(mlp, "activation", None)
     kind = ACTIVATIONS.get(type(activation).__name__)
-    names = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
-    products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name, None)) for name in (*names, "down_proj"))
-    if kind is None or not all(_is_product(product) for product in products):
+    names = next((each for each in _GATED_NAMES if all(hasattr(mlp, name) for name in each)), None)
+    if names == _GATED_NAMES[-1]:  # LFM2's calls silu as a function
+        kind = "silu"
+    if kind is None or names is None:
         return None
-    return GatedParts(products[:-1], products[-1], _joined(mlp.down_proj), kind)
+    products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name)) for name in names)
+    if not all(_is_product(product) for product in products):
+        return None
+    return GatedParts(products[:-1], products[-1], _joined(getattr(mlp, names[-1])), kind, names)
 
 
 def _is_product(module: Any) -> bool:

@@ -143,6 +143,11 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.norm = norm
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The norm's: some layers convert their input to its dtype."""
+        return self.norm.weight
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return norm_rows(states.reshape(-1, states.shape[-1]), self.norm).view_as(states)
 

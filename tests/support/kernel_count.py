@@ -7,11 +7,11 @@ Views and allocations launch nothing. Triton's launches are counted where its in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
@@ -67,3 +67,18 @@ def counted_kernels() -> Iterator[Counter[str]]:
             yield launched
     finally:
         interpreter.GridExecutor.__call__ = run
+
+
+@contextmanager
+def kernels_by_module(modules: Iterable[nn.Module]) -> Iterator[list[Counter[str]]]:
+    """What each call of one of some modules launches, from step to step."""
+    found: list[Counter[str]] = []
+    before: list[Counter[str]] = []
+    with counted_kernels() as launched:
+        hooks = []
+        for module in modules:
+            hooks.append(module.register_forward_pre_hook(lambda *_: before.append(Counter(launched))))
+            hooks.append(module.register_forward_hook(lambda *_: found.append(launched - before.pop())))
+        yield found
+        for hook in hooks:
+            hook.remove()

@@ -4,12 +4,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from radixkv.model.state_layers.mixer import Mixer, negative_exp, wide_sigmoid, wide_softplus
+from radixkv.model.state_layers.head_parts import HeadParts, find_gated_norm
+from radixkv.model.state_layers.mixer import (
+    SILU,
+    Mixer,
+    filter_of,
+    negative_exp,
+    wide_sigmoid,
+    wide_softplus,
+)
 from radixkv.model.state_layers.steps import mix
+from radixkv_kernels.gated_heads import GatedHeads
 
 
 class _DeltaNet(Mixer):
@@ -26,7 +36,16 @@ class _DeltaNet(Mixer):
 
 
 class GatedDeltaNet(_DeltaNet):
-    """A decay for each head; families differ in their products."""
+    """A decay for each head; families differ in their products.
+
+    Attributes:
+        product_names: paths of the first products, whose outputs are queries, keys, values, the gate, and the
+            logits of beta and of the decay.
+        norm_name, output_name: of the norm with a gate and the last product.
+    """
+
+    product_names: tuple[str, ...]
+    norm_name, output_name = "norm", "out_proj"
 
     @abstractmethod
     def products(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,12 +64,47 @@ class GatedDeltaNet(_DeltaNet):
 
     def leave(self, out: Tensor, gate: Tensor, count: int) -> Tensor:
         """Norm and last product, of [T * heads, size]."""
-        result: Tensor = self.module.out_proj(self.module.norm(out, gate).reshape(count, -1))
+        normed = getattr(self.module, self.norm_name)(out, gate)
+        result: Tensor = getattr(self.module, self.output_name)(normed.reshape(count, -1))
         return result
+
+    def order(self) -> Tensor | None:
+        """Outputs of the products in their order in a row; None: as they are."""
+        return None
+
+    def parts(self) -> HeadParts | None:
+        m = self.module
+        norm = find_gated_norm(getattr(m, self.norm_name), m.head_v_dim)
+        if norm is None or m.activation not in SILU:
+            return None
+        heads = GatedHeads(
+            kind="delta",
+            groups=m.num_k_heads,
+            heads=m.num_v_heads,
+            key_size=m.head_k_dim,
+            value_size=m.head_v_dim,
+            filter=filter_of(m.conv1d),
+            bias=m.conv1d.bias,
+            rate=negative_exp(m.A_log.detach()),
+            logit_bias=m.dt_bias.detach().float(),
+            norm=norm,
+            beta_scale=2.0 if getattr(m, "allow_neg_eigval", False) else 1.0,
+        )
+        widths = {"mixed": m.conv_dim, "gate": m.value_dim, "betas": m.num_v_heads, "logits": m.num_v_heads}
+        return HeadParts(self.product_names, widths, self.output_name, heads, self.order())
 
 
 class QwenNextDeltaNet(GatedDeltaNet):
     """Products whose columns are grouped by key head."""
+
+    product_names = ("in_proj_qkvz", "in_proj_ba")
+
+    def order(self) -> Tensor:
+        m = self.module
+        width = m.in_proj_qkvz.out_features
+        columns = torch.arange(width + m.in_proj_ba.out_features, device=m.A_log.device)[None, None]
+        parts = m.fix_query_key_value_ordering(columns[..., :width], columns[..., width:])
+        return torch.cat([part.reshape(-1) for part in parts])
 
     def products(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         m = self.module
@@ -62,6 +116,8 @@ class QwenNextDeltaNet(GatedDeltaNet):
 class QwenDeltaNet(GatedDeltaNet):
     """A product for each part."""
 
+    product_names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
     def products(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         m = self.module
         return m.in_proj_qkv(x), m.in_proj_z(x), m.in_proj_b(x), m.in_proj_a(x)
@@ -70,14 +126,13 @@ class QwenDeltaNet(GatedDeltaNet):
 class OlmoDeltaNet(GatedDeltaNet):
     """Separate products of queries, keys and values."""
 
+    product_names = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+    norm_name, output_name = "o_norm", "o_proj"
+
     def products(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         m = self.module
         mixed = torch.cat((m.q_proj(x), m.k_proj(x), m.v_proj(x)), dim=-1)
         return mixed, m.g_proj(x), m.b_proj(x), m.a_proj(x)
-
-    def leave(self, out: Tensor, gate: Tensor, count: int) -> Tensor:
-        result: Tensor = self.module.o_proj(self.module.o_norm(out, gate).reshape(count, -1))
-        return result
 
 
 class KimiDeltaNet(_DeltaNet):
@@ -93,3 +148,40 @@ class KimiDeltaNet(_DeltaNet):
         normed = m.o_norm(out, gate.view(out.shape))
         result: Tensor = m.o_proj(normed.reshape(len(x), -1))
         return result
+
+    def parts(self) -> HeadParts | None:
+        m, gate = self.module, self.module.forget_gate
+        norm = find_gated_norm(m.o_norm, m.head_dim)
+        if norm is None or m.activation not in SILU:
+            return None
+        is_bounded = getattr(gate, "safe_gate", False)
+        heads = GatedHeads(
+            kind="kda",
+            groups=m.num_heads,
+            heads=m.num_heads,
+            key_size=m.head_dim,
+            value_size=m.head_dim,
+            filter=filter_of(m.conv1d),
+            bias=m.conv1d.bias,
+            rate=negative_exp(gate.A_log.detach().reshape(-1)),
+            logit_bias=gate.dt_bias.detach().float(),
+            norm=norm,
+            bound=float(gate.lower_bound) if is_bounded else 0.0,
+        )
+        # Low ranks: the first of two products has its place in the row.
+        first = {
+            "logits": ("forget_gate.f_proj", "forget_gate.f_a_proj", "forget_gate.f_b_proj"),
+            "gate": ("g_proj", "g_a_proj", "g_b_proj"),
+        }
+        second = {name: paths[2] for name, paths in first.items() if _find(m, paths[0]) is None}
+        paths = {name: each[1 if name in second else 0] for name, each in first.items()}
+        widths = {"mixed": m.conv_dim, "betas": m.num_heads}
+        widths |= {name: m.get_submodule(path).out_features for name, path in paths.items()}
+        products = ("q_proj", "k_proj", "v_proj", "b_proj", *paths.values())
+        return HeadParts(products, widths, "o_proj", heads, second=second)
+
+
+def _find(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module

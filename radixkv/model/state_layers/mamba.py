@@ -6,8 +6,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.model.state_layers.mixer import Mixer, negative_exp, wide_silu, wide_softplus
+from radixkv.model.state_layers.head_parts import HeadParts, find_gated_norm
+from radixkv.model.state_layers.mixer import (
+    SILU,
+    Mixer,
+    filter_of,
+    negative_exp,
+    wide_silu,
+    wide_softplus,
+)
 from radixkv.model.state_layers.steps import mix
+from radixkv_kernels.gated_heads import GatedHeads, GatedNorm
 
 
 class Mamba2(Mixer):
@@ -36,6 +45,33 @@ class Mamba2(Mixer):
             out = out * wide_silu(gate)
         result: Tensor = m.out_proj(out[0].to(x.dtype))
         return result
+
+
+    def parts(self) -> HeadParts | None:
+        m = self.module
+        inner, shared = m.num_heads * m.head_dim, m.n_groups * m.ssm_state_size
+        has_norm = getattr(m, "mamba_rms_norm", True)
+        norm = find_gated_norm(m.norm, inner) if has_norm else GatedNorm(None, 0.0, m.head_dim)
+        if norm is None or m.activation not in SILU:
+            return None
+        heads = GatedHeads(
+            kind="ssd",
+            groups=m.n_groups,
+            heads=m.num_heads,
+            key_size=m.ssm_state_size,
+            value_size=m.head_dim,
+            filter=filter_of(m.conv1d),
+            bias=m.conv1d.bias,
+            rate=negative_exp(m.A_log.detach()),
+            logit_bias=m.dt_bias.detach().float(),
+            norm=norm,
+            limits=m.time_step_limit,
+            skip=m.D.detach().float(),
+        )
+        widths = {"gate": inner, "mixed": inner + 2 * shared, "logits": m.num_heads}
+        is_scaled = hasattr(m, "ssm_in_multiplier")  # Falcon-H1
+        factors = (m.ssm_in_multiplier, m.mup_vector[0, 0]) if is_scaled else None
+        return HeadParts(("in_proj",), widths, "out_proj", heads, factors=factors)
 
 
 class Mamba(Mixer):

@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.steps import mix
+
+
+#: Names of silu.
+SILU = ("silu", "swish")
 
 
 class Mixer(ABC):
@@ -40,17 +45,26 @@ class Mixer(ABC):
     def rows(self, x: Tensor) -> Tensor:
         """Output rows [T, W] of a step's input rows [T, W]."""
 
+    def parts(self) -> HeadParts | None:
+        """Describe the layer for kernels that compute all between its products; None: they don't know it."""
+        return None
+
     def convolve(self, conv: Any, x: Tensor, activation: str | None) -> Tensor:
         """The layer's causal convolution of rows [T, C]."""
-        if activation not in (None, "silu", "swish"):
+        if activation not in (None, *SILU):
             raise ModelLoadError(
                 f"layer {self.layer} has a convolution with the activation {activation}; radixkv knows silu"
             )
         if self._filter is None or self._filter.dtype != conv.weight.dtype:
-            self._filter = conv.weight[:, 0].t().contiguous()
-        bias = conv.bias
-        constants = (self._filter, bias, None if activation is None else "silu")
+            self._filter = filter_of(conv)
+        constants = (self._filter, conv.bias, None if activation is None else "silu")
         return mix(self.layer, "conv", x, constants=constants)
+
+
+def filter_of(conv: Any) -> Tensor:
+    """The weights [taps, C] of a causal convolution."""
+    filter: Tensor = conv.weight[:, 0].detach().t().contiguous()
+    return filter
 
 
 def wide_softplus(x: Tensor, bias: Tensor | None) -> Tensor:

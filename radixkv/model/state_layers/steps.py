@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from radixkv.model.step_context import current_step
+from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.state_interface import StateBackend, StatePlan
 from radixkv_kernels.state_reference import reference_mix, shape_of
 from radixkv_kernels.states import PagedStates, StateShape
@@ -42,6 +43,10 @@ class PagedStep:
     def mix(self, layer: int, kind: str, inputs: tuple[Tensor, ...], constants: tuple[Any, ...]) -> Tensor:
         """See `StateMixing`."""
         return self.backend.mix(self.memory, layer, kind, self.plan, inputs, constants)
+
+    def mix_gated(self, layer: int, of: GatedHeads, *inputs: Tensor | None) -> Tensor:
+        """Compute a layer of heads between its products; inputs as of `StateBackend.mix_gated`."""
+        return self.backend.mix_gated(self.memory, layer, self.plan, of, *inputs)  # type: ignore[arg-type]
 
 
 class PlainStates:

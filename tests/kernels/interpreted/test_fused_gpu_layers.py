@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernel_count import counted_kernels
+from kernel_count import kernels_by_module
 from nightly import by_day
 from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_configs import VOCAB_SIZE, tiny_config
@@ -133,21 +131,6 @@ def expected(folder: Path, kind: Any = AutoModelForCausalLM) -> list[torch.Tenso
     return [shared[:8], shared[8:], first[8:], second]
 
 
-@contextmanager
-def kernels_by_layer(runner: ModelRunner) -> Iterator[list[Counter[str]]]:
-    """What each layer launches, from step to step."""
-    found: list[Counter[str]] = []
-    before: list[Counter[str]] = []
-    with counted_kernels() as launched:
-        hooks = []
-        for layer in runner.model.model.layers:
-            hooks.append(layer.register_forward_pre_hook(lambda *_: before.append(Counter(launched))))
-            hooks.append(layer.register_forward_hook(lambda *_: found.append(launched - before[-1])))
-        yield found
-        for hook in hooks:
-            hook.remove()
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -160,7 +143,7 @@ def test_logits_and_kernels(family: str, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, family, **FUSED[family])
     runner = make_runner(load(folder))
     assert sum(isinstance(module, FusedGpuLayer) for module in runner.model.modules()) == 2
-    with kernels_by_layer(runner) as launched:
+    with kernels_by_module(runner.model.model.layers) as launched:
         logits = cold_and_hot(runner)
     for got, wanted in zip(logits, expected(folder), strict=True):
         assert (got - wanted).abs().max().item() < 1e-4
@@ -237,7 +220,7 @@ def test_narrow_types_round_as_transformers_does(
     monkeypatch.setattr(model_runner, "rewrite_layers", lambda *_: None)
     plain = make_runner(load(folder, dtype), quantization)
     assert not any(isinstance(module, FusedGpuLayer) for module in plain.model.modules())
-    with kernels_by_layer(plain) as launched:
+    with kernels_by_module(plain.model.model.layers) as launched:
         wanted = cold_and_hot(plain)
     assert launched[0].total() > 2 * MAX_KERNELS
     tolerance = 0.02 if dtype == "bfloat16" else 0.005

@@ -64,7 +64,8 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     torch.testing.assert_close(pieces, expected, rtol=0, atol=1e-3)
     runner.states.load([3], list(runner.states.save([2]).result()))
     resumed = HandMade(runner, tokens, base=GRID, slot=3).run([LENGTH])
-    torch.testing.assert_close(resumed, pieces[GRID:], rtol=0, atol=2e-4)
+    # Rows by their ring, or in a chunk: sums in another order, of operands of 16 bits.
+    torch.testing.assert_close(resumed, pieces[GRID:], rtol=0, atol=4e-4)
 
 
 @pytest.mark.nightly

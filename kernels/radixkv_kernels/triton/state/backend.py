@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.state_interface import StateBackend, StatePlan
 from radixkv_kernels.states import LayerStates, PagedStates
-from radixkv_kernels.triton.state.conv import conv_rows
+from radixkv_kernels.triton.state.conv import conv_rows, rows_of_heads
 from radixkv_kernels.triton.state.heads import head_rows
-from radixkv_kernels.triton.state.keep import keep_rows
+from radixkv_kernels.triton.state.keep import keep_rows, leave_rows
 from radixkv_kernels.triton.state.scan import lru_rows, scan_rows
 from radixkv_kernels.triton.state.tables import StepTables, TableBuffer
 
@@ -61,6 +62,28 @@ class TritonStates(StateBackend):
         else:
             out.zero_()
         return out
+
+    def mix_gated(
+        self,
+        states: PagedStates,
+        layer: int,
+        plan: StatePlan,
+        of: GatedHeads,
+        mixed: torch.Tensor,
+        gate: torch.Tensor,
+        logits: torch.Tensor,
+        betas: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `StateBackend`."""
+        tables = self._staged(plan, mixed.device)
+        if not tables.grids["walks"]:
+            return torch.zeros(len(mixed), of.value_width, dtype=gate.dtype, device=gate.device)
+        conv, memory = states.of(layer, "conv"), states.of(layer, of.kind)
+        inputs, values = rows_of_heads(conv, tables, of, mixed, logits, betas)
+        shape = len(mixed), of.heads, of.value_size
+        out = torch.empty(shape, dtype=torch.float32, device=mixed.device)
+        kept = head_rows(memory, tables, inputs, out, clears_padding=False)
+        return leave_rows(tables, of, out, gate, values, [(mixed, conv.rings[0]), *kept])
 
     def _staged(self, plan: StatePlan, device: torch.device) -> StepTables:
         """The tables of a plan, which a step's layers share."""

@@ -3,7 +3,8 @@
 
     out[t] = activation(bias + weight[0] x[t - K + 1] + ... + weight[K - 1] x[t])
 
-The state before a row is its last K - 1 inputs: of this step, of the ring, or of the base.
+The state before a row is its last K - 1 inputs: of this step, of the ring, or of the base. In layers of heads
+(`GatedHeads`) other programs of the same launch turn the row's logits to decays and betas.
 """
 
 # Triton types its own source.
@@ -11,15 +12,44 @@ The state before a row is its last K - 1 inputs: of this step, of the ring, or o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.states import GRID, LayerStates
 from radixkv_kernels.triton.state.tables import StepTables
 
 BLOCK, WARPS = 256, 2
 _GRID = tl.constexpr(GRID)
+#: What a row's logits mean: nothing; decay and beta; a step that values are multiplied by, and its decay.
+_NONE, _DECAY, _STEP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_KINDS = {"delta": 1, "kda": 1, "ssd": 2}
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x); no exponential overflows."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
+def silu(x):
+    """x * sigmoid(x)."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, x, x * e) / (1.0 + e)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), to the last digits of small results, too: the quotient restores what 1 + e has lost."""
+    e = tl.exp(-tl.abs(x))
+    sum = 1.0 + e
+    log = tl.where(sum == 1.0, e, tl.log(sum) * (e / tl.where(sum == 1.0, 1.0, sum - 1.0)))
+    return tl.maximum(x, 0.0) + log
 
 
 @triton.jit
@@ -36,22 +66,70 @@ def _tap(x_ptr, slot_ptr, ring_ptr, stride, first, at, own, column, inside, C: t
     return x
 
 
+@triton.jit
+def _decays(
+    logits_ptr, betas_ptr, rate_ptr, logit_bias_ptr, decay_ptr, beta_ptr, row, logits_stride, betas_stride,
+    beta_scale, low, high, bound, block, is_row, H: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Decays of a block of the row's D logits, then of its H betas; zero where the row is padding."""
+    blocks: tl.constexpr = (D + BLOCK - 1) // BLOCK
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    if block < blocks:
+        inside = column < D
+        held = column < tl.where(is_row, D, 0)
+        x = tl.load(logits_ptr + row * logits_stride + column, mask=held, other=0.0).to(tl.float32)
+        x += tl.load(logit_bias_ptr + column, mask=inside, other=0.0)
+        rate = tl.load(rate_ptr + column // (D // H), mask=inside, other=0.0)
+        if BOUNDED:
+            decay = bound * sigmoid(-rate * x)
+        elif STEP:
+            decay = rate * tl.minimum(tl.maximum(softplus(x), low), high)
+        else:
+            decay = rate * softplus(x)
+        tl.store(decay_ptr + row * D + column, tl.where(held, decay, 0.0), mask=inside)
+    else:
+        column -= blocks * BLOCK
+        inside = column < H
+        held = column < tl.where(is_row, H, 0)
+        x = tl.load(betas_ptr + row * betas_stride + column, mask=held, other=0.0).to(tl.float32)
+        tl.store(beta_ptr + row * H + column, tl.where(held, sigmoid(x) * beta_scale, 0.0), mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def conv_kernel(
     header_ptr, requests_ptr, saves_ptr, owners_ptr, x_ptr, weight_ptr, bias_ptr, out_ptr, slots_ptr,
-    rings_ptr, stride,
-    num_rows, C: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    BLOCK: tl.constexpr,
+    rings_ptr, logits_ptr, betas_ptr, rate_ptr, logit_bias_ptr, decay_ptr, beta_ptr, written_ptr, stride,
+    logits_stride, betas_stride, beta_scale, low, high, bound, num_rows, C: tl.constexpr, TAPS: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    V: tl.constexpr, LOGITS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows + kept states, blocks of BLOCK channels), or more. Rows past the plan's become zero."""
-    index = tl.program_id(0)
+    """Grid (rows + kept states, blocks of BLOCK channels, logits and betas), or more.
+
+    Rows past the plan's become zero. LOGITS: none, decays of H heads, or steps; with steps, the first V
+    channels times the step of their head go to `written_ptr`, too.
+    """
+    blocks: tl.constexpr = (C + BLOCK - 1) // BLOCK
+    index, block = tl.program_id(0), tl.program_id(1)
+    is_row = index < tl.load(header_ptr + 3)
+    if LOGITS != _NONE:
+        if block >= blocks:
+            if index < num_rows:
+                _decays(
+                    logits_ptr, betas_ptr, rate_ptr, logit_bias_ptr, decay_ptr, beta_ptr, index.to(tl.int64),
+                    logits_stride, betas_stride, beta_scale, low, high, bound, block - blocks, is_row, H, D,
+                    LOGITS == _STEP, BOUNDED, BLOCK,
+                )  # fmt: skip
+            return
     save = saves_ptr + (index - num_rows) * 4
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    inside = column < C
     if index < num_rows:
-        if index >= tl.load(header_ptr + 3):
-            padding = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-            tl.store(
-                out_ptr + index.to(tl.int64) * C + padding, tl.zeros([BLOCK], tl.float32), mask=padding < C
-            )
+        if not is_row:
+            zero = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + index.to(tl.int64) * C + column, zero, mask=inside)
+            if LOGITS == _STEP:
+                tl.store(written_ptr + index.to(tl.int64) * V + column, zero, mask=column < V)
             return
         owner = tl.load(owners_ptr + index)
     else:
@@ -63,8 +141,6 @@ def conv_kernel(
     ring_ptr = rings_ptr + tl.load(request + 2).to(tl.int64) * (_GRID * C)
     at = tl.load(request + 3)
     slot_ptr = slots_ptr + tl.load(request + 4).to(tl.int64) * ((TAPS - 1) * C)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < C
     if index < num_rows:
         own = index - first.to(tl.int32)
         total = tl.zeros([BLOCK], tl.float32)
@@ -76,9 +152,18 @@ def conv_kernel(
             )
             total += x * tl.load(weight_ptr + k * C + column, mask=inside, other=0.0).to(tl.float32)
         if SILU:
-            e = tl.exp(-tl.abs(total))  # can't overflow
-            total = tl.where(total >= 0, total, total * e) / (1.0 + e)
-        tl.store(out_ptr + index.to(tl.int64) * C + column, total, mask=inside)
+            total = silu(total)
+        out = total.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + index.to(tl.int64) * C + column, out, mask=inside)
+        if LOGITS == _STEP:
+            is_value = column < V
+            head = column // (V // H)
+            logit = tl.load(logits_ptr + index.to(tl.int64) * logits_stride + head, mask=is_value, other=0.0)
+            logit = logit.to(tl.float32) + tl.load(logit_bias_ptr + head, mask=is_value, other=0.0)
+            step = tl.minimum(tl.maximum(softplus(logit), low), high)
+            step = step.to(out.dtype).to(tl.float32)
+            written = (out.to(tl.float32) * step).to(out.dtype)
+            tl.store(written_ptr + index.to(tl.int64) * V + column, written, mask=is_value)
     else:
         own, slot = tl.load(save), tl.load(save + 1).to(tl.int64)
         target_ptr = slots_ptr + slot * ((TAPS - 1) * C) + column
@@ -98,10 +183,78 @@ def conv_rows(
     activation: str | None,
     out: torch.Tensor,
 ) -> None:
-    """Compute rows x [T, C] into `out`, float32 [T, C], and keep states; the rings are left as they are."""
+    """Compute rows x [T, C] into `out`, [T, C], and keep states; the rings are left as they are."""
+    nothing = [x] * 7, (0, 0, 1.0, 0.0, 0.0, 0.0)
+    constants = {"H": 1, "D": 1, "V": 1, "LOGITS": 0, "BOUNDED": False}
+    _launch(memory, tables, x, (weight, bias, activation == "silu"), out, *nothing, constants, 0)
+
+
+def rows_of_heads(
+    memory: LayerStates,
+    tables: StepTables,
+    of: GatedHeads,
+    mixed: torch.Tensor,
+    logits: torch.Tensor,
+    betas: torch.Tensor | None,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Convolve channels [T, C], and turn logits [T, _] into decays and betas; the rings are left as they are.
+
+    Returns:
+        The heads' inputs as `radixkv_kernels.state_reference` lists them, in the dtype of `mixed` but for
+        float32 decays and betas; and the values [T, heads * V], before they were multiplied by steps.
+    """
+    rows, device = len(mixed), mixed.device
+    heads, width, keys, num_logits = of.heads, of.value_width, of.key_width, of.num_logits
+    is_step = of.kind == "ssd"
+    out = torch.empty_like(mixed, memory_format=torch.contiguous_format)
+    decay = torch.empty(rows, num_logits, dtype=torch.float32, device=device)
+    beta = decay if betas is None else torch.empty(rows, heads, dtype=torch.float32, device=device)
+    written = torch.empty(rows, width, dtype=out.dtype, device=device) if is_step else out
+    pointers = [logits, logits if betas is None else betas, of.rate, of.logit_bias, decay, beta, written]
+    low, high = of.limits
+    numbers = (
+        logits.stride(0),
+        0 if betas is None else betas.stride(0),
+        of.beta_scale,
+        low,
+        min(high, torch.finfo(torch.float32).max),
+        of.bound,
+    )
+    constants = {"H": heads, "D": num_logits, "V": width, "LOGITS": _KINDS[of.kind]}
+    constants["BOUNDED"] = of.bound != 0.0
+    more = triton.cdiv(num_logits, BLOCK) + (0 if betas is None else triton.cdiv(heads, BLOCK))
+    filter = of.filter, of.bias, True
+    _launch(memory, tables, mixed, filter, out, pointers, numbers, constants, more)
+
+    def shaped(part: torch.Tensor, count: int, size: int) -> torch.Tensor:
+        return part.unflatten(1, (count, size))
+
+    if is_step:
+        values, k, q = out.split([width, keys, keys], dim=1)
+        v = written
+    else:
+        q, k, values = out.split([keys, keys, width], dim=1)
+        v = values
+    inputs = [shaped(each, of.groups, of.key_size) for each in (q, k)] + [shaped(v, heads, of.value_size)]
+    inputs.append(shaped(decay, heads, of.key_size) if of.kind == "kda" else decay)
+    return tuple(inputs if betas is None else (*inputs, beta)), values
+
+
+def _launch(
+    memory: LayerStates,
+    tables: StepTables,
+    x: torch.Tensor,
+    filter: tuple[torch.Tensor, torch.Tensor | None, bool],
+    out: torch.Tensor,
+    pointers: list[torch.Tensor],
+    numbers: tuple[int | float, ...],
+    constants: dict[str, Any],
+    more_blocks: int,
+) -> None:
     channels, taps = memory.shape.sizes
+    weight, bias, is_silu = filter
     rows = len(out)
-    conv_kernel[(rows + tables.grids["saves"], triton.cdiv(channels, BLOCK))](
+    conv_kernel[(rows + tables.grids["saves"], triton.cdiv(channels, BLOCK) + more_blocks)](
         tables.header,
         tables.walks,
         tables.saves,
@@ -112,13 +265,16 @@ def conv_rows(
         out,
         memory.slots,
         memory.rings[0],
+        *pointers,
         x.stride(0),
+        *numbers,
         rows,
         C=channels,
         TAPS=taps,
         BIAS=bias is not None,
-        SILU=activation == "silu",
+        SILU=is_silu,
         BLOCK=BLOCK,
+        **constants,
         num_warps=WARPS,
         enable_fp_fusion=False,
     )

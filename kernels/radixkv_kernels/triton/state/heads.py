@@ -140,9 +140,17 @@ class ChunkScratch(NamedTuple):
 
 
 def head_rows(
-    memory: LayerStates, tables: StepTables, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    memory: LayerStates,
+    tables: StepTables,
+    inputs: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+    *,
+    clears_padding: bool = True,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Compute rows into `out`, float32 [T, heads, value size], keep states, and put u into the rings.
+
+    Args:
+        clears_padding: padding rows become zero; otherwise they may hold anything.
 
     Returns:
         The inputs that rings keep, and the parts of rings that they go to; see `keep_rows`.
@@ -153,7 +161,7 @@ def head_rows(
         assert len(rings) == 5, "rings without values: the spec was made without keeps_values"
     if tables.grids["chunks"]:
         _chunks(memory, tables, sizes, inputs, out)
-    if tables.grids["shorts"] or len(out) > tables.plan.num_rows:
+    if tables.grids["shorts"] or (clears_padding and len(out) > tables.plan.num_rows):
         _shorts(memory, tables, sizes, inputs, out)
     kept = [(inputs[1], rings[0]), (inputs[3], rings[2])]
     return [*kept, (inputs[2], rings[3]), (inputs[4], rings[4])] if sizes.delta else kept

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State layers with few launches, for a GPU: at most 14 with a gated MLP::
+
+    norm                     residual_norm.py             1
+    first products           one, joined at load          1
+    convolution, decays      state/conv.py                1
+    heads                    state/chunks.py, ring.py     1 - 4    decodes: 1; chunks: 3; both, or in a graph: 4
+    norm, gate, rings        state/keep.py                1
+    last product                                          1
+    add to the residual, norm                             1
+    gate and up product, activation, down product         3
+    add to the residual                                   1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
+from radixkv.model.decoder_layers import GatedParts, describe_gated, find_norm
+from radixkv.model.gpu_layers import merged_linear
+from radixkv.model.state_layers.head_parts import HeadParts
+from radixkv.model.state_layers.mixer import Mixer
+from radixkv.model.step_context import current_step
+from radixkv_kernels import Norm
+from radixkv_kernels.triton.gated import gate_rows
+from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
+
+
+class _Names(NamedTuple):
+    """Attributes of a decoder layer: norm, module with a state, norm, MLPs whose results are added up."""
+
+    norm: str
+    mixer: str
+    norm_after: str | None
+    mlps: tuple[str, ...]
+    #: transformers' layer returns a tuple.
+    in_tuple: bool = False
+
+
+_QWEN = _Names("input_layernorm", "linear_attn", "post_attention_layernorm", ("mlp",))
+_KIMI = _QWEN._replace(mixer="self_attn")
+_LFM = _Names("operator_norm", "conv", "ffn_norm", ("feed_forward",))
+#: Class of a decoder layer -> its attributes.
+_LAYERS = {
+    "Qwen3NextDecoderLayer": _QWEN,
+    "Qwen3_5DecoderLayer": _QWEN,
+    "Qwen3_5MoeDecoderLayer": _QWEN,
+    "OlmoHybridLinearAttentionDecoderLayer": _QWEN,
+    "KimiLinearDecoderLayer": _KIMI,
+    "BailingHybridDecoderLayer": _KIMI,
+    "BambaDecoderLayer": _Names("input_layernorm", "mamba", "pre_ff_layernorm", ("feed_forward",), True),
+    "GraniteMoeHybridDecoderLayer": _QWEN._replace(mixer="mamba", mlps=("block_sparse_moe", "shared_mlp")),
+    "NemotronHBlock": _Names("norm", "mixer", None, ()),
+    "Lfm2DecoderLayer": _LFM,
+    "Lfm2MoeDecoderLayer": _LFM,
+    "Lfm3DecoderLayer": _LFM,
+}
+
+
+@torch.no_grad()
+def fuse_state_layers(model: Any) -> int:
+    """Replace state layers, and the decoder layers that they are in; returns how many of the latter.
+
+    Call it before norms are replaced by others.
+    """
+    fuse_heads(model)
+    dtype = model.get_input_embeddings().weight.dtype
+    count = 0
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for index, layer in enumerate(layers):
+            names = _LAYERS.get(type(layer).__name__)
+            if names is None or not isinstance(getattr(layer, names.mixer, None), FusedHeads):
+                continue
+            after = None if names.norm_after is None else getattr(layer, names.norm_after)
+            norms = [find_norm(norm, dtype) for norm in (getattr(layer, names.norm), after) if norm is not None]
+            if None not in norms:
+                layers[index] = FusedStateLayer(layer, names, norms)
+                count += 1
+    return count
+
+
+@torch.no_grad()
+def fuse_heads(model: Any) -> int:
+    """Replace state layers of heads, one after the other; returns how many."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            mixer = child.__dict__.get("forward")
+            parts = mixer.parts() if isinstance(mixer, Mixer) else None
+            if parts is not None:
+                setattr(parent, name, FusedHeads(mixer, parts))
+                count += 1
+    return count
+
+
+class FusedStateLayer(nn.Module):
+    """A decoder layer: [1, T, W] -> [1, T, W]. The input's memory holds the result.
+
+    Args:
+        layer: transformers' layer, whose state layer is a `FusedHeads`.
+        norms: of the state layer's input and of the MLPs', if it has some.
+    """
+
+    def __init__(self, layer: Any, names: _Names, norms: list[Any]) -> None:
+        super().__init__()
+        self._names, self._mixer, self._mlps = names, names.mixer, []
+        self.norms: list[Norm] = norms
+        self.multiplier = float(getattr(layer, "residual_multiplier", 1.0))
+        self.block_type = getattr(layer, "block_type", None)
+        # Modules keep their names, by which adapters find them.
+        setattr(self, names.mixer, getattr(layer, names.mixer))
+        for name in names.mlps:
+            mlp = getattr(layer, name, None)
+            if mlp is not None:
+                gated = describe_gated(mlp)
+                if gated is not None and _is_here(mlp, gated):
+                    mlp = FusedGated(gated)
+                setattr(self, name, mlp)
+                self._mlps.append(name)
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        """The layer, in the signature that transformers calls."""
+        states = hidden_states[0]
+        added = getattr(self, self._mixer)(norm_rows(states, self.norms[0])[None])[0]
+        if self._mlps:
+            normed = add_and_norm_rows(states, added, self.norms[1], multiplier=self.multiplier)[None]
+            parts = [getattr(self, name)(normed) for name in self._mlps]
+            # The scores of a router come second.
+            added, *others = (part[0][0] if isinstance(part, tuple) else part[0] for part in parts)
+            for other in others:
+                added = added + other
+        add_rows(states, added, multiplier=self.multiplier)
+        return (hidden_states, None) if self._names.in_tuple else hidden_states
+
+
+class FusedGated(nn.Module):
+    """A gated MLP in three launches: [1, T, W] -> [1, T, W]."""
+
+    def __init__(self, parts: GatedParts) -> None:
+        super().__init__()
+        self.parts = parts
+        self.gate_up: nn.Module = merged_linear(parts.gate_up)
+        self.down: nn.Module = parts.down
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+        *gate_up, down = self.parts.names
+        self.gate_up = AdaptedLinear(self.gate_up, slot_of(gate_up))
+        self.down = AdaptedLinear(self.down, slot_of([down]))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        added: Tensor = self.down(gate_rows(self.gate_up(hidden_states[0]), self.parts.activation))
+        return added[None]
+
+
+class FusedHeads(nn.Module):
+    """A module that stands for a transformers module of heads with a state: [1, T, W] -> [1, T, W].
+
+    Args:
+        mixer: its replacement so far; products stay its module's, where they can't be joined.
+    """
+
+    def __init__(self, mixer: Mixer, parts: HeadParts) -> None:
+        super().__init__()
+        module = mixer.module
+        self.layer, self.parts, self.besides = mixer.layer, parts, mixer.besides
+        products = [module.get_submodule(path) for path in parts.products]
+        self._order = parts.order
+        if _can_merge(products):
+            products = [_in_order(merged_linear(products), parts.order)]
+            self._order = None
+        self.products = nn.ModuleList(products)
+        self.second = nn.ModuleDict({name: module.get_submodule(path) for name, path in parts.second.items()})
+        self.output: nn.Module = module.get_submodule(parts.output)
+
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`."""
+        parts = self.parts
+        assert self._order is parts.order, "adapters change outputs in the order of the checkpoint"
+        if len(self.products) == 1:
+            self.products[0] = AdaptedLinear(self.products[0], slot_of(parts.products))
+        else:
+            for index, path in enumerate(parts.products):
+                self.products[index] = AdaptedLinear(self.products[index], slot_of([path]))
+        for name, path in parts.second.items():
+            self.second[name] = AdaptedLinear(self.second[name], slot_of([path]))
+        self.output = AdaptedLinear(self.output, slot_of([parts.output]))
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        """The layer, in the signature that transformers calls."""
+        x, parts = hidden_states[0], self.parts
+        if parts.factors is not None:
+            x = x * parts.factors[0]
+        rows = [product(x) for product in self.products]
+        row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
+        if self._order is not None:
+            row = row.index_select(-1, self._order)
+        if parts.factors is not None:
+            row = row * parts.factors[1]
+        found = dict(zip(parts.widths, row.split(list(parts.widths.values()), dim=-1), strict=True))
+        for name, product in self.second.items():
+            found[name] = product(found[name])
+        inputs = found["mixed"], found["gate"], found["logits"], found.get("betas")
+        out = self.output(current_step().states.mix_gated(self.layer, parts.heads, *inputs))[None]
+        return out if self.besides is None else (out, *self.besides)
+
+
+def _is_here(mlp: Any, gated: GatedParts) -> bool:
+    """Return True if a gated MLP's products can be joined and none is shared with other ranks."""
+    is_whole = getattr(mlp, gated.names[-1]) is gated.down
+    return is_whole and (len(gated.gate_up) == 1 or _can_merge(gated.gate_up))
+
+
+def _can_merge(products: Sequence[Any]) -> bool:
+    """Return True for plain linear layers that can be one."""
+    kinds = {(type(each), each.weight.dtype, each.bias is None) for each in products}
+    return len(kinds) == 1 and type(products[0]) is nn.Linear
+
+
+def _in_order(product: nn.Linear, order: Tensor | None) -> nn.Linear:
+    """A product with its outputs in another order."""
+    if order is not None:
+        product.weight = nn.Parameter(product.weight[order], requires_grad=False)
+        if product.bias is not None:
+            product.bias = nn.Parameter(product.bias[order], requires_grad=False)
+    return product

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoder layers with states, interpreted: few launches, transformers' logits, bits that no batch changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hand_made_steps import BLOCK, NUM_BLOCKS, HandMade
+from kernel_count import kernels_by_module
+from nightly import by_day
+from tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM
+
+from radixkv.engine.config import EngineConfig
+from radixkv.model.cuda_graphs import StepGraphs
+from radixkv.model.gpu_states import FusedStateLayer
+from radixkv.model.loading.loader import load_model
+from radixkv.model.runner import ModelRunner, StepLimits
+from radixkv_kernels.states import StateSpec
+
+LENGTH = 14
+#: Launches of a layer with a gated MLP, and of experts in its place.
+MAX_LAUNCHES, MAX_EXPERTS = 14, 12
+#: Family -> launches more than that: a decay for each channel takes two kernels and two products more.
+FAMILIES: dict[str, int] = {
+    "qwen3_5_text": 0,
+    "qwen3_next": MAX_EXPERTS,
+    "qwen3_5_moe_text": MAX_EXPERTS,
+    "olmo_hybrid": 0,
+    "nemotron_h": 0,
+    "bamba": 0,
+    "granitemoehybrid": MAX_EXPERTS,
+    "kimi_linear": 4 + MAX_EXPERTS,
+    "bailing_hybrid": 2 + MAX_EXPERTS,
+}
+
+
+def make_runner(folder: Path, **options: Any) -> ModelRunner:
+    loaded = load_model(EngineConfig(model=str(folder), device="cpu"), show_progress=False)
+    spec = loaded.attention.layout(NUM_BLOCKS, BLOCK, loaded.dtype, loaded.device, None)
+    states = StateSpec(loaded.attention.states, num_slots=4, num_rings=2, keeps_values=True)
+    runner = ModelRunner(
+        loaded, spec, StepLimits(LENGTH, 2, LENGTH), backend="triton", states=states, **options
+    )
+    for tensor in runner.kv.tensors():
+        tensor.view(torch.uint8).zero_()
+    return runner
+
+
+def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    result = step().clone()
+    return lambda: result.copy_(step()), result  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "qwen3_5_text"))
+def test_a_layer_launches_few_kernels(family: str, tmp_path: Path) -> None:
+    """A piece of a prompt, a decode, and both as a graph has them, which foresees chunks in every step."""
+    save_tiny_model(tmp_path, family)
+    runner = make_runner(tmp_path)
+    layers = [each for each in runner.model.modules() if isinstance(each, FusedStateLayer)]
+    assert layers
+    tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
+    one = HandMade(runner, tokens)
+    logits = []
+    with kernels_by_module(layers) as launched:
+        logits.append(one.run([LENGTH - 4, LENGTH - 3]))
+        runner.graphs = StepGraphs(
+            runner.model, runner.kv, runner.backend, max_rows=LENGTH, record=run_again, states=runner.states
+        )
+        logits += [one.run([LENGTH - 1]), one.run([LENGTH])]  # a graph's logits are there until the next step
+    assert len(launched) >= 4 * len(layers)
+    for counts in launched:
+        assert counts.total() <= MAX_LAUNCHES + FAMILIES[family], counts
+        assert counts["conv_kernel"] == counts["leave_kernel"] == 1, counts
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        wanted = reference(
+            input_ids=torch.tensor([tokens]), position_ids=torch.arange(LENGTH)[None], use_cache=False
+        ).logits[0]
+    torch.testing.assert_close(torch.cat(logits), wanted, rtol=0, atol=1e-3)
+    decode: Counter[str] = launched[len(layers)]
+    assert decode["ring_kernel"] == 1
+    assert not decode["state_kernel"]
+    print(family, [each.total() for each in launched])
+
+
+@pytest.mark.parametrize("family", by_day(("qwen3_5_text", "kimi_linear", "nemotron_h"), "qwen3_5_text"))
+def test_rows_have_the_bits_of_a_cold_prompt_alone(family: str, tmp_path: Path) -> None:
+    """Deterministic mode: in pieces and decodes, the logits of one prefill, bit for bit."""
+    save_tiny_model(tmp_path, family)
+    runner = make_runner(tmp_path, deterministic=True)
+    tokens = np.random.default_rng(1).integers(3, 320, LENGTH).tolist()
+    whole = HandMade(runner, tokens).run([LENGTH])
+    pieces = HandMade(runner, tokens).run([3, 4, 9, LENGTH])
+    assert torch.equal(whole, pieces)
