@@ -65,14 +65,30 @@ from radixkv_kernels.triton.write import write_kernel
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+#: Those of the table of attention.
+TABLE_TARGETS = ("sm_80", "sm_90", "gfx942")
 #: Shared memory of one multiprocessor and the most one program may take, in bytes.
-SHARED_PER_SM = {"sm_80": 164 << 10, "sm_90": 228 << 10, "gfx942": 64 << 10}
-SHARED_PER_PROGRAM = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
+SHARED_PER_SM = {
+    "sm_80": 164 << 10,
+    "sm_86": 100 << 10,
+    "sm_89": 100 << 10,
+    "sm_90": 228 << 10,
+    "gfx942": 64 << 10,
+}
+SHARED_PER_PROGRAM = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "gfx942": 64 << 10,
+}
 _REGISTERS_PER_SM = 65536
-_THREADS_PER_SM = {"sm_80": 2048, "sm_90": 2048}
+_THREADS_PER_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048}
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import triton
 
-from benchmarks.ahead_of_time import compile_kernel
+from benchmarks.ahead_of_time import SHARED_PER_PROGRAM, compile_kernel
 from radixkv_kernels.triton.state import channels, chunks, conv, heads, keep, ring, scan
 
 _TABLES = (
@@ -52,7 +52,8 @@ def compile_chunks(part: str, kind: str, sizes: tuple[int, ...], target: str, dt
     if part == "local":
         return _compile(chunks.local_kernel, of.local(), target, dtype, inputs, of.chunk_warps)
     if part == "state":
-        constants = of.state() | {"KEEP": True}
+        capability = int(target.removeprefix("sm_"))
+        constants = of.state(capability, SHARED_PER_PROGRAM[target]) | {"KEEP": True}
         return _compile(chunks.state_kernel, constants, target, dtype, inputs, heads.STATE_WARPS)
     return _compile(chunks.output_kernel, of.output(), target, dtype, inputs, of.chunk_warps)
 
@@ -77,18 +78,48 @@ def compile_lru(channels: int, target: str) -> Any:
 
 def compile_conv(channels: int, taps: int, target: str, dtype: str = "bf16") -> Any:
     """The compiled kernel of short convolutions."""
-    constants = {"C": channels, "TAPS": taps, "BIAS": True, "SILU": True, "BLOCK": conv.BLOCK}
-    return _compile(
-        conv.conv_kernel, constants, target, dtype, {"x_ptr", "weight_ptr", "bias_ptr"}, conv.WARPS
-    )
+    constants: dict[str, Any] = {"C": channels, "TAPS": taps, "BIAS": True, "SILU": True, "BLOCK": conv.BLOCK}
+    constants |= {"H": 1, "D": 1, "V": 1, "LOGITS": 0, "BOUNDED": False}
+    return _compile(conv.conv_kernel, constants, target, dtype, _CONV_INPUTS, conv.WARPS)
 
 
-def compile_keep(widths: tuple[int, int, int, int], target: str) -> Any:
+#: What a product gave, or becomes a head's input.
+_CONV_INPUTS = {"x_ptr", "weight_ptr", "bias_ptr", "logits_ptr", "betas_ptr", "written_ptr", "out_ptr"}
+
+
+def compile_entry(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel of a layer's convolution (4 taps), decays and betas."""
+    of = heads.HeadSizes.of(kind, sizes)
+    values = of.heads * of.value
+    constants: dict[str, Any] = {"C": 2 * of.groups * of.key + values, "TAPS": 4, "BIAS": kind == "ssd"}
+    constants |= {"SILU": True, "BLOCK": conv.BLOCK, "H": of.heads, "V": values, "BOUNDED": False}
+    constants |= {"D": of.heads * (of.key if of.channels else 1), "LOGITS": conv.LOGITS[kind]}
+    return _compile(conv.conv_kernel, constants, target, dtype, _CONV_INPUTS, conv.WARPS)
+
+
+def compile_leave(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel of a layer's norm, gate and rings; Mamba 2's norm is over all heads of a group."""
+    of = heads.HeadSizes.of(kind, sizes)
+    keys, values, is_mamba = of.groups * of.key, of.heads * of.value, kind == "ssd"
+    rest = (0, 0) if is_mamba else (values, of.heads)
+    widths = 2 * keys + values, keys, of.heads * (of.key if of.channels else 1), *rest
+    width = values // of.groups if is_mamba else of.value
+    constants = _widths(widths) | keep.norm_constants(width)
+    constants |= {"N": values, "V": of.value, "WEIGHTS": values if is_mamba else width, "SKIP": is_mamba}
+    constants |= {"SILU": kind != "kda", "GATE_FIRST": is_mamba, "WIDE": kind == "kda"}
+    inputs = {"gate_ptr", "norm_ptr", "values_ptr", "out_ptr", "a_ptr", "b_ptr"}
+    return _compile(keep.leave_kernel, constants, target, dtype, inputs, keep.norm_warps(width))
+
+
+def compile_keep(widths: tuple[int, ...], target: str) -> Any:
     """The compiled kernel that fills rings."""
-    constants: dict[str, Any] = dict(zip("ABCD", widths, strict=True))
-    constants |= {f"SIZE_{part}": 64 * width for part, width in zip("ABCD", widths, strict=True)}
-    constants["BLOCK"] = keep.BLOCK
-    return _compile(keep.keep_kernel, constants, target, "fp32", set(), keep.WARPS)
+    return _compile(keep.keep_kernel, _widths(widths), target, "fp32", set(), keep.WARPS)
+
+
+def _widths(widths: tuple[int, ...]) -> dict[str, Any]:
+    constants: dict[str, Any] = dict(zip("ABCDE", widths, strict=True))
+    constants |= {f"SIZE_{part}": 64 * width for part, width in zip("ABCDE", widths, strict=True)}
+    return constants | {"BLOCK": keep.BLOCK}
 
 
 def _parts(name: str, kind: str, sizes: tuple[int, ...]) -> dict[str, Callable[[str], Any]]:
@@ -99,6 +130,8 @@ def _parts(name: str, kind: str, sizes: tuple[int, ...]) -> dict[str, Callable[[
         for part in (*parts, "local", "state", "output")
     }
     found[f"{name}, decode"] = functools.partial(compile_ring, kind, sizes)
+    found[f"{name}, convolution and gates"] = functools.partial(compile_entry, kind, sizes)
+    found[f"{name}, norm and rings"] = functools.partial(compile_leave, kind, sizes)
     return found
 
 
@@ -112,12 +145,14 @@ STATE_KERNELS: dict[str, Callable[[str], Any]] = {
     "Mamba 8192 channels x 16": lambda target: compile_scan(8192, 16, target),
     "RG-LRU 2560 channels": lambda target: compile_lru(2560, target),
     "convolution 8192 channels, 4 taps": lambda target: compile_conv(8192, 4, target),
-    "keep 2048, 32, 4096 and 32 numbers": lambda target: compile_keep((2048, 32, 4096, 32), target),
+    "keep 2048, 32, 4096 and 32 numbers": lambda target: compile_keep((2048, 32, 4096, 32, 0), target),
 }
 #: The default tests compile these, one of each kernel; the others are compiled by night.
 BY_DAY = (
     "gated delta net 16:32 d128, state",
     "gated delta net 16:32 d128, decode",
+    "gated delta net 16:32 d128, convolution and gates",
+    "gated delta net 16:32 d128, norm and rings",
     "KDA 32 d128, scores",
     "Mamba 8192 channels x 16",
     "convolution 8192 channels, 4 taps",

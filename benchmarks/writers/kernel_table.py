@@ -32,7 +32,7 @@ def table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for c in aot.CONFIGURATIONS:
-        for target in aot.TARGETS:
+        for target in aot.TABLE_TARGETS:
             if not aot.supported(c, target):
                 continue
             tile = c.tiles(target)[1]

@@ -4,11 +4,11 @@
 ::
 
     first product -> C channels -> convolution, silu -> queries, keys, values ┐
-                  -> logits     -> decays, betas or steps                     ┤-> heads -> + skip -> norm, gate
+                  -> logits     -> decays, betas or steps                     ┤-> heads, skip -> norm, gate
                   -> gate       ----------------------------------------------┘
 
-Gated delta nets, KDA and Mamba 2 differ in what the logits mean, and in the norm. A backend that computes all of
-it (`StateBackend.mix_gated`) needs four launches where torch's operators need thirty.
+Gated delta nets, KDA and Mamba 2 differ in what the logits mean, and in the norm. A backend that computes all
+of it (`StateBackend.mix_gated`) needs three to eight launches where torch's operators need thirty.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """State layers with few launches, for a GPU: at most 14 with a gated MLP::
 
-    norm                     residual_norm.py             1
-    first products           one, joined at load          1
-    convolution, decays      state/conv.py                1
-    heads                    state/chunks.py, ring.py     1 - 4    decodes: 1; chunks: 3; both, or in a graph: 4
-    norm, gate, rings        state/keep.py                1
-    last product                                          1
-    add to the residual, norm                             1
-    gate and up product, activation, down product         3
-    add to the residual                                   1
+norm                     residual_norm.py             1
+first products           one, joined at load          1
+convolution, decays      state/conv.py                1
+heads                    state/chunks.py, ring.py     1 - 4    decodes: 1; chunks: 3; both, or in a graph: 4
+norm, gate, rings        state/keep.py                1
+last product                                          1
+add to the residual, norm                             1
+gate and up product, activation, down product         3
+add to the residual                                   1
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def fuse_state_layers(model: Any) -> int:
             if names is None or not isinstance(getattr(layer, names.mixer, None), FusedHeads):
                 continue
             after = None if names.norm_after is None else getattr(layer, names.norm_after)
-            norms = [find_norm(norm, dtype) for norm in (getattr(layer, names.norm), after) if norm is not None]
+            norms = [
+                find_norm(norm, dtype) for norm in (getattr(layer, names.norm), after) if norm is not None
+            ]
             if None not in norms:
                 layers[index] = FusedStateLayer(layer, names, norms)
                 count += 1

@@ -16,6 +16,7 @@ from radixkv.model.expanded_latents import find_latents
 from radixkv.model.step_context import call_model
 from radixkv_kernels import make_backend
 from radixkv_kernels.contiguous import MAX_BYTES, MIN_ROWS
+from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.state_reference import shape_of
 from radixkv_kernels.states import GRID
 from radixkv_kernels.triton.state.tables import capacities
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 _SAMPLING_BYTES_PER_LOGIT = 20
 #: GPU memory of a recorded launch with its arguments: a twelfth of 256 KiB for a fused layer. An estimate.
 _GRAPH_BYTES_PER_LAUNCH = 2**18 // 12
-#: Launches of a layer that are no operators of torch: attention and its merge, norms, rotation and gate.
-_KERNELS_PER_LAYER = 8
-#: The same of a state, whose heads have kernels for chunks, for decodes and for their ring.
+#: Launches of a layer that are not measured: attention, its merge, and the rotation and writing before it.
+_KERNELS_PER_LAYER = 4
+#: The same of a state, whose heads have kernels for chunks, for decodes, for their ring and their norm.
 _KERNELS_PER_STATE = 5
 
 
@@ -54,6 +55,23 @@ class _WithoutAttention:
         ChunkScratch.of(sizes, self._num_chunks, inputs)  # counts, though it is dropped at once
         return out
 
+    def mix_gated(
+        self,
+        layer: int,
+        of: GatedHeads,
+        mixed: torch.Tensor,
+        gate: torch.Tensor,
+        logits: torch.Tensor,
+        betas: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = mixed.new_empty(len(mixed), mixed.shape[1] + of.value_width)  # convolved, and times steps
+        decays = mixed.new_empty(len(mixed), of.num_logits + of.heads, dtype=torch.float32)
+        keys, values = of.key_width, of.value_width
+        sizes = ((keys, of.groups), (keys, of.groups), (values, of.heads))
+        inputs = tuple(rows[:, :width].unflatten(1, (count, -1)) for width, count in sizes)
+        out = self.mix(layer, of.kind, (*inputs, decays[:, : of.num_logits]), ())
+        return gate.new_empty(out.shape[0], values)
+
     def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
         group = self._groups[layer]
         query = merged.new_empty(len(merged), group.num_query_heads, group.key_size)
@@ -66,7 +84,7 @@ class _WithoutAttention:
 
 
 class LaunchCount(TorchDispatchMode):
-    """Count the operators that launch something: neither views nor memory alone.
+    """Count what launches something: Triton's kernels, and operators that are neither views nor memory alone.
 
     Attributes:
         count: so far.
@@ -75,6 +93,21 @@ class LaunchCount(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+
+    def __enter__(self) -> LaunchCount:
+        import triton  # optional
+
+        self._hooks: Any = triton.knobs.runtime.launch_enter_hook
+        self._hooks.add(self._launched)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.remove(self._launched)
+
+    def _launched(self, _: Any) -> None:
+        self.count += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += not (func.is_view or "empty" in func.name())

@@ -26,6 +26,9 @@ SPILL_LIMIT = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) 
 #: Long tiles of latents were the fastest on an H200 with their spills.
 LATENT_SPILLS = 1024
 
+#: The products of Ampere and Ada keep their operands in registers.
+CONSUMER_SPILLS = 1024
+
 TESTED = [c for c in aot.CONFIGURATIONS if c.name.rsplit(", ", 1)[0] in aot.TESTED]
 #: The others of TESTED are compiled by night.
 BY_DAY = ("32:8 d128, long",)
@@ -202,8 +205,19 @@ def test_kernels_of_states(name: str) -> None:
         # A chunk's inputs are copied while the one before is computed.
         assert kernel.asm["ptx"].count("cp.async.cg") >= 8
         assert "async_copy_global_to_local" in kernel.asm["ttgir"]
+    elif part == "norm and rings":
+        assert report.registers <= 64
     elif part not in ("local", "output", "decode", "gather", "scores"):
         assert report.programs_per_sm >= 12
+
+
+@pytest.mark.parametrize("target", by_day(("sm_86", "sm_89"), "sm_86"))
+@pytest.mark.parametrize("name", by_day(states.STATE_KERNELS, "KDA 32 d128, state"))
+def test_kernels_of_states_on_consumer_gpus(name: str, target: str) -> None:
+    """Ampere's and Ada's programs have 99 KiB of shared memory."""
+    report = aot.inspect_kernel(states.STATE_KERNELS[name](target), target)
+    assert report.shared_bytes <= aot.SHARED_PER_PROGRAM[target]
+    assert report.spill_bytes <= CONSUMER_SPILLS
 
 
 @pytest.mark.parametrize(

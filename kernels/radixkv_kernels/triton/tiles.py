@@ -15,6 +15,7 @@ import functools
 from dataclasses import dataclass, replace
 
 import torch
+import triton
 
 from radixkv_kernels.interface import BackendConfig
 from radixkv_kernels.kv_cache import KVSpec
@@ -194,6 +195,15 @@ def capability_of(device: torch.device) -> int:
         return CDNA
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+@functools.cache
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; Hopper's for the interpreter."""
+    if device.type != "cuda":
+        return 227 << 10
+    utils = triton.runtime.driver.active.utils
+    return int(utils.get_device_properties(device.index or 0)["max_shared_mem"])
 
 
 class Tiling:

@@ -46,7 +46,6 @@ class Mamba2(Mixer):
         result: Tensor = m.out_proj(out[0].to(x.dtype))
         return result
 
-
     def parts(self) -> HeadParts | None:
         m = self.module
         inner, shared = m.num_heads * m.head_dim, m.n_groups * m.ssm_state_size

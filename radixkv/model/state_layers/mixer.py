@@ -14,7 +14,6 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.steps import mix
 
-
 #: Names of silu.
 SILU = ("silu", "swish")
 

@@ -20,7 +20,7 @@ from radixkv_kernels.states import GRID, PagedStates, StateShape, StateSpec
 
 LENGTH = GRID + 5
 GROUPS, HEADS, KEY, VALUE, TAPS = 1, 2, 5, 12, 4
-#: Layers as models have them: gated delta nets, KDA with and without a bound, Mamba 2 with and without a norm.
+#: Gated delta nets, KDA with and without a bound, Mamba 2 with and without a norm.
 LAYERS = ("delta", "kda", "kda bounded", "ssd", "ssd gate alone")
 
 
@@ -85,7 +85,7 @@ def expected(of: GatedHeads, rows: dict[str, torch.Tensor]) -> torch.Tensor:
     split = [width, keys, keys] if of.kind == "ssd" else [keys, keys, width]
     first, second, third = mixed.split(split, dim=1)
     values = (first if of.kind == "ssd" else third).unflatten(1, (HEADS, VALUE))
-    queries, key_rows = ((third, second) if of.kind == "ssd" else (first, second))
+    queries, key_rows = (third, second) if of.kind == "ssd" else (first, second)
     inputs = [part.unflatten(1, (of.groups, KEY)) for part in (queries, key_rows)]
     if of.kind == "ssd":
         out, _ = reference_mix("ssd", (*inputs, values * step[..., None], decay))
@@ -145,7 +145,10 @@ class Steps:
         )
         rows = {
             name: torch.cat(
-                [all_rows[name][start : start + count] for start, (_, all_rows, count) in zip(starts, pieces, strict=True)]
+                [
+                    all_rows[name][start : start + count]
+                    for start, (_, all_rows, count) in zip(starts, pieces, strict=True)
+                ]
                 + [pieces[0][1][name].new_full((padding, pieces[0][1][name].shape[1]), float("nan"))]
             )
             for name in pieces[0][1]
@@ -182,17 +185,20 @@ def test_pieces_and_batches_have_the_values_of_float64_and_the_bits_of_the_whole
 def test_decays_of_tiny_steps_keep_their_digits() -> None:
     """softplus of -12 is 6e-6, of which 1 + e keeps two digits: steps multiply values."""
     of = make_layer("ssd")
-    of = GatedHeads(**{**of.__dict__, "limits": (0.0, float("inf")), "skip": None, "norm": GatedNorm(None, 0.0, VALUE)})
+    of = GatedHeads(
+        **{**of.__dict__, "limits": (0.0, float("inf")), "skip": None, "norm": GatedNorm(None, 0.0, VALUE)}
+    )
     rows = make_rows(of, 8)
     rows["logits"] = -12.0 - of.logit_bias + 0 * rows["logits"]
     found = Steps(of, deterministic=True).run([(0, rows, 8)])[0]
     assert spread_of_error(found, expected(of, rows)) < 1e-4
 
 
-def test_values_and_gates_of_16_bits(dtype: torch.dtype = torch.bfloat16) -> None:
+def test_values_and_gates_of_16_bits() -> None:
     """What the product gave is rounded once: decays stay float32, outputs are what float64 gives, rounded."""
     of = make_layer("delta")
-    rows = {name: part.to(dtype) for name, part in make_rows(of).items()}
+    rows = {name: part.bfloat16() for name, part in make_rows(of).items()}
     found = Steps(of, deterministic=True).run([(0, rows, LENGTH)])[0]
-    assert found.dtype == dtype
-    assert spread_of_error(found.double(), expected(of, rows)) < 4e-2
+    assert found.dtype == torch.bfloat16
+    error = (found.double() - expected(of, rows)).square().mean().sqrt() / expected(of, rows).std()
+    assert error < 2e-2

@@ -32,8 +32,6 @@ from radixkv_kernels.triton.state.split import halves, split_product
 
 _GRID = tl.constexpr(GRID)
 _EPSILON = tl.constexpr(1e-6)
-#: Chunks whose inputs are being loaded at a time.
-_STAGES = tl.constexpr(2)
 
 
 @triton.jit
@@ -139,12 +137,13 @@ def state_kernel(
     cumulated_ptr,
     before_ptr, slots_ptr, ring_u_ptr, H: tl.constexpr, G: tl.constexpr, KR: tl.constexpr, KP: tl.constexpr,
     V: tl.constexpr, VR: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DELTA: tl.constexpr,
-    CHANNELS: tl.constexpr, KEEP: tl.constexpr,
+    CHANNELS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BV columns, heads, requests): states before each chunk, u, and states that are kept.
 
-    KEEP: u of the rows of a request's last chunk goes to its ring. The loop has no branches, so that a
-    chunk's inputs are loaded while the one before is computed.
+    STAGES: chunks whose inputs are being loaded at a time. KEEP: u of the rows of a request's last chunk goes
+    to its ring. The loop has no branches, so that a chunk's inputs are loaded while the one before is
+    computed.
     """
     if tl.program_id(2) >= tl.load(header_ptr + 5):
         return
@@ -158,7 +157,7 @@ def state_kernel(
     base = tl.load(request + 2).to(tl.int64)
     s = tl.load(slots_ptr + base * (H * KR * VR) + matrix, mask=inside, other=0.0)
     first_chunk, end_chunk = tl.load(request), tl.load(request + 1)
-    for chunk in tl.range(first_chunk, end_chunk, num_stages=_STAGES):
+    for chunk in tl.range(first_chunk, end_chunk, num_stages=STAGES):
         own = (tl.cast(chunk, tl.int64) * H + head) * _GRID
         if CHANNELS:
             shared = own

@@ -24,9 +24,10 @@ from radixkv_kernels.triton.state.tables import StepTables
 
 BLOCK, WARPS = 256, 2
 _GRID = tl.constexpr(GRID)
-#: What a row's logits mean: nothing; decay and beta; a step that values are multiplied by, and its decay.
+#: What a row's logits mean: nothing; decays; steps that values are multiplied by, and their decays.
 _NONE, _DECAY, _STEP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_KINDS = {"delta": 1, "kda": 1, "ssd": 2}
+#: The same of a kind's.
+LOGITS = {"delta": 1, "kda": 1, "ssd": 2}
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def conv_kernel(
     blocks: tl.constexpr = (C + BLOCK - 1) // BLOCK
     index, block = tl.program_id(0), tl.program_id(1)
     is_row = index < tl.load(header_ptr + 3)
-    if LOGITS != _NONE:
+    if LOGITS != _NONE:  # noqa: SIM102 - the compiler decides this one
         if block >= blocks:
             if index < num_rows:
                 _decays(
@@ -220,7 +221,7 @@ def rows_of_heads(
         min(high, torch.finfo(torch.float32).max),
         of.bound,
     )
-    constants = {"H": heads, "D": num_logits, "V": width, "LOGITS": _KINDS[of.kind]}
+    constants = {"H": heads, "D": num_logits, "V": width, "LOGITS": LOGITS[of.kind]}
     constants["BOUNDED"] = of.bound != 0.0
     more = triton.cdiv(num_logits, BLOCK) + (0 if betas is None else triton.cdiv(heads, BLOCK))
     filter = of.filter, of.bias, True

@@ -20,11 +20,14 @@ from radixkv_kernels.triton.state.channels import PART, gather_kernel, scores_ke
 from radixkv_kernels.triton.state.chunks import local_kernel, output_kernel, state_kernel
 from radixkv_kernels.triton.state.ring import ring_kernel
 from radixkv_kernels.triton.state.tables import StepTables
+from radixkv_kernels.triton.tiles import capability_of, shared_memory_of
 
 #: Columns of a state that a program has, at most, and its warps.
 STATE_COLUMNS, STATE_WARPS = 32, 8
 OUTPUT_COLUMNS = 64
 SCORES_WARPS = 8
+#: Shared memory of its programs besides the chunks that are being loaded.
+_STATE_SHARED = 32 << 10
 #: Numbers of a state that a program of decodes has, at most.
 RING_NUMBERS = 4096
 #: A product of matrices has 16 rows and columns at least.
@@ -75,10 +78,17 @@ class HeadSizes(NamedTuple):
         """Constants of `local_kernel`."""
         return self.constants("H", "G", "K", "KR", "KP", "V", "VR", "VP", "DELTA", "CHANNELS")
 
-    def state(self) -> dict[str, int | bool]:
-        """Constants of `state_kernel` but for KEEP."""
+    def state(self, capability: int, shared: int) -> dict[str, int | bool]:
+        """Constants of `state_kernel` but for KEEP, on a GPU of this capability (times 10) whose programs may
+        have so many bytes of shared memory: consumer GPUs have 99 KiB, half of Hopper's."""
         names = ("H", "G", "KR", "KP", "V", "VR", "VP", "BV", "DELTA", "CHANNELS")
-        return self.constants(*names, columns=STATE_COLUMNS)
+        found = self.constants(*names, columns=STATE_COLUMNS)
+        key, columns = self.padded[0], int(found["BV"])
+        # A chunk's keys, both parts of w, sums of decays, and u.
+        chunk = GRID * key * (2 + 4 * self.delta + 4 * self.channels) + GRID * columns * 4
+        # Hopper's products read the chunk that they compute from shared memory, too.
+        buffers = 2 if capability >= 90 else 1
+        return found | {"STAGES": 2 if buffers * chunk + _STATE_SHARED <= shared else 1}
 
     def output(self) -> dict[str, int | bool]:
         """Constants of `output_kernel`."""
@@ -200,7 +210,7 @@ def _chunks(
         v.stride(0), decay.stride(0), beta.stride(0), **sizes.local(), num_warps=sizes.chunk_warps,
         **settings,
     )  # fmt: skip
-    constants = sizes.state()
+    constants = sizes.state(capability_of(out.device), shared_memory_of(out.device))
     grid = triton.cdiv(rounded(sizes.value), constants["BV"]), heads, tables.grids["requests"]
     state_kernel[grid](
         tables.header, tables.requests, tables.chunks, tables.copies, scratch.keys, scratch.lengths,

@@ -96,8 +96,8 @@ def leave_kernel(
 ):  # fmt: skip
     """Grid (rows, blocks of NORMS times W of a row's N numbers, then as `keep_kernel`).
 
-    SKIP: values of heads of V numbers, times the head's share, are added first. WEIGHTS: how many the norm has;
-    0: there is none. Rows past the plan's become zero.
+    SKIP: values of heads of V numbers, times the head's share, are added first. WEIGHTS: how many the norm
+    has; 0: there is none. Rows past the plan's become zero.
     """
     blocks: tl.constexpr = (N // W + NORMS - 1) // NORMS
     block = tl.program_id(1)
@@ -139,6 +139,17 @@ def leave_kernel(
     tl.store(out_ptr + row * N + column, x.to(dtype), mask=inside)
 
 
+def norm_constants(width: int) -> dict[str, int]:
+    """Constants of `leave_kernel` for norms of so many numbers."""
+    padded = triton.next_power_of_2(width)
+    return {"W": width, "WP": padded, "NORMS": max(1, NORM_BLOCK // padded)}
+
+
+def norm_warps(width: int) -> int:
+    """Warps of a program with norms of so many numbers."""
+    return min(16, max(NORM_WARPS, triton.next_power_of_2(width) // NORM_BLOCK))
+
+
 def keep_rows(tables: StepTables, pairs: Sequence[Pair]) -> None:
     """Write rows [T, ...] into parts of rings [num_rings, ...]; at most five pairs of both."""
     if not tables.grids["kept"]:
@@ -169,11 +180,10 @@ def leave_rows(
     norm, rows, width = of.norm, len(x), of.value_width
     out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device)
     arguments, constants, keep_blocks = _arguments(pairs)
-    padded = triton.next_power_of_2(norm.width)
-    norms = max(1, NORM_BLOCK // padded)
+    sizes = norm_constants(norm.width)
     nothing = gate  # stands for what is not read
     weight = nothing if norm.weight is None else norm.weight
-    leave_kernel[(rows, triton.cdiv(width // norm.width, norms) + keep_blocks)](
+    leave_kernel[(rows, triton.cdiv(width // norm.width, sizes["NORMS"]) + keep_blocks)](
         tables.header,
         tables.kept,
         x,
@@ -190,15 +200,13 @@ def leave_rows(
         **constants,
         N=width,
         V=of.value_size,
-        W=norm.width,
-        WP=padded,
-        NORMS=norms,
+        **sizes,
         WEIGHTS=0 if norm.weight is None else len(norm.weight),
         SKIP=of.skip is not None,
         SILU=norm.silu,
         GATE_FIRST=norm.gate_first,
         WIDE=norm.wide,
-        num_warps=max(NORM_WARPS, padded // 1024),
+        num_warps=norm_warps(norm.width),
         enable_fp_fusion=False,
     )
     return out
