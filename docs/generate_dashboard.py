@@ -149,6 +149,42 @@ ROWS: dict[str, list[Panel]] = {
             ],
         ),
     ],
+    "Images": [
+        Panel(
+            "Images: decoded, encoded",
+            "For models that see. Images inside cached prefixes are not encoded. Many more encoded than "
+            "decoded: prompts part before their images; GET /v1/cache/advice says where.",
+            "short",
+            [
+                (rate("images_decoded_total"), "decoded /s"),
+                (rate("images_reused_total"), "pixels kept from an earlier turn /s"),
+                (rate("images_encoded_total"), "encoded /s"),
+            ],
+        ),
+        Panel(
+            "Encoder cache",
+            "Images to be computed whose encodings were there, or had to be made. Many evictions: more are "
+            "in use at once than are kept.",
+            "short",
+            [
+                (rate("encoder_cache_hits_total"), "hits /s"),
+                (rate("encoder_cache_misses_total"), "misses /s"),
+                (rate("encoder_cache_evictions_total"), "evictions /s"),
+            ],
+        ),
+        Panel(
+            "Time and memory of images",
+            "Seconds a second in the tower and in decoders, and what they keep. A tower that is busy all the "
+            "time holds up first tokens.",
+            "short",
+            [
+                (rate("image_encode_seconds_total"), "encoding s/s"),
+                (rate("image_decode_seconds_total"), "decoding s/s"),
+                (f"{now('image_encodings_bytes')} / 2^30", "encodings GiB"),
+                (f"{now('decoded_images_bytes')} / 2^30", "pixels GiB"),
+            ],
+        ),
+    ],
     "Latency": [
         Panel(
             "Time to first token",

@@ -109,11 +109,17 @@ class ImageCounts:
     Attributes:
         encoded: images that the model's tower has run on; those inside cached prefixes are not.
         encode_s: seconds that this took.
+        hits, misses: images behind the cached prefixes of requests that were to begin, whose encodings were
+            there, and that were waited for.
+        evicted: encodings that made room for others.
         kept_bytes: of the encodings that are kept.
     """
 
     encoded: int = 0
     encode_s: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
     kept_bytes: int = 0
 
 

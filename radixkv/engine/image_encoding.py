@@ -29,6 +29,10 @@ class Encoder(Protocol):
     encode_s: float
 
     @property
+    def num_evicted(self) -> int:
+        """Encodings that made room for others."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the encodings that are kept."""
 
@@ -59,6 +63,7 @@ class ImageEncoding(StepHook):
         # What waiting requests still wait for, in the order in which they came.
         self._wanted: dict[Sequence, dict[Hashable, PlacedImage]] = {}
         self._failed: dict[Hashable, None] = {}
+        self._num_hits = self._num_misses = 0
 
     @property
     def somebody_waits(self) -> bool:
@@ -72,11 +77,10 @@ class ImageEncoding(StepHook):
                 for image in request.request.images
                 if image.end > num_known
             }
-            wanted = {
-                key: image
-                for key, image in images.items()
-                if key not in self._failed and not self._encoder.has(key)
-            }
+            missing = {key: image for key, image in images.items() if not self._encoder.has(key)}
+            self._num_hits += len(images) - len(missing)
+            self._num_misses += len(missing)
+            wanted = {key: image for key, image in missing.items() if key not in self._failed}
             self._wanted[request] = wanted
         return bool(wanted)
 
@@ -103,7 +107,14 @@ class ImageEncoding(StepHook):
 
     def add_counts(self, stats: EngineStats) -> None:
         encoder = self._encoder
-        stats.images = ImageCounts(encoder.num_encoded, encoder.encode_s, encoder.num_bytes)
+        stats.images = ImageCounts(
+            encoded=encoder.num_encoded,
+            encode_s=encoder.encode_s,
+            hits=self._num_hits,
+            misses=self._num_misses,
+            evicted=encoder.num_evicted,
+            kept_bytes=encoder.num_bytes,
+        )
 
     def close(self, *, save: bool) -> None:
         self._encoder.cancel()

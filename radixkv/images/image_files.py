@@ -148,6 +148,13 @@ def image_of(picture: PillowImage) -> DecodedImage:
     return DecodedImage(width, height, rgb, digest.digest(), look_of(picture))
 
 
+def blank_image(width: int, height: int) -> DecodedImage:
+    """Return a white image of a size. O(pixels)."""
+    from PIL import Image  # heavy, and only where images are
+
+    return image_of(Image.new("RGB", (width, height), "white"))
+
+
 def look_of(picture: PillowImage) -> int:
     """Return 64 bits of a picture that hardly change with its size or its compression.
 

@@ -21,7 +21,7 @@ from radixkv.model.own_attention import has_linear_biases
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.model.state_memory import check_states_supported
-from radixkv.model.step_memory import measure_step_memory
+from radixkv.model.step_memory import measure_encoding_memory, measure_step_memory
 from radixkv.model.vision.step_images import ENCODER_CACHE_BYTES
 from radixkv.model.window_memory import describe_windows
 from radixkv_kernels import KVLayout
@@ -151,7 +151,8 @@ def _size(
             max_model_len=config.max_model_len or loaded.max_model_len,
         )
         if loaded.vision is not None:
-            step_memory += ENCODER_CACHE_BYTES
+            longest = config.max_model_len or loaded.max_model_len
+            step_memory += ENCODER_CACHE_BYTES + measure_encoding_memory(loaded.vision, longest)
         if config.takes_adapters:
             from radixkv.model.adapters.gpu_adapters import bytes_of_adapters  # needs triton
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from radixkv.images.image_files import blank_image
 from radixkv.model.attention_shape import AttentionShape
 from radixkv.model.cuda_graphs import row_sizes
 from radixkv.model.device_paths import rewrite_layers
@@ -23,6 +24,7 @@ from radixkv_kernels.triton.state.tables import capacities
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
+    from radixkv.model.vision.vision_model import VisionModel
 
 #: Bytes of sampling for each logit: float32 copies of a row, as processors, softmax and sorting make them,
 #: and the counts of tokens that penalties keep.
@@ -33,6 +35,8 @@ _GRAPH_BYTES_PER_LAUNCH = 2**18 // 12
 _KERNELS_PER_LAYER = 4
 #: The same of a state, whose heads have kernels for chunks, for decodes, for their ring and their norm.
 _KERNELS_PER_STATE = 5
+#: Sides of the images that are tried, in pixels: up to 16 million in all.
+_SQUARES = tuple(2**power for power in range(6, 13))
 
 
 class _WithoutAttention:
@@ -153,6 +157,25 @@ def measure_step_memory(
     sampling = num_logits * (_SAMPLING_BYTES_PER_LOGIT + loaded.dtype.itemsize)
     kernels = _kernel_memory(loaded, max_num_tokens, max_num_seqs, max_model_len)
     return activations + graphs + sampling + kernels
+
+
+@torch.inference_mode()
+def measure_encoding_memory(vision: VisionModel, max_model_len: int) -> int:
+    """Return the bytes that the tower takes for the largest image on the model's GPU, besides its result.
+
+    It counts beside a step's: an image that is encoded in pieces keeps what the tower has so far while steps
+    run. The largest is the square with the most tokens that a prompt has room for.
+    """
+    device, largest, most = vision.model.device, _SQUARES[0], 0
+    for side in _SQUARES:
+        num_tokens = vision.processor.num_tokens(side, side)
+        if most < num_tokens <= max_model_len:
+            largest, most = side, num_tokens
+    inputs = vision.prepare(blank_image(largest, largest))
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    encoding = vision.encode(inputs)
+    return int(torch.cuda.max_memory_allocated(device) - before - encoding.num_bytes)
 
 
 def _forward_memory(

@@ -11,6 +11,7 @@ import pickle
 import signal
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,7 +21,7 @@ from scripted_engine import Asked, ScriptedEngine
 from radixkv.cluster.remote import wire
 from radixkv.cluster.remote.messages import Ask, Messenger, Reply
 from radixkv.cluster.remote.process import start_engine
-from radixkv.engine.client import EngineClient
+from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.counts import EngineStats
 from radixkv.errors import (
     ConfigError,
@@ -219,6 +220,28 @@ def oddly_no_engine() -> EngineClient:
 def test_an_engine_that_can_not_be_made_says_why_whatever_its_error_is():
     with pytest.raises(EngineStoppedError, match="OddError: the hub says no: 418"):
         start_engine(oddly_no_engine, method="forkserver")
+
+
+class OfAnotherVersion:
+    """Can be written there, and not be read here."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_read, ()
+
+
+def refuse_to_read() -> None:
+    raise ValueError("a class of another version")
+
+
+class NotUnderstood(ScriptedEngine):
+    @property
+    def facts(self) -> EngineFacts:
+        return replace(super().facts, image_processor=OfAnotherVersion())
+
+
+def test_an_engine_that_is_not_understood_ends_with_the_attempt():
+    with pytest.raises(ValueError, match="another version"):
+        start_engine(NotUnderstood, method="forkserver")
 
 
 class Unpicklable(Exception):

@@ -9,13 +9,15 @@ import pytest
 import torch
 from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
+from tiny_vision_models import save_tiny_vision_model
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import step_memory
 from radixkv.model.attention_shape import plain_shape
 from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import load_model
-from radixkv.model.step_memory import measure_step_memory
+from radixkv.model.step_memory import measure_encoding_memory, measure_step_memory
+from radixkv.model.vision.encoder_cache import Encoding
 
 GIB = 2**30
 
@@ -94,3 +96,30 @@ def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not is_sized_by_gpu(EngineConfig(model="m", num_blocks=5), shape.device)
     assert not is_sized_by_gpu(EngineConfig(model="m", kv_cache_memory=GIB), shape.device)
     assert not is_sized_by_gpu(config, torch.device("cpu"))
+
+
+def test_a_tower_is_measured_on_the_largest_image_that_a_prompt_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    folder = save_tiny_vision_model(tmp_path, "qwen2_5_vl")
+    vision = load_model(EngineConfig(model=str(folder), device="cpu")).vision
+    assert vision is not None
+    encode, encoded = vision.encode, list[int]()
+
+    def watched(inputs: dict[str, torch.Tensor]) -> Encoding:
+        encoding = encode(inputs)
+        encoded.append(encoding.num_bytes)
+        return encoding
+
+    monkeypatch.setattr(vision, "encode", watched)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 501_000)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+    row = 64 * 4  # of float32
+    taken = measure_encoding_memory(vision, 2048)
+    # 80 tokens are the most that these settings allow, of which a square gets 8 by 8; then 4 by 4 fit.
+    assert encoded == [64 * row]
+    assert taken == 500_000 - 64 * row
+    measure_encoding_memory(vision, 60)
+    assert encoded[1:] == [16 * row]

@@ -218,7 +218,9 @@ def test_work_on_images_is_counted(server: LiveServer) -> None:
             lines = http.get("/metrics").text.splitlines()
         return {
             name: float(value)
-            for name, _, value in (line.partition(" ") for line in lines if "image" in line)
+            for name, _, value in (
+                line.partition(" ") for line in lines if "image" in line or "encoder" in line
+            )
             if value and name[0] != "#"
         }
 
@@ -228,6 +230,8 @@ def test_work_on_images_is_counted(server: LiveServer) -> None:
     after = counts()
     grown = {name: after[name] - before[name] for name in after}
     assert grown["radixkv_images_encoded_total"] == 1
+    assert grown["radixkv_encoder_cache_misses_total"] == 1
+    assert grown["radixkv_encoder_cache_hits_total"] == grown["radixkv_encoder_cache_evictions_total"] == 0
     assert grown["radixkv_images_decoded_total"] == 1
     assert grown["radixkv_images_reused_total"] == 2
     assert grown["radixkv_image_decode_seconds_total"] > 0

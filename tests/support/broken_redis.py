@@ -187,7 +187,7 @@ class _Run:
         ]
         # Every third shows a picture, at a place that is the same in all of a family.
         self.shown = [
-            images.place([*prompt[:18], images.pictures[prompt[0] % NUM_PICTURES], *prompt[18:]])
+            images.place([*prompt[:18], images.pictures[prompt[0] % NUM_PICTURES], *prompt[18:95]])
             if prompt[0] % 3 == 0
             else (prompt, [])
             for prompt in prompts

@@ -38,9 +38,11 @@ def start_engine(
     with safe_helpers():
         process.start()
     theirs.close()  # so that its end is noticed
+    channel = Channel(ours)
     try:
-        return RemoteEngine(Channel(ours), on_close=process.join)
+        return RemoteEngine(channel, on_close=process.join)
     except BaseException:
+        channel.close()  # one that is well, but can't be understood, ends now
         process.join()
         raise
 

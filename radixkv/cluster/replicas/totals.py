@@ -17,7 +17,7 @@ _NOW = {
     *("num_waiting", "num_running", "total_blocks", "free_blocks", "cached_blocks", "held_blocks"),
     *("pinned_blocks", "num_nodes", "num_leases", "num_pins", "ghost_blocks", "waiting_blocks"),
     *("prompts_waiting_for_turn", "reserved_tokens", "state_slots", "free_state_slots", "checkpoints"),
-    *("superseded_checkpoints", "window_blocks", "free_window_blocks"),
+    *("superseded_checkpoints", "window_blocks", "free_window_blocks", "kept_bytes"),
 }
 
 

@@ -40,12 +40,13 @@ class EncoderCache:
 
     Attributes:
         num_bytes: of the encodings that are there.
+        num_evicted: encodings that made room for others.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._encodings: OrderedDict[Hashable, Encoding] = OrderedDict()
-        self.num_bytes = 0
+        self.num_bytes = self.num_evicted = 0
 
     def __len__(self) -> int:
         return len(self._encodings)
@@ -68,6 +69,7 @@ class EncoderCache:
         while self.num_bytes > self._max_bytes and len(self._encodings) > 1:
             _, dropped = self._encodings.popitem(last=False)
             self.num_bytes -= dropped.num_bytes
+            self.num_evicted += 1
 
     def clear(self) -> None:
         """Drop all encodings."""

@@ -116,6 +116,11 @@ class RunnerImages:
         stop_between_layers(vision)
 
     @property
+    def num_evicted(self) -> int:
+        """Encodings that made room for others."""
+        return self.cache.num_evicted
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the encodings that are kept."""
         return self.cache.num_bytes

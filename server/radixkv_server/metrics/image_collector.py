@@ -25,6 +25,9 @@ class ImageCollector(Collector):
         for name, text, value in (
             ("images_encoded", "Images that the model's tower has run on.", float(encoder.encoded)),
             ("image_encode_seconds", "Time that this took.", encoder.encode_s),
+            ("encoder_cache_hits", "Images to be computed whose encodings were there.", float(encoder.hits)),
+            ("encoder_cache_misses", "Images to be computed that had to be encoded.", float(encoder.misses)),
+            ("encoder_cache_evictions", "Encodings that made room for others.", float(encoder.evicted)),
             ("images_decoded", "Files of images that became pixels.", float(decoder.decoded)),
             ("images_reused", "Images whose pixels were there from an earlier turn.", float(decoder.reused)),
             ("image_decode_seconds", "Time of decoding, in its threads.", decoder.decode_s),
