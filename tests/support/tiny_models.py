@@ -144,12 +144,13 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 def llama_gguf_writer(
-    path: Path, *, hidden: int, inner: int, layers: int, context: int, split: int = 0
+    path: Path, *, hidden: int, inner: int, layers: int, context: int, split: int = 0, vocab: int = 0
 ) -> tuple[Any, int]:
     """A writer of a GGUF Llama with the byte-level tokenizer, without tensors, and the vocabulary's size.
 
     Args:
         split: the most tensors of a part; 0 for one file.
+        vocab: the least size of the vocabulary.
     """
     import gguf
 
@@ -162,18 +163,20 @@ def llama_gguf_writer(
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    vocab = add_byte_level_tokenizer(writer)
+    vocab = add_byte_level_tokenizer(writer, vocab)
     writer.add_vocab_size(vocab)
     return writer, vocab
 
 
-def add_byte_level_tokenizer(writer: Any) -> int:
-    """Add the byte-level tokenizer to a writer of a GGUF file; returns the size of its vocabulary."""
+def add_byte_level_tokenizer(writer: Any, size: int = 0) -> int:
+    """Add the byte-level tokenizer to a writer of a GGUF file, with unused tokens up to a size; returns the
+    size of its vocabulary."""
     tokenizer = byte_level_tokenizer()
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    vocab = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    vocab += [f"<unused{number}>" for number in range(len(vocab), size)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([token for token, _ in vocab])
+    writer.add_token_list(vocab)
     writer.add_token_types([3 if index < 3 else 1 for index in range(len(vocab))])
     merges = state["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])

@@ -37,7 +37,7 @@ def pack_stored_weights(model: nn.Module, *, for_ranks: bool = False) -> None:
             experts = CheckpointExperts(module, *_expert_parts(module), rows)
             _put(model, path, experts if for_ranks else experts.packed())
             parents.append(path.rpartition(".")[0])
-    for path, module in list(model.named_modules()):
+    for path, module in sorted(model.named_modules(), key=_size, reverse=True):
         product = None
         if type(module) is nn.Linear and not path.endswith(STAY_PLAIN):
             parent, _, name = path.rpartition(".")
@@ -55,6 +55,12 @@ def pack_stored_weights(model: nn.Module, *, for_ranks: bool = False) -> None:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.float()
+
+
+def _size(named: tuple[str, nn.Module]) -> int:
+    """Numbers of a linear layer's weight. The largest ones are packed first: for a while, memory holds a
+    weight twice."""
+    return named[1].weight.numel() if type(named[1]) is nn.Linear else 0
 
 
 def _product(module: nn.Linear, rows: BlockRows) -> WholeProduct | None:

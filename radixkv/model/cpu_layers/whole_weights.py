@@ -103,7 +103,9 @@ class PlainProduct(WholeProduct):
         plain.weight = nn.Parameter(self._stored, requires_grad=False)
         if self.bias is not None:
             plain.bias = nn.Parameter(self.bias, requires_grad=False)
-        return PackedLinear(plain)
+        packed = PackedLinear(plain)
+        release_file_pages(address_ranges([self._stored]))
+        return packed
 
 
 class FileExperts(WholeExperts):

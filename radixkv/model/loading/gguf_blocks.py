@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
 _Array = np.ndarray[Any, Any]
+#: Formats whose numbers are multiplied in their own dtype.
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def reason_against() -> str | None:
@@ -155,10 +157,11 @@ class _Placing:
         return BlockRows()
 
     def in_order(self) -> list[Any]:
-        """Tensors that the model has a place for; biases before the weights that they belong to."""
+        """Tensors that the model has a place for; biases before the weights that they belong to, and of
+        these the largest ones first: for a while, memory holds a tensor twice."""
         joined = join_tensors(self.file.tensors, self._names)
         known = [tensor for tensor in joined if tensor.name in self._names]
-        return sorted(known, key=lambda tensor: len(tensor.shape) > 1)
+        return sorted(known, key=lambda tensor: (len(tensor.shape) > 1, -int(tensor.n_bytes)))
 
     def place(self, tensor: Any) -> None:
         """Give a tensor to its module."""
@@ -244,15 +247,16 @@ class _Placing:
         if tensor.tensor_type in FORMATS and (order is None or isinstance(order, np.ndarray)):
             width = module.in_features
             return self._chosen(FileProduct([tensor], width, order, None, module.bias, self._rows))
-        weight = torch.from_numpy(np.array(self._restored(tensor)))
+        weight = None if order is False else self._plain(tensor, order)
+        if weight is None:
+            weight = torch.from_numpy(np.array(self._restored(tensor)))
+            if tensor.tensor_type.name not in _PLAIN:
+                self._widened[tensor.tensor_type.name] += 1
+                weight = weight.to(torch.bfloat16)
         if flat or weight.shape[:1] == (1,):  # a file may have its dimension, or not
             weight = weight.reshape(1, -1)
         if weight.shape != module.weight.shape:
             self._refuse(tensor, tuple(weight.shape), module.weight.shape)
-        if tensor.tensor_type.name not in ("F32", "F16"):
-            if tensor.tensor_type.name != "BF16":
-                self._widened[tensor.tensor_type.name] += 1
-            weight = weight.to(torch.bfloat16)
         return self._chosen(PlainProduct(weight, module.bias))
 
     def _chosen(self, product: WholeProduct) -> nn.Module:
@@ -286,6 +290,15 @@ class _Placing:
         if found.shape != (count, 1) or not np.array_equal(np.sort(found[:, 0]), numbers):
             return False
         return None if np.array_equal(found[:, 0], numbers) else np.ascontiguousarray(found[:, 0])
+
+    def _plain(self, tensor: Any, order: Any) -> torch.Tensor | None:
+        """A tensor of plain numbers in their own dtype, its pages of the file released; None: it is none."""
+        dtype = _PLAIN.get(tensor.tensor_type.name)
+        if dtype is None or hasattr(tensor, "parts"):
+            return None
+        numbers = np.array(tensor.data if order is None else tensor.data[order])
+        release_mapped_pages(tensor.data.ctypes.data, tensor.data.nbytes)
+        return torch.from_numpy(numbers.view(np.uint8)).view(dtype)
 
     def _restored(self, tensor: Any) -> _Array:
         """A tensor as float32, as the model has it."""

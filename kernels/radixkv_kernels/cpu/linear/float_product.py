@@ -312,13 +312,13 @@ def _panels(weight: torch.Tensor) -> torch.Tensor:
     outputs, inputs = weight.shape
     count = -(-outputs // COLUMNS)
     packed = torch.empty(count, inputs, COLUMNS, dtype=weight.dtype)
-    for panel in range(count):
+    for panel, own in enumerate(packed):
         rows = weight[panel * COLUMNS : (panel + 1) * COLUMNS]
-        packed[panel, :, : len(rows)] = rows.t()
-        packed[panel, :, len(rows) :] = 0
-    if weight.dtype == torch.bfloat16 and _PAIRED:
-        pairs = packed.view(count, inputs, _VECTORS // 2, 2, LANES)
-        packed = pairs.transpose(3, 4).contiguous().view(count, inputs, COLUMNS)
+        own[:, : len(rows)] = rows.t()
+        own[:, len(rows) :] = 0
+        if weight.dtype == torch.bfloat16 and _PAIRED:
+            pairs = own.view(inputs, _VECTORS // 2, 2, LANES).transpose(2, 3)
+            own.copy_(pairs.contiguous().view(inputs, COLUMNS))
     return packed
 
 
