@@ -55,12 +55,13 @@ class Channel:
         max_bytes: of a message that is received; None: the other end is trusted with any length.
 
     Attributes:
+        max_bytes: see above.
         is_local: the other end is on this machine, and of this user.
     """
 
     def __init__(self, connection: Connection, *, max_bytes: int | None = None) -> None:
         self._connection = connection
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.is_local = True
 
     @classmethod
@@ -105,7 +106,7 @@ class Channel:
                 longer than `expect_within` allows; or it sends more than `max_bytes`.
         """
         try:
-            return self._connection.recv_bytes(self._max_bytes)
+            return self._connection.recv_bytes(self.max_bytes)
         except BlockingIOError as error:
             raise ChannelEnded("nothing came for too long") from error
         except (EOFError, OSError) as error:

@@ -51,12 +51,16 @@ def paged_engine_elsewhere(**options: Any) -> EngineClient:
 
 
 @contextlib.asynccontextmanager
-async def served_in_a_thread(engine: EngineClient) -> AsyncIterator[EngineClient]:
+async def served_in_a_thread(
+    engine: EngineClient, *, max_bytes: int | None = None
+) -> AsyncIterator[EngineClient]:
     """A client of an engine that a thread serves over a pipe; closed with it."""
     ours, theirs = multiprocessing.Pipe()
-    host = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, Channel(theirs))))
+    host = threading.Thread(
+        target=lambda: asyncio.run(serve_engine(engine, Channel(theirs, max_bytes=max_bytes)))
+    )
     host.start()
-    client = await asyncio.to_thread(RemoteEngine, Channel(ours))
+    client = await asyncio.to_thread(RemoteEngine, Channel(ours, max_bytes=max_bytes))
     try:
         yield client
     finally:

@@ -28,6 +28,7 @@ from radixkv.cluster.remote.messages import (
     Status,
     Took,
 )
+from radixkv.cluster.remote.sent_images import SentImages
 from radixkv.engine.adapters import AdapterCard, Adapters
 from radixkv.engine.cache_client import CacheClient
 from radixkv.engine.calls import Call
@@ -70,9 +71,10 @@ class Link:
     def __init__(self, channel: Channel, facts: EngineFacts | None = None) -> None:
         self.status: Status
         self._ids = itertools.count()
-        self._lock = threading.Lock()  # around the next two: no call may slip in after the last one
+        self._lock = threading.Lock()  # around the next three: no call may slip in after the last one
         self._pending: dict[int, _Pending] = {}
         self._ended: EngineStoppedError | None = None
+        self._images = SentImages()
         self._messenger = Messenger(channel, self._take, self._lose)
         try:
             self.facts = _received_facts(channel) if facts is None else facts
@@ -131,7 +133,9 @@ class Link:
                 raise EngineStoppedError(str(self._ended))
             self._pending[pending.id] = pending  # first: the answer may be here before this thread goes on
             try:
-                self._messenger.send(Ask(pending.id, name, args, options))
+                for message in self._images.shortened(Ask(pending.id, name, args, options)):
+                    self._messenger.send(message)
+                self._images.sent()
             except InvalidRequestError:
                 del self._pending[pending.id]
                 raise

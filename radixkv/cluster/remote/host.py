@@ -23,6 +23,7 @@ from radixkv.cluster.remote.messages import (
     Status,
     Took,
 )
+from radixkv.cluster.remote.sent_images import ReceivedImages, SentImage
 from radixkv.cluster.remote.wire import sendable
 from radixkv.engine.adapters import Adapters
 from radixkv.engine.cache_client import CacheClient
@@ -92,12 +93,20 @@ class _Host:
             "adapters": calls_of(Adapters),
         }
         self._calls: dict[int, _RunningCall] = {}
+        self._images = ReceivedImages()
 
-    def take(self, message: Ask | Took | Cancel | AskStatus) -> None:
+    def take(self, message: SentImage | Ask | Took | Cancel | AskStatus) -> None:
         """A message has come."""
         if isinstance(message, AskStatus):
             self.send_status()
+        elif isinstance(message, SentImage):
+            self._images.take(message)
         elif isinstance(message, Ask):
+            try:
+                message = self._images.restored(message)
+            except RequestFailedError as error:
+                self.messenger.send(Failed(message.id, error))
+                return
             window = asyncio.Semaphore(WINDOW)
             task = asyncio.ensure_future(self._answer(message, window))
             self._calls[message.id] = _RunningCall(task, window)

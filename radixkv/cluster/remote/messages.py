@@ -3,7 +3,7 @@
 
 A client asks for calls by name, and gets one answer for a call, items and an end for a stream:
 
-    client to host: Ask, Took, Cancel, AskStatus
+    client to host: Ask, Took, Cancel, AskStatus; before an Ask, its images (`sent_images`)
     host to client: Status first, then Reply, Item, End, Failed, Status
 """
 
@@ -20,6 +20,7 @@ from radixkv.channel import Channel, ChannelEnded
 from radixkv.cluster.remote import wire
 from radixkv.engine.adapters import AdapterCard
 from radixkv.engine.counts import EngineStats
+from radixkv.errors import InvalidRequestError
 
 #: Items of a stream that may be on their way.
 WINDOW = 64
@@ -99,6 +100,8 @@ class Status:
 class Messenger:
     """Reads and writes a channel on threads of its own, so that sending holds up no event loop.
 
+    Both ends of a channel have one bound on the length of messages.
+
     Args:
         on_message: called for each message on the reading thread.
         on_end: called there when the other end has gone, or this one was closed.
@@ -133,9 +136,16 @@ class Messenger:
         """Send a message after the earlier ones; do nothing if the other end has gone.
 
         Raises:
-            InvalidRequestError: something in it can't be sent to another process.
+            InvalidRequestError: something in it can't be sent to another process, or it is longer than the
+                other end takes.
         """
-        self._to_send.put(wire.dumps(message))
+        data, most = wire.dumps(message), self._channel.max_bytes
+        if most is not None and len(data) > most:
+            raise InvalidRequestError(
+                f"this request has {len(data):,} bytes on the way to its engine, and the limit is {most:,}: "
+                "send less text, or smaller images"
+            )
+        self._to_send.put(data)
 
     def close(self) -> None:
         """Send what waits, then end; does not wait for that."""
