@@ -40,7 +40,7 @@ COMMAND = "make docs"
 _FORMATS_HEAD = """| form | `quant_method` | on a CPU | on a GPU |
 |---|---|---|---|
 | float32, bfloat16, float16 | | yes | yes |
-| GGUF | | as blocks: [below](#gguf-files-on-a-cpu) | dequantised to `--dtype` |
+| GGUF | | as blocks: [below](#gguf-files-on-a-cpu) | [as blocks](#stored-weights-on-a-gpu) |
 """
 _FORMATS_LAST = "| any other, or tensors that no form explains |"
 

@@ -26,9 +26,9 @@ from triton.compiler import ASTSource
 from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.triton.copy import copy_kernel
 from radixkv_kernels.triton.experts import (
+    TILE_ROWS,
     Gate,
     combine_kernel,
-    expert_tile,
     experts_kernel,
     list_pairs_kernel,
 )
@@ -49,7 +49,8 @@ from radixkv_kernels.triton.router import (
     product_tile,
     router_product_kernel,
 )
-from radixkv_kernels.triton.stored_product import stored_product_kernel, stored_product_tile
+from radixkv_kernels.triton.stored_product import stored_product_kernel
+from radixkv_kernels.triton.tiled_weight import E2M1, TABLE, TiledWeight
 from radixkv_kernels.triton.tiles import (
     CDNA,
     MIN_SEGMENT,
@@ -60,7 +61,6 @@ from radixkv_kernels.triton.tiles import (
     launch_tile,
 )
 from radixkv_kernels.triton.unified_attention import attention_kernel
-from radixkv_kernels.triton.weight_tiles import TiledWeight
 from radixkv_kernels.triton.write import write_kernel
 
 TARGETS = {
@@ -447,11 +447,17 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.uint8: "u8",
     torch.int8: "i8",
+    torch.int32: "i32",
 }
 
 
 def meta_weight(form: str, outputs: int, inputs: int, bias: bool = False) -> TiledWeight:
-    """Weights of two experts without memory: bf16, fp32, fp8, int8, int4 (groups of 128, zeros), mxfp4."""
+    """Weights of two experts without memory.
+
+    Args:
+        form: bf16, fp32, fp8, int8, int4 (groups of 128, zeros), int4-order (and an order of inputs), int4-32
+            (groups of 32), nf4, mxfp4, nvfp4, q4_k or q6_k.
+    """
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(2, *shape, dtype=dtype, device="meta")
@@ -468,16 +474,37 @@ def meta_weight(form: str, outputs: int, inputs: int, bias: bool = False) -> Til
     if form == "int8":
         codes = empty(outputs, inputs, dtype=torch.int8)
         return TiledWeight.scaled(codes, empty(outputs, 1), (1, inputs), None, added)
-    codes = empty(outputs, inputs // 2, dtype=torch.uint8)
+    codes, half, byte = empty(outputs, inputs // 2, dtype=torch.uint8), torch.float16, torch.uint8
     if form == "mxfp4":
-        return TiledWeight.mxfp4(codes, empty(outputs, inputs // 32, dtype=torch.uint8), added)
-    grid = empty(outputs, inputs // 128), empty(outputs, inputs // 128)
-    return TiledWeight.scaled(codes, grid[0], (1, 128), grid[1], added, packed=True)
+        return TiledWeight.mxfp4(codes, empty(outputs, inputs // 32, dtype=byte), added)
+    if form == "nvfp4":
+        scales = empty(outputs, inputs // 16, dtype=torch.float8_e4m3fn)
+        return TiledWeight.of_pairs(E2M1, codes, scales, 16, bias=added, supers=empty(outputs, 1))
+    if form == "nf4":
+        table = tuple(each / 8 - 1 for each in range(16))
+        return TiledWeight.of_pairs(TABLE, codes, empty(outputs, inputs // 64), 64, table, added)
+    more: dict[str, Any] = {"packed": True}
+    group = {"int4-32": 32, "q4_k": 32, "q6_k": 16}.get(form, 128)
+    zeros = empty(outputs, inputs // group, dtype=byte)
+    scales = empty(outputs, inputs // group, dtype=half)
+    if form == "int4-32":
+        zeros, more["zero"] = None, 8
+    elif form == "int4-order":
+        more["order"] = empty(inputs, dtype=torch.int32)
+    elif form == "q4_k":
+        more |= {"has_leasts": True, "super_width": 256}
+        more["supers"], scales = empty(outputs, inputs // 256, 2, dtype=half), scales.to(byte)
+    elif form == "q6_k":
+        more |= {"zero": 32, "super_width": 256, "plane_bits": 2}
+        more["plane"] = empty(outputs, inputs // 4, dtype=byte)
+        more["supers"] = empty(outputs, inputs // 256, 1, dtype=half)
+        zeros, scales = None, scales.to(torch.int8)
+    return TiledWeight.scaled(codes, scales, (1, group), zeros, added, **more)
 
 
 def weight_types(weight: TiledWeight) -> dict[str, str]:
     """Signature of the arguments that `TiledWeight.arguments` gives."""
-    names = ("w_ptr", "s_ptr", "z_ptr", "bias_ptr")
+    names = ("w_ptr", "plane_ptr", "s_ptr", "z_ptr", "super_ptr", "order_ptr", "bias_ptr")
     return {n: f"*{_TYPES[t.dtype]}" for n, t in zip(names, weight.arguments(), strict=True)}
 
 
@@ -497,12 +524,12 @@ def compile_experts(
     dtype = torch.float32 if form == "fp32" else torch.bfloat16
     types = {"x_ptr": f"*{_TYPES[dtype]}", "lists_ptr": "*i32", "counts_ptr": "*i32"} | weight_types(weight)
     types |= {"route_ptr": "*fp32", "out_ptr": "*fp32" if down else f"*{_TYPES[dtype]}"}
-    aligned = [*types, "w_stride", "s_stride"]
-    types |= {"capacity": "i32", "w_stride": "i32", "s_stride": "i32", "limit": "fp32", "alpha": "fp32"}
-    tile: dict[str, Any] = dict(expert_tile(weight, dtype))
+    aligned = list(types)
+    types |= {"capacity": "i32", "limit": "fp32", "alpha": "fp32"}
+    tile: dict[str, Any] = weight.tile(dtype, TILE_ROWS, two=not down)
     warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
-    constants = {"CHOICES": choices, "N": hidden if down else inner, "K": weight.in_features}
-    constants |= {"KIND": -1 if down else gate.kind, "ALTERNATE": gate.alternate} | tile | weight.constants()
+    constants = {"CHOICES": choices, "N": hidden if down else inner, "FORM": weight.form}
+    constants |= {"KIND": -1 if down else gate.kind, "ALTERNATE": gate.alternate} | tile
     return compile_kernel(experts_kernel, types, constants, aligned, target, warps, stages)
 
 
@@ -510,12 +537,12 @@ def compile_stored_product(form: str, inputs: int, outputs: int, rows: int, targ
     """The compiled kernel of a linear layer's stored weight, for a number of rows."""
     weight = meta_weight(form, outputs, inputs, bias=True)
     types = {"x_ptr": "*bf16"} | weight_types(weight) | {"out_ptr": "*bf16"}
-    tile: dict[str, Any] = dict(stored_product_tile(weight, torch.bfloat16, rows))
+    tile: dict[str, Any] = weight.tile(torch.bfloat16, rows)
     warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
-    constants = {"N": outputs, "K": inputs} | tile | weight.constants()
-    return compile_kernel(
-        stored_product_kernel, types | {"rows": "i32"}, constants, list(types), target, warps, stages
-    )
+    constants = {"N": outputs, "FORM": weight.form} | tile
+    aligned = [*types, "out_stride"]
+    counts = {"rows": "i32", "out_stride": "i32"}
+    return compile_kernel(stored_product_kernel, types | counts, constants, aligned, target, warps, stages)
 
 
 def compile_router(

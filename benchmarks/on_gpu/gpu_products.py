@@ -18,7 +18,7 @@ from radixkv_kernels.triton.experts import Gate, combine, run_experts
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.router import SOFTMAX, Routing, route_rows
 from radixkv_kernels.triton.stored_product import multiply_stored
-from radixkv_kernels.triton.weight_tiles import TiledWeight
+from radixkv_kernels.triton.tiled_weight import TiledWeight
 
 #: Name -> experts, choices, hidden size, inner size.
 SHAPES = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}

@@ -127,7 +127,11 @@ class WholeProduct(StoredProduct):
         """Some of its outputs, one span after the other."""
         raise NotImplementedError
 
-    def packed(self) -> StoredProduct:
+    def of_inputs(self, own: range, *, has_bias: bool) -> WholeProduct:
+        """Some of its inputs, with its bias or without one."""
+        raise NotImplementedError
+
+    def packed(self) -> nn.Module:
         """Its final form."""
         raise NotImplementedError
 
@@ -166,6 +170,23 @@ class WholeExperts(StoredExperts):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.packed()(*inputs)
         return out
+
+
+def pack_whole_weights(model: nn.Module) -> None:
+    """Give every product and all experts of a model that have not got it yet their final form."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, WholeProduct | WholeExperts):
+                setattr(parent, name, child.packed())
+
+
+def reads_weight(parent: Any, name: str) -> bool:
+    """Return True if a class looks at the weight of its layer of this name, as some routers do, which a
+    replacement does not have."""
+    try:
+        return f"self.{name}.weight" in inspect.getsource(parent.forward)
+    except (OSError, TypeError):  # it was not read from a file
+        return False
 
 
 @dataclass(frozen=True)

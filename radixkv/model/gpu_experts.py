@@ -9,6 +9,7 @@ floats; in deterministic mode all rows take the kernels. A block's shared expert
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from radixkv.model.step_context import current_rows
 from radixkv_kernels.triton.experts import MAX_ROWS, Gate, combine, run_experts
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing, route_rows
-from radixkv_kernels.triton.weight_tiles import PLAIN, TiledWeight
+from radixkv_kernels.triton.tiled_weight import PLAIN, TiledWeight
 
 #: Multiple of bytes that torch's grouped product wants rows of its operands to be.
 _GROUPED_BYTES = 16
@@ -77,36 +78,49 @@ class GpuExperts(StoredExperts):
     """A layer's experts, called as transformers' are.
 
     Args:
-        plain: transformers' module, whose weights stay as they are.
+        plain: transformers' module.
+        gate_up, down: its weights in any form, with their biases; None: as they are in it.
+        own: the experts that it answers for; None: all.
+        alternate: gates and ups are outputs in turns; None: as they are in `plain`.
 
     Attributes:
         fixed_rows: a row's bits must not depend on the number of rows (deterministic mode).
-        gate_up, down: as the kernels read them; other forms than plain floats may take their place.
     """
 
     fixed_routes = False
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(
+        self,
+        plain: Any,
+        gate_up: TiledWeight | None = None,
+        down: TiledWeight | None = None,
+        own: range | None = None,
+        *,
+        alternate: bool | None = None,
+    ) -> None:
         super().__init__()
-        self.num_experts = len(plain.gate_up_proj)
-        self.gate_up_proj, self.down_proj = plain.gate_up_proj, plain.down_proj
-        biases = [None, None]
-        if plain.has_bias:
-            self.gate_up_proj_bias, self.down_proj_bias = plain.gate_up_proj_bias, plain.down_proj_bias
-            biases = [plain.gate_up_proj_bias.detach(), plain.down_proj_bias.detach()]
-        self.gate_up, self.down = (
-            TiledWeight.plain(weight.detach(), bias, inputs_first=plain.is_transposed)
-            for weight, bias in zip((plain.gate_up_proj, plain.down_proj), biases, strict=True)
-        )
-        gate = _describe_gate(plain)
+        self.own = range(int(plain.num_experts)) if own is None else own
+        self.num_experts = len(self.own)
+        if gate_up is None or down is None:
+            self.gate_up_proj, self.down_proj = plain.gate_up_proj, plain.down_proj
+            biases = [None, None]
+            if plain.has_bias:
+                self.gate_up_proj_bias, self.down_proj_bias = plain.gate_up_proj_bias, plain.down_proj_bias
+                biases = [plain.gate_up_proj_bias.detach(), plain.down_proj_bias.detach()]
+            gate_up, down = (
+                TiledWeight.plain(weight.detach(), bias, inputs_first=plain.is_transposed)
+                for weight, bias in zip((plain.gate_up_proj, plain.down_proj), biases, strict=True)
+            )
+        self.gate_up, self.down = gate_up, down
+        gate = describe_gate(plain)
         assert gate is not None
-        self.gate = gate
+        self.gate = gate if alternate is None else replace(gate, alternate=alternate)
         self.fixed_rows = False
 
     @property
     def is_plain(self) -> bool:
         """Weights are plain floats."""
-        return self.gate_up.form == self.down.form == PLAIN
+        return self.gate_up.kind == self.down.kind == PLAIN
 
     def store(self, gate_up: TiledWeight, down: TiledWeight) -> None:
         """Take weights in other forms for the plain ones, which are given back."""
@@ -123,6 +137,8 @@ class GpuExperts(StoredExperts):
     ) -> Tensor:
         """[T, H], [T, K] the experts of each row, [T, K] their weights -> [T, H]; see `run_experts`."""
         ids, weights = ids.to(torch.int32), weights.to(torch.float32)
+        if self.own.start:  # those of other ranks count for nothing, whatever their numbers are here
+            ids = ids - self.own.start
         if len(states) > MAX_ROWS and not self.fixed_rows and self._has_grouped_product(states.dtype):
             return self._grouped(states, ids, weights, shared, shared_gate)
         return run_experts(
@@ -154,12 +170,12 @@ class GpuExperts(StoredExperts):
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         gate = self.gate
-        if gate.activation == "clamped":
-            first, second = gate_up[:, ::2].clamp(max=gate.limit), gate_up[:, 1::2]
-            second = second.clamp(-gate.limit, gate.limit)
-            return (second + 1) * (first * torch.sigmoid(first * gate.alpha))
         if gate.alternate:
             gate_up = gate_up.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+        if gate.activation == "clamped":
+            first, second = gate_up.chunk(2, 1)
+            first, second = first.clamp(max=gate.limit), second.clamp(-gate.limit, gate.limit)
+            return (second + 1) * (first * torch.sigmoid(first * gate.alpha))
         return gate_rows(gate_up, gate.activation)
 
 
@@ -269,7 +285,8 @@ _GROUP_ROUTERS = frozenset(
 )
 
 
-def _describe_gate(plain: Any) -> Gate | None:
+def describe_gate(plain: Any) -> Gate | None:
+    """Describe the gate of transformers' experts; None: the kernels have none such."""
     if type(plain).__name__ == "GptOssExperts":
         return Gate("clamped", True, float(plain.limit), float(plain.alpha))
     activation = ACTIVATIONS.get(type(getattr(plain, "act_fn", None)).__name__)
@@ -289,7 +306,7 @@ def _is_plain_experts(module: Any) -> bool:
         all(isinstance(weight, nn.Parameter) and weight.ndim == 3 for weight in weights)
         and all(weight.dtype in (torch.bfloat16, torch.float16, torch.float32) for weight in weights)
         and not getattr(module, "has_post_expert_norm", False)
-        and _describe_gate(module) is not None
+        and describe_gate(module) is not None
     )
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
-from radixkv.model.decoder_layers import DecoderParts, find_norm, replace_layers
+from radixkv.model.decoder_layers import DecoderParts, find_norm, pack_whole_weights, replace_layers
 from radixkv.model.gpu_experts import replace_experts
+from radixkv.model.gpu_products import TiledProduct
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
@@ -38,6 +39,7 @@ def fuse_layers(model: Any) -> int:
     Returns:
         Number of replaced decoder layers.
     """
+    pack_whole_weights(model)
     replace_experts(model)
     dtype = model.get_input_embeddings().weight.dtype
     count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
@@ -152,10 +154,12 @@ class FusedNorm(nn.Module):
         return norm_rows(states.reshape(-1, states.shape[-1]), self.norm).view_as(states)
 
 
-def merged_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
+def merged_linear(parts: Sequence[nn.Linear]) -> nn.Module:
     """Layers with the same input as one, their outputs one after the other."""
     if len(parts) == 1:
         return parts[0]
+    if any(isinstance(part, TiledProduct) for part in parts):
+        return TiledProduct.merged(parts, parts[0].weight.dtype)
     first, width = parts[0], sum(part.out_features for part in parts)
     has_bias = first.bias is not None
     merged = nn.Linear(first.in_features, width, bias=has_bias, device="meta")

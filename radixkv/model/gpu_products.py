@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of 8 bits on a GPU, made of plain ones at load: `--quantization fp8|int8`.
+"""Linear layers on a GPU whose weights keep a form of their own, and `--quantization fp8|int8`.
 
-Each output has a scale of its own. Products read the codes as they are and multiply rows in the model's dtype
-(`radixkv_kernels.triton.stored_product`); routed experts likewise. Embeddings, the output layer, routers and
-gates of shared experts stay as they are.
+A weight is a checkpoint's, as it stores it (`gpu_stored`), or a plain one that is rounded to 8 bits at load
+with a scale for each output. Products read the codes as they are and multiply rows in the model's dtype
+(`radixkv_kernels.triton.stored_product`); routed experts likewise. Rounding leaves embeddings, the output
+layer, routers and gates of shared experts as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +19,12 @@ from radixkv.errors import ConfigError
 from radixkv.model.decoder_layers import StoredProduct
 from radixkv.model.gpu_experts import GpuExperts
 from radixkv_kernels.triton.stored_product import multiply_stored
-from radixkv_kernels.triton.weight_tiles import TiledWeight
+from radixkv_kernels.triton.tiled_weight import TiledWeight, joined
 
 #: Kind -> dtype of codes and the largest code.
 KINDS = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
 #: First of the GPUs whose compiler converts e4m3.
-_FP8_CAPABILITY = (8, 9)
+FP8_CAPABILITY = (8, 9)
 #: Products of fewer outputs stay as they are: a tile has more.
 _MIN_OUTPUTS = 16
 #: Numbers that are rounded at a time.
@@ -30,30 +32,73 @@ _NUMBERS_AT_ONCE = 16 << 20
 
 
 class TiledProduct(StoredProduct):
-    """A linear layer on a GPU with a weight in any form that kernels read by tiles.
+    """A linear layer on a GPU with weights in any forms that kernels read by tiles.
 
     Args:
-        stored: the weight and the bias.
+        weights: one above the other, with their biases; those of one form become one.
         dtype: of inputs.
 
     Attributes:
+        weights: a kernel is launched for each.
         fixed_rows: a row's bits must not depend on the number of rows (deterministic mode).
     """
 
-    def __init__(self, stored: TiledWeight, dtype: torch.dtype) -> None:
-        super().__init__(stored.in_features, stored.out_features)
-        self.stored, self.dtype = stored, dtype
+    def __init__(self, weights: Sequence[TiledWeight], dtype: torch.dtype) -> None:
+        super().__init__(weights[0].in_features, sum(each.out_features for each in weights))
+        self.weights, self.dtype = _joined_runs(weights), dtype
         self.fixed_rows = False
+
+    @classmethod
+    def merged(cls, products: Iterable[nn.Linear | TiledProduct], dtype: torch.dtype) -> TiledProduct:
+        """Products of the same inputs as one, plain ones among them."""
+        weights: list[TiledWeight] = []
+        for each in products:
+            if isinstance(each, TiledProduct):
+                weights += each.weights
+            else:
+                bias = None if each.bias is None else each.bias.detach()
+                weights.append(TiledWeight.plain(each.weight.detach(), bias))
+        return cls(weights, dtype)
 
     @property
     def weight(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """That of the first weight: what has a bias has one for all outputs."""
+        return self.weights[0].bias
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(each.nbytes for each in self.weights)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         rows = inputs.reshape(-1, self.in_features).contiguous()
-        out = multiply_stored(rows, self.stored, fixed_rows=self.fixed_rows)
+        out = rows.new_empty(len(rows), self.out_features)
+        start = 0
+        for weight in self.weights:
+            own = out[:, start : start + weight.out_features]
+            multiply_stored(rows, weight, out=own, fixed_rows=self.fixed_rows)
+            start += weight.out_features
         return out.view(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.nbytes:,} bytes"
+
+
+def _joined_runs(weights: Sequence[TiledWeight]) -> list[TiledWeight]:
+    """Neighbours of one form put together."""
+    found = [weights[0]]
+    for each in weights[1:]:
+        both = joined([found[-1], each])
+        if both is None:
+            found.append(each)
+        else:
+            found[-1] = both
+    return found
 
 
 @torch.no_grad()
@@ -70,7 +115,7 @@ def quantize_products(model: Any, kind: str) -> int:
         ConfigError: the GPU has no floats of 8 bits.
     """
     device = model.get_input_embeddings().weight.device
-    if kind == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if kind == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise ConfigError(
             f"--quantization fp8 needs a GPU with 8-bit floats (Ada, Hopper or later), and this is "
             f"{torch.cuda.get_device_name(device)}: use --quantization int8"
@@ -82,7 +127,7 @@ def quantize_products(model: Any, kind: str) -> int:
             if type(child) is nn.Linear and child is not output and child.out_features >= _MIN_OUTPUTS:
                 bias = None if child.bias is None else child.bias.detach()
                 stored = quantized(child.weight.detach(), kind, bias)
-                setattr(parent, name, TiledProduct(stored, child.weight.dtype))
+                setattr(parent, name, TiledProduct([stored], child.weight.dtype))
                 count += 1
         if isinstance(parent, GpuExperts) and parent.is_plain:
             parent.store(*(quantized(each.codes, kind, each.bias) for each in (parent.gate_up, parent.down)))

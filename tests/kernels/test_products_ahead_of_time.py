@@ -27,7 +27,9 @@ SHAPES = {
     "int8": (2048, 768, 8, SILU),
     "int4": (2048, 768, 8, SILU),
     "mxfp4": (2880, 2880, 4, CLAMPED),
+    **dict.fromkeys(("int4-order", "int4-32", "nf4", "nvfp4", "q4_k", "q6_k"), (2048, 768, 8, SILU)),
 }
+STORED = [form for form in SHAPES if form != "bf16"]
 
 
 def check(kernel: Any, *, products: bool, programs: int = 2) -> None:
@@ -48,7 +50,7 @@ def test_experts(form: str, down: bool) -> None:
 
 @pytest.mark.parametrize(
     ("form", "rows"),
-    by_day([(form, rows) for form in ("fp8", "int8", "int4", "mxfp4") for rows in (1, 64, 512)], ("fp8", 1)),
+    by_day([(form, rows) for form in STORED for rows in (1, 64, 512)], ("fp8", 1), ("q4_k", 64)),
 )
 def test_products_of_stored_weights(form: str, rows: int) -> None:
     kernel = aot.compile_stored_product(form, 4096, 14336, rows, "sm_90")

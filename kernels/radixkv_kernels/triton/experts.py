@@ -22,10 +22,11 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.triton.gated import ACTIVATIONS, activate
-from radixkv_kernels.triton.weight_tiles import MXFP4, TiledWeight, add_product, load_rows
+from radixkv_kernels.triton.tiled_weight import FIXED_ROWS, TiledWeight
+from radixkv_kernels.triton.weight_tiles import multiply_tile
 
 #: Rows of a tile, a fixed number: other tiles may have other instructions, and so other bits.
-TILE_ROWS = 16
+TILE_ROWS = FIXED_ROWS
 #: Rows that are computed at a time, at most: their gates and results take memory.
 MAX_ROWS = 512
 #: Programs that share an expert's tiles of rows, at most.
@@ -76,32 +77,25 @@ def experts_kernel(
     lists_ptr,
     counts_ptr,
     w_ptr,
+    plane_ptr,
     s_ptr,
     z_ptr,
+    super_ptr,
+    order_ptr,
     bias_ptr,
     route_ptr,
     out_ptr,
     capacity,
-    w_stride,
-    s_stride,
     limit,
     alpha,
     CHOICES: tl.constexpr,
     N: tl.constexpr,
-    K: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     KIND: tl.constexpr,
     ALTERNATE: tl.constexpr,
     FORM: tl.constexpr,
-    N_STRIDE: tl.constexpr,
-    K_STRIDE: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GRID: tl.constexpr,
-    ZEROS: tl.constexpr,
-    BIAS: tl.constexpr,
 ):
     """Grid (ceil(N / BN), experts, parts). Gated (KIND >= 0): out [pairs, N], x by row, weights of 2 N
     outputs. Else out float32 [pairs, N] = route * (weights x_pair + bias)."""
@@ -113,32 +107,22 @@ def experts_kernel(
     inside = n < N
     first = 2 * n if GATED and ALTERNATE else n
     second = 2 * n + 1 if ALTERNATE else n + N
-    w_ptr += expert.to(tl.int64) * w_stride
-    s_ptr += expert.to(tl.int64) * s_stride
-    z_ptr += expert.to(tl.int64) * s_stride
-    bias_ptr += expert * (2 * N if GATED else N)
+    far = expert.to(tl.int64)
+    w = (
+        w_ptr + far * FORM.experts[0],
+        plane_ptr + far * FORM.experts[1],
+        s_ptr + far * FORM.experts[2],
+        z_ptr + far * FORM.experts[3],
+        super_ptr + far * FORM.experts[4],
+        order_ptr + far * FORM.experts[5],
+        bias_ptr + far * FORM.experts[6],
+    )
     for tile in range(tl.program_id(2), tiles, tl.num_programs(2)):
         place = tile * BM + tl.arange(0, BM)
         on = place < count
         pair = tl.load(lists_ptr + expert * capacity + place, mask=on, other=0)
         row = pair // CHOICES if GATED else pair
-        acc = tl.zeros((BN, BM), tl.float32)
-        up = tl.zeros((BN, BM), tl.float32)
-        for k in range(0, K, BK):
-            even, odd = load_rows(x_ptr, row, on, k, K, BK, FORM)
-            acc = add_product(
-                acc, even, odd, w_ptr, s_ptr, z_ptr, first, inside, k, K, BK, FORM, N_STRIDE, K_STRIDE,
-                HEIGHT, WIDTH, GRID, ZEROS,
-            )  # fmt: skip
-            if GATED:
-                up = add_product(
-                    up, even, odd, w_ptr, s_ptr, z_ptr, second, inside, k, K, BK, FORM, N_STRIDE, K_STRIDE,
-                    HEIGHT, WIDTH, GRID, ZEROS,
-                )  # fmt: skip
-        if BIAS:
-            acc += tl.load(bias_ptr + first, mask=inside, other=0.0).to(tl.float32)[:, None]
-            if GATED:
-                up += tl.load(bias_ptr + second, mask=inside, other=0.0).to(tl.float32)[:, None]
+        acc, up = multiply_tile(x_ptr, row, on, w, first, second, inside, BM, BN, BK, FORM, GATED)
         at = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
         if not GATED:
             acc *= tl.load(route_ptr + pair, mask=on, other=0.0)[None, :]
@@ -175,14 +159,6 @@ def combine_kernel(
             added = (gate * added).to(dtype).to(tl.float32)
         total = total.to(dtype).to(tl.float32) + added
     tl.store(out_ptr + row * N + n, total.to(dtype), mask=inside)
-
-
-def expert_tile(weight: TiledWeight, dtype: torch.dtype) -> dict[str, int]:
-    """Rows, outputs and inputs of a program's tile, warps and stages."""
-    if dtype == torch.float32:
-        return {"BM": TILE_ROWS, "BN": 32, "BK": weight.step(32), "num_warps": 4, "num_stages": 2}
-    most = 128 if weight.form == MXFP4 else 64
-    return {"BM": TILE_ROWS, "BN": 64, "BK": weight.step(most), "num_warps": 4, "num_stages": 4}
 
 
 def run_experts(
@@ -234,7 +210,7 @@ def _run(
     results = states.new_empty(rows * choices, down.out_features, dtype=torch.float32)
     parts = min(_MAX_PARTS, -(-rows // TILE_ROWS))
     for rows_in, weight, out, kind in ((states, gate_up, inner, gate.kind), (inner, down, results, -1)):
-        tile = expert_tile(weight, states.dtype)
+        tile = weight.tile(states.dtype, TILE_ROWS, two=kind >= 0)
         width = out.shape[1]
         experts_kernel[(-(-width // tile["BN"]), experts, parts)](
             rows_in,
@@ -244,16 +220,14 @@ def _run(
             route,
             out,
             rows,
-            *weight.expert_strides(),
             gate.limit,
             gate.alpha,
             CHOICES=choices,
             N=width,
-            K=weight.in_features,
             KIND=kind,
             ALTERNATE=gate.alternate,
+            FORM=weight.form,
             **tile,
-            **weight.constants(),
         )
     return combine(results, ids, experts, states.dtype, shared, shared_gate)
 

@@ -9,17 +9,15 @@ all the rest               float32, and so is all that is computed
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from radixkv.model.cpu_layers.block_experts import fix_routing
 from radixkv.model.cpu_layers.whole_weights import CheckpointExperts, CheckpointProduct, PlainProduct
-from radixkv.model.cpu_layers.widening import reads_weight, widen_the_rest
-from radixkv.model.decoder_layers import WholeExperts, WholeProduct
+from radixkv.model.cpu_layers.widening import widen_the_rest
+from radixkv.model.decoder_layers import WholeExperts, WholeProduct, reads_weight
 from radixkv.model.loading.gguf_tensors import STAY_PLAIN
-from radixkv.model.loading.stored_parameter import StoredParameter
+from radixkv.model.loading.stored_parameter import StoredParameter, stored_experts
 from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
 
@@ -33,8 +31,9 @@ def pack_stored_weights(model: nn.Module, *, for_ranks: bool = False) -> None:
     rows = BlockRows()
     parents = []
     for path, module in list(model.named_modules()):
-        if _are_stored_experts(module):
-            experts = CheckpointExperts(module, *_expert_parts(module), rows)
+        parts = stored_experts(module)
+        if parts is not None:
+            experts = CheckpointExperts(module, *parts, rows)
             _put(model, path, experts if for_ranks else experts.packed())
             parents.append(path.rpartition(".")[0])
     for path, module in sorted(model.named_modules(), key=_size, reverse=True):
@@ -70,25 +69,6 @@ def _product(module: nn.Linear, rows: BlockRows) -> WholeProduct | None:
     if not weight.is_matrix or weight.inputs_first:
         return None
     return CheckpointProduct(weight.parts[0], module.bias, rows)
-
-
-def _are_stored_experts(module: Any) -> bool:
-    """True for transformers' module of all experts, if all their weights are stored ones."""
-    if not (hasattr(module, "has_gate") and hasattr(module, "num_experts")):
-        return False
-    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
-    weights = [getattr(module, name).data for name in names]
-    return all(
-        isinstance(weight, StoredParameter)
-        and not weight.is_matrix
-        and weight.inputs_first == bool(module.is_transposed)
-        for weight in weights
-    )
-
-
-def _expert_parts(module: Any) -> tuple[Any, Any]:
-    first = module.gate_up_proj if module.has_gate else module.up_proj
-    return first.data.parts, module.down_proj.data.parts
 
 
 def _put(model: nn.Module, path: str, module: nn.Module | WholeExperts) -> None:

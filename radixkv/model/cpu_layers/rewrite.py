@@ -20,8 +20,15 @@ from torch import nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.cpu_layers.quantized_linear import QuantizedLinear
-from radixkv.model.cpu_layers.widening import narrow_tensors, reads_weight, widen_the_rest
-from radixkv.model.decoder_layers import DecoderParts, StoredProduct, is_plain_llama, replace_layers
+from radixkv.model.cpu_layers.widening import narrow_tensors, widen_the_rest
+from radixkv.model.decoder_layers import (
+    DecoderParts,
+    StoredProduct,
+    is_plain_llama,
+    pack_whole_weights,
+    reads_weight,
+    replace_layers,
+)
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight
 from radixkv_kernels.registry import numba_available
 
@@ -48,7 +55,6 @@ def pack_layers(model: nn.Module) -> bool:
         # These need numba.
         from radixkv.model.cpu_layers.block_layers import fuse_block_layers
         from radixkv.model.cpu_layers.packed_linear import PackedLinear
-        from radixkv.model.cpu_layers.whole_weights import pack_whole_weights
 
         pack_whole_weights(model)
         # Plain until now, since transformers' forward, which the trial run calls, takes its weight.

@@ -294,14 +294,6 @@ def _singly(
     return found
 
 
-def pack_whole_weights(model: nn.Module) -> None:
-    """Give every product and all experts of a model that have not got it yet their final form."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, WholeProduct | WholeExperts):
-                setattr(parent, name, child.packed())
-
-
 def release_pages(tensors: Any) -> None:
     """Give back the memory of pages of a mapped file that have been read.
 

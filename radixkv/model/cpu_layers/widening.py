@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,12 +35,3 @@ def narrow_tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Ten
         for name, tensor in [*own, *module.named_buffers(recurse=False)]:
             if tensor.dtype in (torch.bfloat16, torch.float16):
                 yield module, name, tensor
-
-
-def reads_weight(parent: Any, name: str) -> bool:
-    """Return True if a class looks at the weight of its layer of this name, as some routers do, which a
-    replacement does not have."""
-    try:
-        return f"self.{name}.weight" in inspect.getsource(parent.forward)
-    except (OSError, TypeError):  # it was not read from a file
-        return False

@@ -42,8 +42,8 @@ class CheckpointFormat:
 
     Attributes:
         title: what messages call it.
-        served: what becomes of its weights; None: it is refused.
-        on_cpu: the same on a CPU, where that differs.
+        served: what becomes of its weights on a GPU; None: it is refused.
+        on_cpu: the same on a CPU.
         variants: what of it is served, where that is not all.
         types: of its weights in files, besides plain floats.
         tensors: pattern of the last part of names of the tensors beside its weights.
@@ -60,7 +60,9 @@ class CheckpointFormat:
 
 
 _EXPANDED = "expanded to `--dtype`"
-_PACKED = "as stored on a CPU without `--dtype`, else expanded to it"
+_PACKED = "as stored without `--dtype`, else expanded to it"
+_TILED = "as stored"
+_WHOLE_ROWS = "as stored where rows are whole blocks, else expanded to `--dtype`"
 _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale_inv"
 
 #: `quant_method` of a `quantization_config` -> form. Those with a reader in `stored_forms` are read by it;
@@ -68,6 +70,7 @@ _SCALES_BESIDE = r"(weight|input|output|[kvq]|kv|prob_output)_scale|weight_scale
 FORMATS: Mapping[str, CheckpointFormat] = {
     "mxfp4": CheckpointFormat(
         "MXFP4",
+        _TILED,
         _PACKED,
         variants="experts as gpt-oss has them",
         types=("U8",),
@@ -75,6 +78,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "fp8": CheckpointFormat(
         "FP8",
+        _TILED,
         _PACKED,
         variants="blocks of `weight_block_size`, or one scale a weight; scales of any float, or exponents",
         types=("F8_E4M3", "F8_E5M2"),
@@ -83,6 +87,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "compressed-tensors": CheckpointFormat(
         "compressed-tensors",
+        _TILED,
         _PACKED,
         variants=(
             "FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic; whole "
@@ -97,6 +102,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "modelopt": CheckpointFormat(
         "ModelOpt",
+        _TILED,
         _PACKED,
         variants="FP8 and NVFP4, with `quantization_config` or `hf_quant_config.json`",
         types=("F8_E4M3", "U8"),
@@ -105,6 +111,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "fbgemm_fp8": CheckpointFormat(
         "FBGEMM FP8",
+        _TILED,
         _PACKED,
         types=("F8_E4M3",),
         tensors=r"(weight|input)_scale|input_scale_ub",
@@ -112,6 +119,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "quark": CheckpointFormat(
         "Quark",
+        _TILED,
         _PACKED,
         variants="FP8 with a scale for each weight or channel",
         types=("F8_E4M3",),
@@ -120,6 +128,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "bitsandbytes_4bit": CheckpointFormat(
         "bitsandbytes, 4 bits",
+        _WHOLE_ROWS,
         _EXPANDED,
         variants="NF4 and FP4, also with scales in 8 bits",
         types=("U8",),
@@ -127,6 +136,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "bitsandbytes_8bit": CheckpointFormat(
         "bitsandbytes, 8 bits",
+        _TILED,
         _PACKED,
         variants="as weights: outliers of inputs are not looked for",
         types=("I8",),
@@ -134,6 +144,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "torchao": CheckpointFormat(
         "torchao",
+        _TILED,
         _PACKED,
         variants="`Int8Tensor`, `Float8Tensor` and `IntxUnpackedToInt8Tensor` in safetensors files",
         types=("F8_E4M3", "I8"),
@@ -141,6 +152,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "mlx": CheckpointFormat(
         "MLX",
+        _TILED,
         _EXPANDED,
         variants="affine, 2 to 8 bits, of dense models",
         types=("U32", "I32"),
@@ -148,6 +160,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "awq": CheckpointFormat(
         "AWQ",
+        _TILED,
         _PACKED,
         variants="4 bits in the layout of GEMM",
         types=("I32",),
@@ -155,6 +168,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "gptq": CheckpointFormat(
         "GPTQ",
+        _TILED,
         _PACKED,
         variants="2, 3, 4 and 8 bits, both versions, with and without activation order",
         types=("I32",),
@@ -162,6 +176,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     ),
     "auto-round": CheckpointFormat(
         "AutoRound",
+        _TILED,
         _PACKED,
         variants="packed as AWQ or GPTQ",
         types=("I32",),

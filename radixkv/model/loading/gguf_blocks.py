@@ -8,7 +8,8 @@
     4. embeddings read the rows they need from the mapped file
     5. nothing may be left without a value
 
-With a dtype, tensors are dequantised to it instead.
+With a dtype, tensors are dequantised to it instead; with a device, too, they go to it as they are, for its
+kernels (`gpu_stored`).
 `gguf_tensors` says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order
 of a weight's rows is found by sending row numbers through the same function, so rows of blocks move and
 nothing is dequantised.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,6 +44,9 @@ from radixkv.model.loading.without_memory import build_without_memory
 
 if TYPE_CHECKING:
     from radixkv.model.decoder_layers import WholeProduct
+    from radixkv.model.gpu_stored import Target
+    from radixkv.model.stored_weights.block_weight import BlockWeight
+    from radixkv.model.stored_weights.stored_weight import StoredWeight
     from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
 _Array = np.ndarray[Any, Any]
@@ -63,7 +68,7 @@ def reason_against() -> str | None:
 @torch.no_grad()
 def load_gguf(
     file: GGUFFile, config: Any, attention: str, *, dtype: torch.dtype | None = None,
-    show_progress: bool = True, for_ranks: bool = False,
+    device: torch.device | None = None, show_progress: bool = True, for_ranks: bool = False,
 ) -> Any:  # fmt: skip
     """Build the transformers model of a GGUF file.
 
@@ -71,6 +76,7 @@ def load_gguf(
         config: its transformers configuration.
         attention: name of the attention function.
         dtype: of dequantised weights; None for weights in blocks, which a CPU can multiply.
+        device: GPU whose kernels multiply blocks in that dtype; None: they are dequantised to it.
         for_ranks: leave blocks in the file until each rank has chosen its share, see `WholeProduct`.
 
     Raises:
@@ -86,10 +92,15 @@ def load_gguf(
     )
     _check_size(file, model)
     _make_buffers(model)
-    placing = _Placing(file, model, dtype, for_ranks)
+    target = None
+    if device is not None and dtype is not None:
+        from radixkv.model.gpu_stored import Target  # needs triton, which is optional
+
+        target = Target(device, dtype)
+    placing = _Placing(file, model, dtype, target, for_ranks)
     total = sum(tensor.n_bytes for tensor in file.tensors.values())
     with progress_bar(
-        f"{'Packing' if dtype is None else 'Dequantising'} {file.path.name}",
+        f"{'Dequantising' if dtype is not None and target is None else 'Packing'} {file.path.name}",
         total,
         show=show_progress,
         patience=2.0,
@@ -106,6 +117,8 @@ def load_gguf(
     placing.check_complete()
     placing.tell_widened(show_progress)
     divide_frequencies(file, model)
+    if device is not None:
+        model.to(device)
     return model.eval().requires_grad_(False)
 
 
@@ -140,8 +153,10 @@ def _make_buffers(model: Any) -> None:
 class _Placing:
     """The tensors of one file on their way into one model."""
 
-    def __init__(self, file: GGUFFile, model: Any, dtype: torch.dtype | None, for_ranks: bool) -> None:
-        self.file, self.model, self.dtype = file, model, dtype
+    def __init__(
+        self, file: GGUFFile, model: Any, dtype: torch.dtype | None, target: Target | None, for_ranks: bool
+    ) -> None:
+        self.file, self.model, self.dtype, self._target = file, model, dtype, target
         self._names = tensor_names(model, file.architecture)
         self._conversion = Conversion(file.architecture, model.config.get_text_config(decoder=True))
         self._for_ranks = for_ranks
@@ -167,12 +182,13 @@ class _Placing:
         """Give a tensor to its module."""
         path, _, leaf = self._names[tensor.name].rpartition(".")
         module = self.model.get_submodule(path)
-        plain = self.dtype is not None or path.endswith(STAY_PLAIN)
+        expands = self.dtype is not None and self._target is None
+        plain = expands or path.endswith(STAY_PLAIN)
         stored = not plain and len(tensor.shape) == 2 and leaf == "weight"
         if stored and isinstance(module, nn.Embedding) and self._order(tensor) is None:
             self._check_shape(tensor, module.weight.shape)
             self._embedded[path] = tensor
-            self._put(path, _embedding(module, tensor))
+            self._put(path, self._embedding(module, tensor))
             return
         if leaf == "weight" and type(module) is nn.Linear and not plain:
             self._put(path, self._linear(module, tensor))
@@ -193,6 +209,9 @@ class _Placing:
             if tensor is None:
                 self._refuse_missing([f"{path} ({name})"])
             self._check_shape(tensor, torch.Size(shape))
+        if self._target is not None:
+            self._put(path, self._stored_experts(module, tensors))
+            return sum(int(tensor.n_bytes) for tensor in tensors.values())
         if self.dtype is not None:
             for name, value in stacked_experts(module, tensors).items():
                 setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
@@ -211,7 +230,7 @@ class _Placing:
         """Make the output product of tied embeddings, where the file has none."""
         output = self.model.get_output_embeddings()
         if type(output) is nn.Linear and output.weight.is_meta and self.model.config.tie_word_embeddings:
-            if self.dtype is not None:
+            if self.dtype is not None and self._target is None:
                 self.model.tie_weights()
                 return
             names = {id(module): name for name, module in self.model.named_modules()}
@@ -228,11 +247,16 @@ class _Placing:
 
     def tell_widened(self, show: bool) -> None:
         """Print which formats were rounded to bfloat16."""
+        if self._target is not None:
+            self._widened.update(self._target.expanded)
         if self._widened and show:
             kinds = ", ".join(f"{count} of {name}" for name, count in sorted(self._widened.items()))
-            print(f"Rounded to bfloat16, since no kernel multiplies them: {kinds}.", file=sys.stderr)
+            name = str(self.dtype or torch.bfloat16).removeprefix("torch.")
+            print(f"Rounded to {name}, since no kernel multiplies them: {kinds}.", file=sys.stderr)
 
     def _linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
+        if self._target is not None:
+            return self._stored_linear(module, tensor)
         # needs numba, which is optional
         from radixkv.model.cpu_layers.whole_weights import FileProduct, PlainProduct
         from radixkv_kernels.cpu.linear.block_formats import FORMATS
@@ -259,6 +283,64 @@ class _Placing:
             self._refuse(tensor, tuple(weight.shape), module.weight.shape)
         return self._chosen(PlainProduct(weight, module.bias))
 
+    def _stored_linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
+        """A product of blocks on a GPU; a plain one where the file has numbers or moves them about."""
+        from radixkv.model.gpu_stored import StoredLinear
+
+        assert self._target is not None
+        parts = getattr(tensor, "parts", [tensor])
+        is_flat = len(tensor.shape) == 1
+        order = None if is_flat else self._order(tensor)
+        moved = isinstance(order, np.ndarray) and len(parts) > 1
+        if is_flat or order is False or moved or any(_is_plain(part) for part in parts):
+            weight = torch.from_numpy(np.array(self._restored(tensor)))
+            weight = weight.reshape(1, -1) if is_flat else weight
+            if weight.shape != module.weight.shape:
+                self._refuse(tensor, tuple(weight.shape), module.weight.shape)
+            if not all(_is_plain(part) for part in parts):
+                self._target.expanded[tensor.tensor_type.name] += 1
+            plain = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
+            plain.weight = nn.Parameter(self._target.plain(weight), requires_grad=False)
+            if module.bias is not None:
+                plain.bias = nn.Parameter(self._target.plain(module.bias), requires_grad=False)
+            return plain
+        self._check_shape(tensor, module.weight.shape)
+        weights = [_block_weight(part) for part in parts]
+        if isinstance(order, np.ndarray):
+            weights = [weights[0].in_order(torch.from_numpy(order))]
+        inputs = self._conversion.input_order(tensor.name)
+        product = StoredLinear(
+            weights, module.bias, self._target, None if inputs is None else torch.from_numpy(inputs)
+        )
+        return product if self._for_ranks else product.packed()
+
+    def _stored_experts(self, module: Any, tensors: dict[str, Any]) -> nn.Module:
+        """A layer's experts on a GPU."""
+        from radixkv.model.gpu_stored import StoredGpuExperts
+
+        names = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"]
+
+        def weights(own: list[str]) -> list[tuple[StoredWeight, ...]]:
+            whole = [tensors[f"{name}.weight"] for name in own]
+            count = module.num_experts
+            return [tuple(_block_weight(each, expert) for each in whole) for expert in range(count)]
+
+        def bias(own: list[str]) -> torch.Tensor | None:
+            if not module.has_bias:
+                return None
+            return torch.cat([torch.from_numpy(self._restored(tensors[f"{n}.bias"])) for n in own], 1)
+
+        assert self._target is not None
+        experts = StoredGpuExperts(
+            module,
+            weights(names),
+            weights(["down"]),
+            self._target,
+            biases=(bias(names), bias(["down"])),
+            alternate=False,
+        )
+        return experts if self._for_ranks else experts.packed()
+
     def _chosen(self, product: WholeProduct) -> nn.Module:
         """A product as it is, where ranks choose their outputs; else in its final form."""
         return product if self._for_ranks and product.out_features > 1 else product.packed()
@@ -278,6 +360,14 @@ class _Placing:
         order = None if inputs is not None else self._order(tensor)
         outputs = order if isinstance(order, np.ndarray) else None
         return FileProduct(parts, module.in_features, outputs, inputs, module.bias, self._rows)
+
+    def _embedding(self, module: nn.Embedding, tensor: Any) -> nn.Module:
+        if self._target is not None:
+            return self._target.embedding(module, _block_weight(tensor))
+        from radixkv.model.cpu_layers.block_linear import BlockEmbedding  # needs numba, which is optional
+
+        scale = getattr(module, "embed_scale", 1.0)
+        return BlockEmbedding(tensor.data, int(tensor.tensor_type), float(scale))
 
     def _order(self, tensor: Any) -> _Array | bool | None:
         """Return the file's row for each row of the parameter; None: the same; False: not a permutation."""
@@ -317,6 +407,8 @@ class _Placing:
         if isinstance(old, nn.Parameter):
             if self.dtype is not None:
                 value = value.to(self.dtype)
+            if self._target is not None:
+                value = value.to(self._target.device)
             setattr(module, leaf, nn.Parameter(value, requires_grad=False))
         else:
             old.copy_(value)
@@ -348,8 +440,17 @@ def _is_same_but_for_ones(one: torch.Size, other: torch.Size) -> bool:
     return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 
-def _embedding(module: nn.Embedding, tensor: Any) -> nn.Module:
-    from radixkv.model.cpu_layers.block_linear import BlockEmbedding  # needs numba, which is optional
+def _is_plain(tensor: Any) -> bool:
+    """Return True for plain numbers in a file."""
+    return tensor.tensor_type.name in ("F32", "F16", "BF16", "F64")
 
-    scale = getattr(module, "embed_scale", 1.0)
-    return BlockEmbedding(tensor.data, int(tensor.tensor_type), float(scale))
+
+def _block_weight(tensor: Any, expert: int | None = None) -> BlockWeight:
+    """A file's tensor as a stored weight, or one expert's part of it."""
+    from radixkv.model.stored_weights.block_weight import BlockWeight
+
+    data = tensor.data if expert is None else tensor.data[expert]
+    data = np.ascontiguousarray(data).view(np.uint8)
+    with warnings.catch_warnings():  # the file is mapped to be read
+        warnings.simplefilter("ignore", UserWarning)
+        return BlockWeight(torch.from_numpy(data.reshape(len(data), -1)), tensor.tensor_type)

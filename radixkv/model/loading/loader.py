@@ -19,7 +19,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
@@ -222,17 +222,18 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
     is_read = form is not None and form.method in READERS
     # Ranks are sent batches, not the images of requests.
     sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, source.folder)
-    packs = is_read and not sees and _reason_against_panels(config, device) is None
-    dtype = _dtype(config, device, narrow=is_read and not packs and not _has_experts(hf_config))
+    keeps = _kept_form(config, device, sees) if is_read else None
+    dtype = _dtype(config, device, narrow=is_read and keeps is None and not _has_experts(hf_config))
     limit = files.explained(
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
     hf_tokenizer = files.tokenizer()
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
-    blocks = _keeps_blocks(config, source, device)
+    blocks = _kept_blocks(config, source, device)
     if blocks:
-        model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1)
+        on_gpu = {"dtype": dtype, "device": device} if blocks == "tiles" else {}
+        model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1, **on_gpu)
     else:
         model = files.model(
             hf_config,
@@ -241,7 +242,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
             show_progress,
             sees=sees,
             form=form if is_read else None,
-            packs=packs,
+            keeps=keeps,
             for_ranks=config.tensor_parallel > 1,
         )
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
@@ -277,9 +278,7 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(
-            source, str(dtype), "blocks" if blocks or packs else str(config.quantization)
-        ),
+        fingerprint=fingerprint(source, str(dtype), _form_name(blocks or keeps) or str(config.quantization)),
         lengths=lengths if lengths.ends else None,
         vision=open_vision(source.name, model, source.folder, hf_tokenizer) if sees else None,
     )
@@ -295,36 +294,59 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _keeps_blocks(config: EngineConfig, source: ModelSource, device: torch.device) -> bool:
-    """Return True if a GGUF file's weights stay blocks, as `--gguf` says.
+def _kept_blocks(
+    config: EngineConfig, source: ModelSource, device: torch.device
+) -> Literal["panels", "tiles"] | None:
+    """How a GGUF file's weights are kept as they are, as `--gguf` says; None: they are expanded.
 
     Raises:
-        ConfigError: they must, and can't.
+        ConfigError: they must be kept, and can't.
     """
     if source.gguf_file is None or config.gguf == "float32":
-        return False
-    if device.type != "cpu":
-        reason: str | None = "only a CPU has kernels for blocks"
-    elif config.quantization is not None or config.dtype != "auto":
+        return None
+    on_gpu = _has_tiles(config, device)
+    reason: str | None = None
+    if config.quantization is not None or (config.dtype != "auto" and not on_gpu):
         reason = "--dtype and --quantization choose what the weights become instead"
-    else:
+    elif not on_gpu and device.type != "cpu":
+        reason = f"--attention-backend {config.attention_backend} has no kernels for blocks on a GPU"
+    elif not on_gpu:
         from radixkv.model.loading.gguf_blocks import reason_against  # heavy: torch or transformers
 
         reason = reason_against()
-    if reason is not None and config.gguf == "packed":
-        raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
-    return reason is None
+    if reason is not None:
+        if config.gguf == "packed":
+            raise ConfigError(f"--gguf packed is not possible for {source.path.name}: {reason}; leave it out")
+        return None
+    return "tiles" if on_gpu else "panels"
 
 
-def _reason_against_panels(config: EngineConfig, device: torch.device) -> str | None:
-    """Return why stored weights can't be multiplied as they are; None: they can."""
+def _form_name(keeps: Literal["panels", "tiles"] | None) -> str | None:
+    """What a fingerprint has for stored weights."""
+    return {"panels": "blocks", "tiles": "tiles", None: None}[keeps]
+
+
+def _kept_form(config: EngineConfig, device: torch.device, sees: bool) -> Literal["panels", "tiles"] | None:
+    """How stored weights are kept as they are; None: they are expanded.
+
+    On a CPU, --dtype says what they become; on a GPU, what their products compute in.
+    """
+    if config.quantization is not None:
+        return None
+    if _has_tiles(config, device):
+        return "tiles"
     if device.type != "cpu":
-        return "only a CPU has kernels for blocks"
-    if config.quantization is not None or config.dtype != "auto":
-        return "--dtype and --quantization choose what the weights become instead"
+        return None
     from radixkv.model.loading.gguf_blocks import reason_against
 
-    return reason_against()
+    return "panels" if config.dtype == "auto" and not sees and reason_against() is None else None
+
+
+def _has_tiles(config: EngineConfig, device: torch.device) -> bool:
+    """Return True if a GPU's kernels compute the layers (or, in tests, their interpreter)."""
+    return config.attention_backend == "triton" or (
+        config.attention_backend == "auto" and device.type != "cpu"
+    )
 
 
 def _has_experts(hf_config: Any) -> bool:

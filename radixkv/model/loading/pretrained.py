@@ -12,8 +12,8 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from radixkv.errors import ConfigError, ModelLoadError
 from radixkv.model.loading.checkpoint_formats import StoredForm, is_left_out_scale
@@ -118,7 +118,7 @@ class Pretrained:
         *,
         sees: bool = False,
         form: StoredForm | None = None,
-        packs: bool = False,
+        keeps: Literal["panels", "tiles"] | None = None,
         for_ranks: bool = False,
     ) -> Any:
         """The transformers model in eval mode, its attention going through the hook; no tensor made up.
@@ -126,8 +126,9 @@ class Pretrained:
         Args:
             sees: with the parts that encode images, where transformers has a class for the text alone, too.
             form: of weights that are read by `stored_forms`; None: by transformers.
-            packs: those stay as they are stored, in panels, and the model computes in float32; for a CPU.
-            for_ranks: with `packs`, see `pack_stored_weights`.
+            keeps: those stay as they are stored, in `panels` for a CPU, where the model computes in float32,
+                or in `tiles` for a GPU. None: they are expanded to `dtype`.
+            for_ranks: with `keeps`, see `pack_stored_weights` and `tile_stored_weights`.
 
         Raises:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
@@ -142,15 +143,16 @@ class Pretrained:
         # Models that also read images are in a list of their own.
         text_alone = _has_causal_class(hf_config) and not sees
         kind = AutoModelForCausalLM if text_alone else AutoModelForImageTextToText
-        stored = None if form is None else self._stored(form, dtype, packs)
-        if stored is not None and packs:
+        stored = None if form is None else self._stored(form, dtype, keeps is not None)
+        if stored is not None and keeps == "panels":
             dtype = stored.dtype
 
         def read() -> Any:
             arguments = {
                 "dtype": dtype,
                 "attn_implementation": _attention(hf_config),
-                "device_map": None if device.type == "cpu" else {"": device},
+                # Weights that stay as they are go to the device one by one, after all.
+                "device_map": None if device.type == "cpu" or keeps is not None else {"": device},
                 "output_loading_info": True,
             }
             try:
@@ -176,18 +178,34 @@ class Pretrained:
         ):
             model, report = self.explained("weights", read)
         self._check_all_loaded(model, report)
-        if packs:
+        if keeps == "panels":
             from radixkv.model.cpu_layers.pack_stored import pack_stored_weights  # needs numba, an extra
 
             self.explained("weights", lambda: pack_stored_weights(model, for_ranks=for_ranks))
+        elif keeps == "tiles":
+            from radixkv.model.gpu_stored import tile_stored_weights  # needs triton, which is optional
+
+            expanded = self.explained(
+                "weights", lambda: tile_stored_weights(model, device, dtype, for_ranks=for_ranks)
+            )
+            self._tell_expanded(expanded, dtype)
         return _with_our_attention(model).eval().requires_grad_(False)
 
-    def _stored(self, form: StoredForm, dtype: torch.dtype, packs: bool) -> StoredCheckpoint:
+    def _tell_expanded(self, expanded: Mapping[str, int], dtype: torch.dtype) -> None:
+        """Log which forms have no product on a GPU."""
+        if expanded:
+            kinds = ", ".join(f"{count} of {title}" for title, count in sorted(expanded.items()))
+            name = str(dtype).removeprefix("torch.")
+            logger.warning(
+                "%s: no kernel reads them, so they are expanded to %s: %s", self.source.name, name, kinds
+            )
+
+    def _stored(self, form: StoredForm, dtype: torch.dtype, keep: bool) -> StoredCheckpoint:
         """The folder's quantised weights, with a line that says what becomes of them."""
         from radixkv.model.loading.stored_checkpoint import StoredCheckpoint
 
-        stored = self.explained("weights", lambda: StoredCheckpoint(self.source, form, keep=packs))
-        if packs:
+        stored = self.explained("weights", lambda: StoredCheckpoint(self.source, form, keep=keep))
+        if keep:
             logger.info(
                 "%s: weights are multiplied as they are stored: %s", self.source.name, stored.summary()
             )
@@ -200,21 +218,34 @@ class Pretrained:
             )
         return stored
 
-    def block_model(self, hf_config: Any, show_progress: bool, *, for_ranks: bool = False) -> Any:
-        """The model of a GGUF file with its weights in blocks, as `model` gives it in float32; for a CPU.
+    def block_model(
+        self,
+        hf_config: Any,
+        show_progress: bool,
+        *,
+        for_ranks: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> Any:
+        """The model of a GGUF file with its weights in blocks, as `model` gives it.
 
         Args:
-            for_ranks: see `load_gguf`.
+            for_ranks, dtype, device: see `load_gguf`.
 
         Raises:
             ModelLoadError: see `model`.
         """
-        return self._file_model(hf_config, show_progress, for_ranks=for_ranks)
+        return self._file_model(hf_config, show_progress, dtype, for_ranks, device)
 
     def _file_model(
-        self, hf_config: Any, show_progress: bool, dtype: torch.dtype | None = None, for_ranks: bool = False
+        self,
+        hf_config: Any,
+        show_progress: bool,
+        dtype: torch.dtype | None = None,
+        for_ranks: bool = False,
+        device: torch.device | None = None,
     ) -> Any:
-        """The model of a GGUF file, read tensor by tensor; `dtype`: dequantised, None: as blocks."""
+        """The model of a GGUF file, read tensor by tensor."""
         from radixkv.model.loading.gguf_blocks import load_gguf  # heavy: torch or transformers
 
         model = self.explained(
@@ -224,6 +255,7 @@ class Pretrained:
                 hf_config,
                 _attention(hf_config),
                 dtype=dtype,
+                device=device,
                 show_progress=show_progress,
                 for_ranks=for_ranks,
             ),

@@ -69,6 +69,23 @@ class StoredParameter(Tensor):
         return f"StoredParameter({list(self.shape)}, {self.parts[0][0]!r})"
 
 
+def stored_experts(module: Any) -> tuple[Parts, Parts] | None:
+    """Weights of the first and the last product of transformers' module of all experts.
+
+    None: it is none, or not all of its weights are stored ones.
+    """
+    if not (hasattr(module, "has_gate") and hasattr(module, "num_experts")):
+        return None
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    found = [getattr(module, name).data for name in names]
+    for weight in found:
+        if not isinstance(weight, StoredParameter) or weight.is_matrix:
+            return None
+        if weight.inputs_first != bool(module.is_transposed):
+            return None
+    return found[0].parts, found[1].parts
+
+
 def _tensor_of(parts: Parts, dtype: torch.dtype, *, is_matrix: bool, inputs_first: bool) -> StoredParameter:
     rows = sum(weight.out_features for weight in parts[0])
     columns = parts[0][0].in_features

@@ -309,9 +309,9 @@ def _part(
     has_bias: bool = True,
 ) -> nn.Module:
     """Rows (outputs) or columns (inputs) of a layer, in memory of their own."""
-    if isinstance(linear, WholeProduct):  # on a CPU
-        assert rows is not None
-        return linear.of_outputs(rows)
+    if isinstance(linear, WholeProduct):
+        part: WholeProduct = linear if rows is None else linear.of_outputs(rows)
+        return part if columns is None else part.of_inputs(columns, has_bias=has_bias)
     weight: torch.Tensor = linear.weight
     bias: torch.Tensor | None = linear.bias if has_bias else None
     if rows is not None:
@@ -319,11 +319,11 @@ def _part(
         bias = None if bias is None else _rows(bias, rows)
     if columns is not None:
         weight = weight[:, columns.start : columns.stop]
-    part = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    part.weight = _kept(weight)
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    plain.weight = _kept(weight)
     if bias is not None:
-        part.bias = _kept(bias)
-    return part.eval()
+        plain.bias = _kept(bias)
+    return plain.eval()
 
 
 def _rows(tensor: torch.Tensor, spans: Iterable[range], dim: int = 0) -> torch.Tensor:

@@ -97,6 +97,8 @@ class GroupWeight(StoredWeight):
         if self.group_of is not None:
             group_of = self.group_of[own.start : own.stop]
             return type(self)(self.codes.of_inputs(own), self.scales, self.zeros, group_of)
+        if self.scales.shape[1] == 1:
+            return type(self)(self.codes.of_inputs(own), self.scales, self.zeros)
         groups = groups_of(own, self.group_size, self.in_features, "Inputs")
         part = slice(groups.start, groups.stop)
         zeros = None if self.zeros is None else self.zeros[:, part]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radixkv_kernels.triton.experts import Gate, run_experts
 from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing, route_rows
-from radixkv_kernels.triton.weight_tiles import TiledWeight
+from radixkv_kernels.triton.tiled_weight import TiledWeight
 
 ROWS, WIDTH, INNER, EXPERTS, CHOICES = 5, 96, 64, 4, 2
 #: Largest error against float64, relative to the largest result.
@@ -154,10 +154,13 @@ def test_many_rows_of_one_expert() -> None:
     assert (got.double() - wanted).abs().max().item() <= 4e-6 * wanted.abs().max().item()
 
 
-def test_scales_that_change_within_a_step_are_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of 16 inputs"):
-        TiledWeight.scaled(torch.zeros(1, 8, 24, dtype=torch.int8), torch.ones(1, 8, 3), (1, 8))
-    with pytest.raises(ValueError, match="mxfp4"):
+def test_scales_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected \[8, 3\]"):
+        TiledWeight.scaled(torch.zeros(1, 8, 24, dtype=torch.int8), torch.ones(1, 8, 2), (1, 8))
+    codes = torch.zeros(1, 8, 12, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="within a byte"):
+        TiledWeight.scaled(codes, torch.ones(1, 8, 8), (1, 3), packed=True)
+    with pytest.raises(ValueError, match=r"expected \[8, 2\]"):
         TiledWeight.mxfp4(torch.zeros(1, 8, 24, dtype=torch.uint8), torch.ones(1, 8, 1, dtype=torch.uint8))
 
 

@@ -19,7 +19,7 @@ from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.gpu_experts import GpuExperts
 from radixkv.model.gpu_products import TiledProduct, quantize_products, quantized
 from radixkv_kernels.triton.stored_product import multiply_stored
-from radixkv_kernels.triton.weight_tiles import TiledWeight
+from radixkv_kernels.triton.tiled_weight import TiledWeight
 
 OUTPUTS, INPUTS = 72, 96
 
@@ -88,7 +88,7 @@ def test_models_are_quantised_at_load(kind: str) -> None:
 
 def test_a_product_stands_for_its_linear_layer() -> None:
     linear = nn.Linear(INPUTS, OUTPUTS)
-    product = TiledProduct(quantized(linear.weight.detach(), "int8", linear.bias.detach()), torch.float32)
+    product = TiledProduct([quantized(linear.weight.detach(), "int8", linear.bias.detach())], torch.float32)
     assert isinstance(product, StoredProduct)
     x = torch.randn(1, 3, INPUTS)
     assert product.weight.dtype == torch.float32
