@@ -232,8 +232,13 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         check_chat_template(hf_tokenizer, config.chat_template)
     blocks = _kept_blocks(config, source, device)
     if blocks:
-        on_gpu = {"dtype": dtype, "device": device} if blocks == "tiles" else {}
-        model = files.block_model(hf_config, show_progress, for_ranks=config.tensor_parallel > 1, **on_gpu)
+        model = files.block_model(
+            hf_config,
+            show_progress,
+            for_ranks=config.tensor_parallel > 1,
+            dtype=dtype if blocks == "tiles" else None,
+            device=device if blocks == "tiles" else None,
+        )
     else:
         model = files.model(
             hf_config,
