@@ -49,6 +49,7 @@ from radixkv_kernels.triton.router import (
     product_tile,
     router_product_kernel,
 )
+from radixkv_kernels.triton.sample import WARPS, sample_kernel, sampling_constants
 from radixkv_kernels.triton.stored_product import stored_product_kernel
 from radixkv_kernels.triton.tiled_weight import E2M1, TABLE, TiledWeight
 from radixkv_kernels.triton.tiles import (
@@ -421,6 +422,16 @@ def compile_rotate_write(
     }
     warps = rotation_warps(heads[1], turned)
     return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
+
+
+def compile_sample(vocabulary: int, target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel that chooses tokens."""
+    types = dict.fromkeys(("words_ptr", "list_ptr", "status_ptr"), "*i32")
+    types |= {"x_ptr": f"*{dtype}", "y_ptr": "*fp32", "settings_ptr": "*fp64", "token_ptr": "*i64"}
+    types |= dict.fromkeys(("x_stride", "y_stride", "words_stride", "V"), "i32")
+    constants = sampling_constants(vocabulary)
+    aligned = [name for name in types if name not in ("words_stride", "V")]
+    return compile_kernel(sample_kernel, types, constants, aligned, target, WARPS)
 
 
 def compile_low_rank(

@@ -134,8 +134,9 @@ def launch(
             forks = make_forks(request)
             step.requests.extend(forks)
             rows.extend([end - 1] * len(forks))
-    if keeps_logits and step.logits.itemsize == 4:  # the sampler makes a copy of any others
-        step.logits = step.logits.clone()  # the next step may write its own to the same place
+    # The next step may write its own to the same place. A GPU has read these by then; any others are copied.
+    if keeps_logits and step.logits.device.type == "cpu" and step.logits.itemsize == 4:
+        step.logits = step.logits.clone()
     if rows:
         guesses = [step.drafts[request].draft if request in step.drafts else () for request in step.requests]
         if fed is not None:  # prompts that end with the step come after its decodes

@@ -16,8 +16,7 @@ from radixkv.errors import InvalidRequestError, RequestFailedError
 from radixkv.grammar.trial import first_line
 from radixkv.grammar.vocabulary import Bitmasks, Vocabulary
 from radixkv.grammar.work import MAX_EXCESS_S, PROMISED_S, Automaton, Effort, WorkAccount
-from radixkv.sampling.device_arrays import to_device
-from radixkv.sampling.logits_processors import LogitsProcessor, MinTokens
+from radixkv.sampling.logits_processors import MinTokens, TokenMask
 
 #: [256, 8]: for each byte of a mask, the upper bound of the logits of its eight tokens.
 _CEILINGS = np.where(
@@ -33,11 +32,8 @@ _TOO_MUCH = (
     "in all beyond that, or less where your grammars have used their CPU time up; simplify the grammar"
 )
 
-#: Logits whose masks are unpacked on a device at a time, in temporary tensors of 4 bytes each.
-_UNPACKED_LOGITS = 1 << 22
 
-
-class GrammarMask(LogitsProcessor):
+class GrammarMask(TokenMask):
     """Masks every token that the grammar does not allow next, and ends the output where it is complete.
 
     Args:
@@ -148,11 +144,17 @@ class GrammarMask(LogitsProcessor):
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
         cls.prepare(processors)
         masks = [processor._mask for processor in processors if processor._mask is not None]
-        vocabulary = processors[0]._vocabulary
-        if logits.device.type == "cpu":
-            _mask_on_cpu(logits, rows, masks, vocabulary)
-        else:
-            _mask_on_device(logits, rows, np.stack(masks), vocabulary.size)
+        _mask_on_cpu(logits, rows, masks, processors[0]._vocabulary)
+
+    def bits(self, vocabulary: int) -> Bitmasks:
+        self.prepare([self])
+        assert self._mask is not None
+        covered, words = min(self._vocabulary.size, vocabulary), np.zeros(-(-vocabulary // 32), np.int32)
+        own = self._mask[: -(-covered // 32)]
+        words[: len(own)] = own
+        if covered % 32:
+            words[len(own) - 1] &= np.int32((1 << covered % 32) - 1)
+        return words
 
     def accept(self, token_id: int) -> None:
         """Advance the grammar by a token of the output.
@@ -203,20 +205,6 @@ def _mask_on_cpu(
         own = values[row]
         np.minimum(own[:covered], most.reshape(-1)[:covered], out=own[:covered])
         own[covered:] = -np.inf
-
-
-def _mask_on_device(logits: torch.Tensor, rows: Sequence[int], masks: Bitmasks, size: int) -> None:
-    """Mask rows on a device: bits are sent, an eighth of the bytes, and unpacked there for some rows each."""
-    device = logits.device
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    words, at = to_device(masks, device), to_device(rows, device)
-    covered = min(size, logits.shape[1])
-    at_once = max(1, _UNPACKED_LOGITS // logits.shape[1])
-    for own, where in zip(words.split(at_once), at.split(at_once), strict=True):
-        bits = (own[:, :, None] >> shifts) & 1
-        allowed = torch.zeros(len(own), logits.shape[1], dtype=torch.bool, device=device)
-        allowed[:, :covered] = bits.flatten(1)[:, :covered].bool()
-        logits[where] = logits[where].masked_fill(~allowed, -torch.inf)
 
 
 class Grammar:

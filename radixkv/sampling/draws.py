@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws: one token for each row of logits, by temperature, top_k, top_p, min_p and a number in [0, 1).
+"""Draws on a CPU: one token for each row, by temperature, top_k, top_p, min_p and a number in [0, 1).
 
     scaled = (logits - their maximum) / temperature
     rows with neither top_k nor top_p:   all of the vocabulary, in its order
@@ -7,10 +7,9 @@
     rows with top_p alone:               enough of the likeliest    /
     -> what top_p and min_p leave of them -> inverse transform sampling
 
-All rows of a kind are drawn by the same few operations. On a GPU, one `topk` finds `CANDIDATES` tokens,
-without waiting for anything; rows whose candidates turn out to hold too little of the mass are drawn again
-from all of the vocabulary. On a CPU, where nothing has to be waited for, a threshold finds the tokens that
-top_p may keep. A row's token depends on nothing but the row and its request.
+All rows of a kind are drawn by the same few operations; a threshold finds the tokens that top_p may keep.
+Equal logits are in the order of their ids. A row's token depends on nothing but the row and its request. On a
+GPU one kernel draws the same tokens (`radixkv_kernels.triton.sample`).
 """
 
 from __future__ import annotations
@@ -25,50 +24,31 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.sampling_params import SamplingParams
 
-#: Candidates of a row on a GPU.
-CANDIDATES = 1024
+#: Rows with more candidates than this are apart from those with few.
+_MANY = 1024
 #: Neighbouring tokens whose weights are added up before one of them is looked for: about the root of V.
 _CHUNK = 256
 #: Sums of fewer numbers than a vector holds would be made in another order.
 _MIN_WIDTH = 16
-#: Logits worked on at a time: on a CPU what stays in its cache, on a GPU what its memory can spare.
-_HOST_LOGITS = 2**20
-_DEVICE_LOGITS = 2**26
-#: The same where whole rows are sorted, which takes ten times as much memory.
-_SORTED_LOGITS = 2**23
+#: Logits worked on at a time: what stays in a CPU's cache.
+_LOGITS = 2**20
 
 _NUMBER, _TOP_P, _TEMPERATURE, _MIN_P, _LOG_MIN_P, _TOP_K = range(6)
 
 
-@dataclass(slots=True)
-class Drawn:
-    """Tokens int64 [R], and where some must be drawn again from all of the vocabulary: bool [R] or None."""
-
-    tokens: torch.Tensor
-    missing: torch.Tensor | None = None
-
-
-def draw(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    numbers: Sequence[float],
-    *,
-    whole: bool = False,
-    on_host: bool | None = None,
-) -> Drawn:
+def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
     """Draw one token for each row of float32 logits [R, V]. A row that is no number gets any token.
 
     Args:
         params: of each row. numbers: of each row, in [0, 1).
-        whole: candidates are all of the vocabulary, so that nothing is missing.
-        on_host: way to find candidates; None: the quick one on the logits' device.
+
+    Returns:
+        Tokens int64 [R].
     """
-    on_host = logits.device.type == "cpu" if on_host is None else on_host
     vocabulary = logits.shape[1]
-    groups = _groups(params, vocabulary, on_host, whole)
+    groups = _groups(params)
     order = [row for group in groups for row in group.rows]
     table = np.array(
         [
@@ -84,80 +64,51 @@ def draw(
         ]
     )
     in_order = len(groups) == 1 and order == list(range(len(order)))
-    settings = to_device(table, logits.device).T[:, :, None]
-    rows = None if in_order else to_device(order, logits.device)
-    drawn: list[Drawn] = []
+    settings = torch.from_numpy(table).T[:, :, None]
+    drawn: list[torch.Tensor] = []
     end = 0
     for group in groups:
-        for size in group.block_sizes(vocabulary, on_host):
+        for size in group.block_sizes(vocabulary):
             start, end = end, end + size
-            own = logits[start:end] if rows is None else logits.index_select(0, rows[start:end])
+            own = logits[start:end] if in_order else logits[order[start:end]]
             part = settings[:, start:end]
             # Subtract the maximum first: dividing by a tiny temperature must not overflow.
             scaled = (own - own.amax(dim=1, keepdim=True)).div_(part[_TEMPERATURE].float())
-            if group.width == 0:
-                drawn.append(Drawn(_draw_plain(scaled, part, group)))
-            elif on_host:
-                drawn.append(Drawn(_draw_on_host(scaled, table[start:end], part, group)))
+            if group.has_top_k or group.has_top_p:
+                drawn.append(_draw_filtered(scaled, table[start:end], part, group))
             else:
-                drawn.append(_draw_on_device(scaled, part, group))
-    if len(drawn) == 1 and in_order:
-        return drawn[0]
-    tokens = torch.cat([part.tokens for part in drawn])
-    missing = None
-    if any(part.missing is not None for part in drawn):
-        missing = torch.cat(
-            [torch.zeros_like(p.tokens, dtype=torch.bool) if p.missing is None else p.missing for p in drawn]
-        )
-    if not in_order:
-        back = to_device(np.argsort(order), logits.device)
-        tokens = tokens.index_select(0, back)
-        missing = None if missing is None else missing.index_select(0, back)
-    return Drawn(tokens, missing)
+                drawn.append(_draw_plain(scaled, part, group))
+    tokens = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+    return tokens if in_order else tokens[np.argsort(order)]
 
 
 @dataclass(slots=True)
 class _Group:
-    """Rows of one kind: `width` candidates, 0 where all of the vocabulary is drawn from in its order."""
+    """Rows of one kind: those without top_k and top_p are drawn from all of the vocabulary, in its order."""
 
     rows: list[int]
-    width: int
     has_top_k: bool
     has_top_p: bool
     has_min_p: bool
 
-    def block_sizes(self, vocabulary: int, on_host: bool) -> Iterator[int]:
+    def block_sizes(self, vocabulary: int) -> Iterator[int]:
         """Number of rows to work on at a time."""
-        limit = _HOST_LOGITS if on_host else _DEVICE_LOGITS
-        if not on_host and self.width > CANDIDATES:
-            limit = _SORTED_LOGITS
-        size = max(1, limit // vocabulary)
+        size = max(1, _LOGITS // vocabulary)
         for start in range(0, len(self.rows), size):
             yield min(size, len(self.rows) - start)
 
 
-def _groups(params: Sequence[SamplingParams], vocabulary: int, on_host: bool, whole: bool) -> list[_Group]:
+def _groups(params: Sequence[SamplingParams]) -> list[_Group]:
     """Group the rows by how they are drawn; those with top_k are in the order of their k."""
-    kinds: dict[tuple[bool, int], list[int]] = {}
+    kinds: dict[tuple[bool, bool], list[int]] = {}
     for row, p in enumerate(params):
-        width = 0
-        if p.top_k > 0 or p.top_p < 1.0:
-            is_wide = not on_host and (whole or p.top_k > CANDIDATES)
-            width = vocabulary if is_wide else min(CANDIDATES, vocabulary)
-        kinds.setdefault((p.top_k > 0, width), []).append(row)
+        kinds.setdefault((p.top_k > 0, p.top_k > 0 or p.top_p < 1.0), []).append(row)
     groups = []
-    for (has_top_k, width), rows in sorted(kinds.items()):
+    for (has_top_k, _), rows in sorted(kinds.items()):
         if has_top_k:
             rows.sort(key=lambda row: params[row].top_k)
-        groups.append(
-            _Group(
-                rows,
-                width,
-                has_top_k,
-                any(params[row].top_p < 1.0 for row in rows),
-                any(params[row].min_p > 0.0 for row in rows),
-            )
-        )
+        has_top_p = any(params[row].top_p < 1.0 for row in rows)
+        groups.append(_Group(rows, has_top_k, has_top_p, any(params[row].min_p > 0.0 for row in rows)))
     return groups
 
 
@@ -187,35 +138,12 @@ def _draw_candidates(
     return ids.gather(1, _invert(values, settings[_NUMBER]))[:, 0]
 
 
-def _draw_on_device(scaled: torch.Tensor, settings: torch.Tensor, group: _Group) -> Drawn:
-    """Return candidates by `topk`, or all of the vocabulary; equal ones in the order of their ids."""
-    vocabulary = scaled.shape[1]
-    shares = scaled if group.has_top_k else torch.softmax(scaled, 1)
-    if group.width < vocabulary:
-        ids = torch.topk(shares, group.width, sorted=False).indices.sort(dim=1).values
-        shares, order = shares.gather(1, ids).sort(dim=1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    else:
-        shares, ids = shares.sort(dim=1, descending=True, stable=True)
-    if group.has_top_k:
-        place = torch.arange(group.width, device=scaled.device)
-        values = shares.masked_fill_(place >= settings[_TOP_K], -torch.inf)
-        shares = torch.softmax(values, 1)  # top_p counts what top_k has left
-    else:
-        values = scaled.gather(1, ids)
-    reached = shares.double().cumsum(1) if group.has_top_p else None
-    missing = None
-    if reached is not None and not group.has_top_k and group.width < vocabulary:
-        missing = reached[:, -1] < settings[_TOP_P, :, 0]
-    return Drawn(_draw_candidates(values, ids, reached, settings, group), missing)
-
-
-def _draw_on_host(
+def _draw_filtered(
     scaled: torch.Tensor, table: np.ndarray, settings: torch.Tensor, group: _Group
 ) -> torch.Tensor:
     """Return candidates in groups of rows that need about the same number."""
     tokens: torch.Tensor | None = None
-    for rows, found in (_largest_on_host if group.has_top_k else _likely_on_host)(scaled, table):
+    for rows, found in (_largest if group.has_top_k else _likely)(scaled, table):
         values, ids, shares = found
         if shares is None and group.has_top_p:
             shares = torch.softmax(values, 1)
@@ -239,18 +167,33 @@ def _size_class(count: int) -> int:
     Padding adds zeros to a row's sums. Rows of at most `_CHUNK` candidates are a class, since their sums have
     one level, others two; the third class keeps many candidates away from rows with few.
     """
-    return (count > _CHUNK) + (count > CANDIDATES)
+    return (count > _CHUNK) + (count > _MANY)
 
 
-def _padded(largest: torch.return_types.topk, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    missing = width - largest.values.shape[1]
-    if not missing:
-        return largest.values, largest.indices
-    return pad(largest.values, (0, missing), value=-torch.inf), pad(largest.indices, (0, missing))
+def _padded(values: torch.Tensor, ids: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    missing = width - values.shape[1]
+    return (pad(values, (0, missing), value=-torch.inf), pad(ids, (0, missing))) if missing else (values, ids)
 
 
-def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
-    """Return the k largest logits of rows that are in the order of their k."""
+def _top_in_order(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and ids of the `count` largest of each row [R, V], equal ones by their ids."""
+    # One more tells whether the last one is equal to others, of which `topk` returns any.
+    values, ids = torch.topk(scaled, min(count + 1, scaled.shape[1]))
+    is_equal = (values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()
+    values, ids = values[:, :count], ids[:, :count]
+    if is_equal.any():
+        for row in is_equal[:, count - 1 :].flatten().nonzero().flatten().tolist():
+            places = (scaled[row] == values[row, -1]).nonzero().flatten()
+            is_last = values[row] == values[row, -1]
+            ids[row, is_last] = places[: int(is_last.sum())]
+        ids = ids.sort(dim=1).values
+        values, order = scaled.gather(1, ids).sort(dim=1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+    return values, ids
+
+
+def _largest(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
+    """Return the k largest logits of rows that are in the order of their k; equal ones by their ids."""
     counts = np.minimum(table[:, _TOP_K], scaled.shape[1]).astype(np.int64).tolist()
     start = 0
     for _, members in itertools.groupby(counts, _size_class):
@@ -259,13 +202,13 @@ def _largest_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candi
         # The sums of very few numbers would be made in another order.
         width = max(*sizes, _MIN_WIDTH)
         for count, number in sizes.items():
-            parts.append(_padded(torch.topk(scaled[start : start + number], count), width))
+            parts.append(_padded(*_top_in_order(scaled[start : start + number], count), width))
             start += number
         values, ids = parts[0] if len(parts) == 1 else (torch.cat(c) for c in zip(*parts, strict=True))
         yield slice(first, start), (values, ids, None)
 
 
-def _likely_on_host(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
+def _likely(scaled: torch.Tensor, table: np.ndarray) -> Iterator[_Candidates]:
     """Return all tokens that top_p may keep; equal ones in the order of their ids."""
     vocabulary = scaled.shape[1]
     shares = torch.softmax(scaled, 1)

@@ -239,13 +239,27 @@ class MinTokens(LogitsProcessor):
         self.num_generated -= count
 
 
-class AllowedTokens(LogitsProcessor):
+class TokenMask(LogitsProcessor):
+    """Base of the kinds that only say which tokens may come next."""
+
+    @abstractmethod
+    def bits(self, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """Return the allowed ones of so many tokens, not to be written to.
+
+        Returns:
+            int32 [ceil(vocabulary / 32)]: bit i % 32 of word i // 32 says whether token i is allowed.
+        """
+
+
+class AllowedTokens(TokenMask):
     """Rules out every token but some."""
 
     stage = 5
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self.allowed = frozenset(token_ids)
+        # Made once, for all samples of a request.
+        self._bits = np.empty(0, np.int32)
         self._most: torch.Tensor | None = None
 
     @property
@@ -259,18 +273,26 @@ class AllowedTokens(LogitsProcessor):
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         return next((i for i, token in enumerate(token_ids) if token not in self.allowed), len(token_ids))
 
+    def bits(self, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        size = -(-vocabulary // 32)
+        if len(self._bits) != size:
+            own = np.array([token for token in self.allowed if token < vocabulary], np.int64)
+            words = np.zeros(size, np.uint32)
+            np.bitwise_or.at(words, own >> 5, np.uint32(1) << (own & 31).astype(np.uint32))
+            self._bits = words.view(np.int32)
+        return self._bits
+
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
         for row, processor in zip(rows, processors, strict=True):
             own = logits[row]
-            torch.minimum(own, processor._bounds(own), out=own)
+            torch.minimum(own, processor._bounds(len(own)), out=own)
 
-    def _bounds(self, row: torch.Tensor) -> torch.Tensor:
+    def _bounds(self, vocabulary: int) -> torch.Tensor:
         """Return the most that each logit of a row may be [V]; made once, for all samples of a request."""
-        if self._most is None or self._most.shape != row.shape or self._most.device != row.device:
-            most = np.full(len(row), -np.inf, dtype=np.float32)
-            most[[token for token in self.allowed if token < len(row)]] = np.inf
-            self._most = to_device(most, row.device)
+        if self._most is None or len(self._most) != vocabulary:
+            bits = np.unpackbits(self.bits(vocabulary).view(np.uint8), count=vocabulary, bitorder="little")
+            self._most = torch.from_numpy(np.where(bits, np.float32(np.inf), np.float32(-np.inf)))
         return self._most
 
 

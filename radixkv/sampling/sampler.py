@@ -11,8 +11,8 @@ A draw takes one number from the request's own Philox stream (Salmon et al., SC 
 same sample whatever else is in the batch. Reported logprobs are the model's own, before any of this.
 
 A step waits for its device once, when all of this has been launched (`Sampling`): until then it is unknown
-which rows are broken or which guesses of a draft are right, so every row is worked on. It waits once more
-only if the candidates of some draws did not suffice (see `draws`).
+which rows are broken or which guesses of a draft are right, so every row is worked on. On a GPU, all tokens
+of a step are chosen by one kernel, which reads the model's logits where they are, and applies masks as bits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from radixkv.sampling.device_arrays import Fetch, frees_memory, to_device
 from radixkv.sampling.device_counts import DeviceCounts
+from radixkv.sampling.device_draws import choose_on_device
 from radixkv.sampling.draws import draw
-from radixkv.sampling.logits_processors import FedTokens, apply_processors, prepare_processors
+from radixkv.sampling.logits_processors import (
+    FedTokens,
+    LogitsProcessor,
+    TokenMask,
+    apply_processors,
+    prepare_processors,
+)
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.sampling_state import SamplingState
 
@@ -52,6 +60,8 @@ class RawLogprobs:
 NOT_A_NUMBER = -1
 #: Instead of a token's id: what changes the request's logits rules out every token.
 NOTHING_LEFT = -2
+#: The same by what the kernel says of a row.
+FAULTS = (0, NOT_A_NUMBER, NOTHING_LEFT)
 
 
 @dataclass(slots=True)
@@ -77,7 +87,12 @@ def sample(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled
 
 
 def sample_runs(
-    logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled], drafts: Sequence[Sequence[int]]
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    requests: Sequence[Sampled],
+    drafts: Sequence[Sequence[int]],
+    *,
+    by_kernel: bool | None = None,
 ) -> list[list[SampledToken]]:
     """Choose tokens for each request as far as they are what its draft says, and the one after.
 
@@ -89,12 +104,13 @@ def sample_runs(
         rows: the first row of each request; row + i is that of the token after the first i of its draft.
         requests: as many as `rows`.
         drafts: a guess of the next tokens of each request; empty: one token is chosen.
+        by_kernel: whether the GPU's kernel chooses; None: where the logits are on a GPU.
 
     Returns:
         For each request the accepted tokens of its draft, then one more, unless its row is broken (below 0,
         where it is the first). Nothing of the requests is changed.
     """
-    return Sampling(logits, rows, requests, drafts).runs() if rows else []
+    return Sampling(logits, rows, requests, drafts, by_kernel=by_kernel).runs() if rows else []
 
 
 class Sampling:
@@ -108,15 +124,15 @@ class Sampling:
         memory: counts of tokens on the device; None: penalties send the places that they change.
 
     Attributes:
-        tokens: int64 [R], on the logits' device, the token of each row unless its candidates did not suffice.
+        tokens: int64 [R], on the logits' device, the token of each row.
         first_chosen: the same on the host, once `runs` has been called.
-        raw: the model's float32 logits [R, V] of all rows.
+        raw: rows of the model's logits, in which row r lies at `_at[r]`; float32 on a CPU.
         processed: the rows that processors have changed, as they have left them.
         places: row -> its place in `processed`.
+        masks: row -> bits of its allowed tokens, where the kernel applies them.
         drawing: (row, parameters, random number) of all rows to draw.
         reported: (row, parameters) of all rows whose logprobs may be wanted.
-        chosen: the likeliest token of each row; of rows that are drawn, the one drawn.
-        broken: rows that are not numbers.
+        faults: of each row, why it has no token (below 0).
         logprobs: logprobs of `reported`, by row.
     """
 
@@ -129,7 +145,10 @@ class Sampling:
         drafts: Sequence[Sequence[int]],
         fed: FedTokens | None = None,
         memory: DeviceCounts | None = None,
+        *,
+        by_kernel: bool | None = None,
     ) -> None:
+        self._by_kernel = logits.device.type == "cuda" if by_kernel is None else by_kernel
         self.requests, self.drafts = requests, drafts
         # Before anything waits for a GPU's logits.
         prepare_processors([request.sampling_state.processors for request in requests])
@@ -139,8 +158,11 @@ class Sampling:
         if any(drafts):
             self.starts = [0, *itertools.accumulate(sizes[:-1])]
             wanted = [row + i for row, size in zip(rows, sizes, strict=True) for i in range(size)]
-        self.raw = _rows(logits, wanted).float()
+        self.raw, self._at = (
+            (logits, wanted) if self._by_kernel else (_rows(logits, wanted).float(), range(len(wanted)))
+        )
         self.places: dict[int, int] = {}
+        self.masks: dict[int, np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
         self._fed, self._memory = fed, memory
         self.processed = self._process()
         self.drawing: list[tuple[int, SamplingParams, float]] = []
@@ -152,9 +174,8 @@ class Sampling:
                 self.drawing += [(start + i, request.params, draw_at(late + i)) for i in range(size)]
             if request.params.reports_logprobs:
                 self.reported.extend((start + i, request.params) for i in range(size))
-        self.chosen: list[int]
         self.first_chosen: list[int] = []
-        self.broken: list[bool]
+        self.faults: list[int]
         self.logprobs: dict[int, RawLogprobs] = {}
         self._choose()
 
@@ -162,8 +183,6 @@ class Sampling:
         """Let processors change rows: a request's first, then the next ones as if its draft were accepted."""
         states = [request.sampling_state for request in self.requests]
         remaining = [i for i, state in enumerate(states) if state.processors]
-        if not remaining:
-            return self.raw[:0]
         accepted = [0] * len(states)
         blocks: list[torch.Tensor] = []
         depth = 0
@@ -171,14 +190,17 @@ class Sampling:
             while remaining:
                 # After the end of a complete output, nothing is chosen.
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
-                active = [i for i in going_on if self._is_active(i, states[i])]
+                active = [i for i in going_on if self._is_active(i, states[i].processors)]
+                processors = {i: self._without_masks(self.starts[i] + depth, states[i]) for i in active}
+                active = [i for i in active if self._is_active(i, processors[i])]
                 rows = [self.starts[i] + depth for i in active]
-                block = _copy(self.raw, rows)
-                processors = [states[i].processors for i in active]
-                apply_processors(block, processors, self._memory, self._fed_rows(active))
-                for row in rows:
-                    self.places[row] = len(self.places)
-                blocks.append(block)
+                if rows or not self._by_kernel:
+                    block = self._raw_rows(rows)
+                    changing = [processors[i] for i in active]
+                    apply_processors(block, changing, self._memory, self._fed_rows(active))
+                    for row in rows:
+                        self.places[row] = len(self.places)
+                    blocks.append(block)
                 # Where a processor has failed nothing is allowed, and no run gets further.
                 remaining = [
                     i for i in remaining if depth < len(self.drafts[i]) and states[i].failure is None
@@ -191,12 +213,28 @@ class Sampling:
             for i, count in enumerate(accepted):
                 if count:
                     states[i].roll_back(count)
+        if not blocks:
+            return self.raw.new_empty(0, self.raw.shape[1], dtype=torch.float32)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
-    def _is_active(self, request: int, state: SamplingState) -> bool:
+    def _without_masks(self, row: int, state: SamplingState) -> Sequence[LogitsProcessor]:
+        """Leave masks to the kernel, where it chooses; return the other processors of a row."""
+        if not self._by_kernel:
+            return state.processors
+        masks = [each for each in state.processors if isinstance(each, TokenMask)]
+        if masks:
+            bits = [mask.bits(self.raw.shape[1]) for mask in masks]
+            self.masks[row] = bits[0] if len(bits) == 1 else np.bitwise_and.reduce(bits)
+        return [each for each in state.processors if not isinstance(each, TokenMask)]
+
+    def _raw_rows(self, rows: Sequence[int]) -> torch.Tensor:
+        """Return a float32 copy of some rows of the model's logits [len(rows), V]."""
+        return _copy(self.raw, [self._at[row] for row in rows]).float()
+
+    def _is_active(self, request: int, processors: Sequence[LogitsProcessor]) -> bool:
         """Return True if processors change a request's logits, or will once its token is counted."""
         is_fed = self._fed is not None and self._fed.places[request] >= 0
-        return is_fed or any(processor.is_active for processor in state.processors)
+        return (is_fed and bool(processors)) or any(processor.is_active for processor in processors)
 
     def _fed_rows(self, requests: Sequence[int]) -> FedTokens | None:
         """Return the tokens that the host does not know of some requests; None: it knows all."""
@@ -211,59 +249,39 @@ class Sampling:
 
     def _choose(self) -> None:
         """Choose a token for each row."""
-        device = self.raw.device
+        if self._by_kernel:
+            self.tokens, state = choose_on_device(
+                self.raw, self._at, self.processed, self.places, self.masks, self.drawing
+            )
+        else:
+            self.tokens, state = self._choose_on_host()
+        self._fetch = Fetch([self.tokens, state, *self._logprobs()])
+
+    def _choose_on_host(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens int64 [R], and where there are none: bool [R]."""
         # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
         if len(self.places) < len(self.raw):
             best, tokens = self.raw.max(dim=1)
             if self.places:
-                changed = to_device(list(self.places), device)
-                likeliest = self.processed.max(dim=1)
-                best.index_copy_(0, changed, likeliest.values)
-                tokens.index_copy_(0, changed, likeliest.indices)
+                changed = list(self.places)
+                best[changed], tokens[changed] = self.processed.max(dim=1)
         else:
-            order = to_device([self.places[row] for row in range(len(self.raw))], device)
-            best, tokens = (column.index_select(0, order) for column in self.processed.max(dim=1))
-        self.tokens, missing = self._draw(tokens, self.drawing)
-        columns = [self.tokens, torch.isfinite(best)] + ([] if missing is None else [missing])
-        self._num_columns = len(columns)
-        self._fetch = Fetch([*columns, *self._logprobs(self.tokens, self.reported)])
+            order = [self.places[row] for row in range(len(self.raw))]
+            best, tokens = (column[order] for column in self.processed.max(dim=1))
+        if self.drawing:
+            rows, params, numbers = zip(*self.drawing, strict=True)
+            drawn = draw(self._changed_rows(rows), params, numbers)
+            tokens = drawn if len(rows) == len(tokens) else tokens.index_copy(0, torch.tensor(rows), drawn)
+        return tokens, ~torch.isfinite(best)
 
     def _wait(self) -> None:
         """Wait for the launched work, and read it."""
-        fetched = self._fetch.wait()
-        self.first_chosen += [int(token) for token in fetched[0]]
-        self.chosen = self.first_chosen
-        self.broken = [not is_finite for is_finite in fetched[1]]
-        self._read_logprobs(self.reported, fetched[self._num_columns :])
-        if self._num_columns > 2 and any(fetched[2]):
-            self._choose_again(self.tokens, [flag > 0 for flag in fetched[2]])
-
-    def _choose_again(self, tokens: torch.Tensor, missing: Sequence[bool]) -> None:
-        """Draw rows again if their candidates did not suffice."""
-        drawing = [own for own, again in zip(self.drawing, missing, strict=True) if again]
-        rows = {row for row, _, _ in drawing}
-        reported = [own for own in self.reported if own[0] in rows]
-        tokens, _ = self._draw(tokens, drawing, whole=True)
-        chosen, *columns = Fetch([tokens, *self._logprobs(tokens, reported)]).wait()
-        self.chosen = [int(token) for token in chosen]
-        self._read_logprobs(reported, columns)
-
-    def _draw(
-        self,
-        tokens: torch.Tensor,
-        drawing: Sequence[tuple[int, SamplingParams, float]],
-        *,
-        whole: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """All tokens, including rows to draw again; of these, a flag that the candidates did not suffice."""
-        if not drawing:
-            return tokens, None
-        rows = [row for row, _, _ in drawing]
-        params, numbers = [own[1] for own in drawing], [own[2] for own in drawing]
-        drawn = draw(self._logits(rows), params, numbers, whole=whole)
-        if len(rows) == len(tokens):
-            return drawn.tokens, drawn.missing
-        return tokens.index_copy(0, to_device(rows, tokens.device), drawn.tokens), drawn.missing
+        tokens, state, *logprobs = self._fetch.wait()
+        self.first_chosen += [int(token) for token in tokens]
+        self.faults = [0] * len(tokens)
+        if any(state):
+            self.faults = [self._fault(row, int(found)) for row, found in enumerate(state)]
+        self._read_logprobs(logprobs)
 
     @frees_memory()
     def runs(self) -> list[list[SampledToken]]:
@@ -272,56 +290,56 @@ class Sampling:
         Waits for the device; to be called once.
         """
         self._wait()
-        broken, chosen = self.broken, self.chosen
+        faults, chosen = self.faults, self.first_chosen
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(self.starts):
-            if broken[start]:
-                runs.append([SampledToken(self._fault(start))])
+            if faults[start]:
+                runs.append([SampledToken(faults[start])])
                 continue
             run = [SampledToken(chosen[start], self.logprobs.get(start))]
             # A row broken after right tokens is broken in the next step, too, unless it is a mere guess.
             for row, guess in enumerate(self.drafts[i], start + 1):
-                if chosen[row - 1] != guess or broken[row]:
+                if chosen[row - 1] != guess or faults[row]:
                     break
                 run.append(SampledToken(chosen[row], self.logprobs.get(row)))
             runs.append(run)
         return runs
 
-    def _fault(self, row: int) -> int:
-        """Return why no token of a broken row can be chosen."""
+    def _fault(self, row: int, state: int) -> int:
+        """Return why no token of a row can be chosen; 0: one can."""
+        if self._by_kernel:
+            return FAULTS[state]
+        if not state:
+            return 0
         return NOTHING_LEFT if row in self.places and self.raw[row].max().isfinite() else NOT_A_NUMBER
 
-    def _logits(self, rows: list[int]) -> torch.Tensor:
-        """Return some rows as the processors left them, not to be written to."""
+    def _changed_rows(self, rows: Sequence[int]) -> torch.Tensor:
+        """Return some rows on a CPU as the processors left them, not to be written to."""
         changed = [(j, self.places[row]) for j, row in enumerate(rows) if row in self.places]
         if len(changed) == len(rows):
             return _rows(self.processed, [place for _, place in changed])
         if not changed:
             return _rows(self.raw, rows)
         own = _copy(self.raw, rows)
-        at = to_device([j for j, _ in changed], own.device)
-        return own.index_copy_(0, at, _copy(self.processed, [place for _, place in changed]))
+        own[[j for j, _ in changed]] = self.processed[[place for _, place in changed]]
+        return own
 
-    def _logprobs(
-        self, tokens: torch.Tensor, reported: Sequence[tuple[int, SamplingParams]]
-    ) -> list[torch.Tensor]:
+    def _logprobs(self) -> list[torch.Tensor]:
         """Return logprobs of the chosen and of named tokens, for `_read_logprobs`."""
-        if not reported:
+        if not self.reported:
             return []
-        rows = [row for row, _ in reported]
-        own = tokens if len(rows) == len(tokens) else _copy(tokens, rows)
-        most = max(params.logprobs or 0 for _, params in reported)
-        named = [params.logprob_token_ids or () for _, params in reported]
-        return _logprob_columns(_rows(self.raw, rows), own, most, named)
+        rows = [row for row, _ in self.reported]
+        own = self.tokens if len(rows) == len(self.tokens) else _copy(self.tokens, rows)
+        most = max(params.logprobs or 0 for _, params in self.reported)
+        named = [params.logprob_token_ids or () for _, params in self.reported]
+        return _logprob_columns(_rows(self.raw, [self._at[row] for row in rows]), own, most, named)
 
-    def _read_logprobs(
-        self, reported: Sequence[tuple[int, SamplingParams]], columns: Sequence[list[float]]
-    ) -> None:
-        if reported:
-            tokens = [self.chosen[row] for row, _ in reported]
-            named = [params.logprob_token_ids or () for _, params in reported]
+    def _read_logprobs(self, columns: Sequence[list[float]]) -> None:
+        if self.reported:
+            tokens = [self.first_chosen[row] for row, _ in self.reported]
+            named = [params.logprob_token_ids or () for _, params in self.reported]
             read = _read_columns(tokens, columns, named)
-            for (row, params), own in zip(reported, read, strict=True):
+            for (row, params), own in zip(self.reported, read, strict=True):
                 own.top = own.top[: params.logprobs or 0]
                 self.logprobs[row] = own
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of experts and stored weights, compiled ahead of time for sm_90: no spills, tensor cores."""
+"""Kernels of experts, stored weights and choices, compiled ahead for sm_90: no spills, tensor cores."""
 
 from __future__ import annotations
 
@@ -77,3 +77,8 @@ def test_experts_in_float32() -> None:
 def test_routers(experts: int, routing: Routing) -> None:
     for kernel in aot.compile_router(2048, experts, routing, "sm_90", choice_bias=routing.groups > 1):
         check(kernel, products=False)
+
+
+@pytest.mark.parametrize("dtype", by_day(["bf16", "fp32"], "bf16"))
+def test_choices_of_tokens(dtype: str) -> None:
+    check(aot.compile_sample(128256, "sm_90", dtype), products=False, programs=1)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from grammar_trials import (
@@ -145,3 +146,15 @@ def test_tokens_by_name_are_still_known() -> None:
     assert mask.num_allowed(tokens) == len(tokens)
     with pytest.raises(InvalidRequestError, match=r'unknown special token: "<nope>".*<\|endoftext\|>'):
         compiler.compile(StructuredOutputs(grammar="start: <nope>"))
+
+
+def test_bits_are_what_is_masked(compiler: GrammarCompiler) -> None:
+    """For models whose logits are fewer than the ids of the vocabulary, as many, or more."""
+    processor, size = start(compiler, regex="[a-f0-9]*"), ByteTokenizer.vocab_size
+    for width in (40, 100, size - 1, size, size + 1, size + 70):
+        logits = torch.zeros(1, width)
+        GrammarMask.apply(logits, [0], [processor])
+        bits = np.unpackbits(processor.bits(width).view(np.uint8), bitorder="little")
+        assert len(bits) == -(-width // 32) * 32
+        assert bits[:width].tolist() == (logits[0] == 0).int().tolist()
+        assert not bits[width:].any()

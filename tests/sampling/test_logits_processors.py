@@ -20,6 +20,7 @@ from radixkv.sampling.logits_processors import (
     Counting,
     FedTokens,
     LogitsProcessor,
+    TokenMask,
     apply_processors,
     make_processors,
 )
@@ -121,7 +122,8 @@ def check(processor: LogitsProcessor, kind: str, generated: list[int]) -> None:
 
 def test_every_kind_is_tested() -> None:
     # A grammar accepts only what it allows: see test_grammars.
-    kinds = {*LogitsProcessor.__subclasses__(), *Counting.__subclasses__()} - {Counting}
+    bases = (LogitsProcessor, Counting, TokenMask)
+    kinds = {kind for base in bases for kind in base.__subclasses__()} - {*bases}
     assert {kind.__name__ for kind in kinds} - {"GrammarMask"} == set(KINDS)
     assert all(type(made(kind)).__name__ == kind for kind in KINDS)
 
