@@ -2,7 +2,7 @@
 """Images in the parts and blocks of all APIs: where their data is.
 
 chat completions   {"type": "image_url", "image_url": {"url": DATA, "detail": ...}}
-responses          {"type": "input_image", "image_url": DATA, "detail": ...}
+responses          {"type": "input_image", "image_url": DATA, "detail": ...}, or "computer_screenshot"
 Messages           {"type": "image", "source": {"type": "base64", "data": DATA}}, or "url"
 Ollama's           {"type": "image", "data": DATA}, as this server writes them
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-IMAGE_KINDS = frozenset({"image", "image_url", "input_image"})
+IMAGE_KINDS = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
 
 
 class ImageData(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import pytest
 from live_server import LiveServer, live_server, raw_request
 from scripted_images import base64_of, data_url, file_of, picture
 from tiny_vision_models import save_tiny_vision_model
+from transformers import AutoTokenizer
 from waiting import until
 
 from radixkv.engine.config import EngineConfig
@@ -161,6 +163,71 @@ def test_the_next_turn_hits_through_the_image_and_another_misses_at_its_first_to
     other, cached = api(server, seed + 1).turn("and now?")
     assert other == again
     assert len(SYSTEM) < cached < first - NUM_TOKENS, "up to the image"
+
+
+def test_screenshots_of_a_computer_are_shown_and_stored(server: LiveServer) -> None:
+    """OpenAI's computer use: the next turn goes on from the stored one, and finds its screenshot."""
+    client = server.openai().responses
+    shown = {"type": "computer_screenshot", "image_url": data_url(picture(65, SIZE))}
+    call = {"type": "computer_call", "id": "cu_1", "call_id": "c1", "action": {"type": "screenshot"}}
+    items: list[Any] = [
+        {"role": "user", "content": "Look"},
+        {**call, "status": "completed", "pending_safety_checks": []},
+        {"type": "computer_call_output", "call_id": "c1", "output": shown},
+    ]
+    options: dict[str, Any] = {"model": "qwen", "instructions": SYSTEM, "max_output_tokens": 16}
+    first = client.create(input=items, **options)
+    words = client.create(input=items[:2], **options)
+    assert first.usage is not None
+    assert words.usage is not None
+    assert first.usage.input_tokens > words.usage.input_tokens + NUM_TOKENS
+    again = client.create(input="And now?", previous_response_id=first.id, **options)
+    assert again.usage is not None
+    assert again.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
+    with server.http() as http:
+        stored = http.get(f"/v1/responses/{first.id}/input_items").json()["data"]
+    (output,) = [item["output"] for item in stored if item["type"] == "computer_call_output"]
+    assert (output["type"], output["image_url"]) == ("computer_screenshot", shown["image_url"])
+    by_file = {**items[2], "output": {"type": "computer_screenshot", "file_id": "file_1"}}
+    named = client.with_raw_response.create(input=[*items[:2], by_file], **options)
+    assert "short text" in named.headers["warning"]
+
+
+@pytest.fixture(scope="module")
+def forgetful(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server of a model whose template shows no images in results of tools."""
+    copy = tmp_path_factory.mktemp("forgetful") / "model"
+    shutil.copytree(folder, copy)
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    shows = "{% if part['type'] == 'image' %}"
+    assert shows in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        shows, "{% if part['type'] == 'image' and message['role'] != 'tool' %}"
+    )
+    tokenizer.save_pretrained(copy)
+    engine = AsyncEngine.from_config(
+        EngineConfig(str(copy), num_blocks=512, max_model_len=1024, warm_up="off", dtype="float32")
+    )
+    try:
+        with live_server(engine, served_model_names=("qwen",)) as running:
+            yield running
+    finally:
+        asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("api", [Streamed, Responses, Messages])
+def test_images_of_results_follow_in_the_users_words_where_the_template_has_no_place_for_them(
+    forgetful: LiveServer, server: LiveServer, api: type[Chat]
+) -> None:
+    seed = 90 + 2 * [Streamed, Responses, Messages].index(api)
+    there, _ = api(server, seed).turn()
+    first, _ = api(forgetful, seed).turn()
+    assert first > there, "the message that shows the image"
+    again, cached = api(forgetful, seed).turn("and now?")
+    assert cached >= first - 16
+    other, cached = api(forgetful, seed + 1).turn("and now?")
+    assert other == again
+    assert len(SYSTEM) < cached < first - NUM_TOKENS
 
 
 def test_ollamas_images(server: LiveServer) -> None:

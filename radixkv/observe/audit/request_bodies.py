@@ -15,7 +15,7 @@ from radixkv.observe.audit.recorded_images import image_words, with_image_tokens
 _TTLS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0, "24h": 86400.0}
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
 _CALLS = frozenset({"function_call", "custom_tool_call"})
-_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "computer_call_output"})
 
 
 class NoRequest(ValueError):
@@ -134,6 +134,12 @@ def chat_message(message: Json, index: int) -> Iterator[Block]:
     if isinstance(message.get("function_call"), dict):
         calls.append(message["function_call"])
     content = message.get("content")
+    images = message.get("images")  # Ollama's
+    shown = [{"type": "image", "data": image} for image in images] if isinstance(images, list) else []
+    if shown and isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    if shown and isinstance(content, list):
+        content = [*content, *shown]
     if content or not calls:
         yield from _content(content, role, index, ttl_of(message), _id(message.get("tool_call_id")))
     for call in calls:
@@ -298,6 +304,8 @@ def _response_item(item: Json, kind: str, role: str, index: int) -> Iterator[Blo
         yield Block(arguments, "assistant", "call", index, name, call_id=_id(item.get("call_id")))
     elif kind in _OUTPUTS:
         yield from _content(item.get("output"), "tool", index, call_id=_id(item.get("call_id")))
+    elif kind == "image_generation_call":
+        yield Block(_mark({"type": "image", "data": item.get("result")}), "assistant", "media", index)
     elif kind == "message":
         role = "system" if role == "developer" else role
         yield from _content(item.get("content"), role, index, ttl_of(item))

@@ -20,6 +20,7 @@ r"""derive: a chat template's ways with tools, calls and thoughts, read off its 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,7 @@ class TemplateTraits:
         drops_content: it drops the content of a message with calls.
         system: it takes system messages.
         results: it shows messages of the role `tool`.
+        images_in_results: it shows images in these as in messages of the user, or none at all.
         reasoning_field: field of a message that it shows as reasoning in some turn; None: there is none.
         drops_reasoning: it leaves reasoning out of turns before the user's last message.
         late_system: it shows system messages after others.
@@ -75,6 +77,7 @@ class TemplateTraits:
     system: bool = True
     drops_content: bool = False
     results: bool = True
+    images_in_results: bool = True
     reasoning_field: str | None = None
     drops_reasoning: bool = False
     late_system: bool = True
@@ -86,7 +89,7 @@ def derive(
 ) -> tuple[ChatFormat, TemplateTraits]:
     """Return the format with calls, and the text before them, as the template writes them, and its traits.
 
-    Costs about twenty-five small renderings.
+    Costs about thirty small renderings.
 
     Args:
         chat_format: the format by the signs of a family, or a declared one.
@@ -245,11 +248,28 @@ def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
         drops_content=calls and _SAID not in shown_calls(given[:1], _SAID),
         system=_SAID in shown([{"role": "system", "content": _SAID}, _USER]),
         results=_RESULT in (history or shown(late_result)),
+        images_in_results=_shows_images_in_results(shown, given),
         reasoning_field=field,
         drops_reasoning=_THOUGHT not in earlier,
         late_system=all(_RESULT in shown(messages) for messages in _LATE_SYSTEM),
         tools_place=_tools_place(shown, option) if tools else "fixed",
     )
+
+
+def _shows_images_in_results(shown: Callable[..., str], given: Sequence[Any]) -> bool:
+    """Return False if what a template writes for an image of the user's is not there for one in a result."""
+    image: Mapping[str, str] = {"type": "image"}
+    before = shown([_USER]).partition(_QUESTION)[0]
+    seen = shown([{"role": "user", "content": [image, {"type": "text", "text": _QUESTION}]}])
+    seen, asked, _ = seen.partition(_QUESTION)
+    both = zip(before, seen, strict=False)
+    num_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+    written = seen[num_same:].strip()
+    turn = _with_results(_turn(arguments=given[:1]))
+    if not asked or not written or str(image) in written or _RESULT not in shown(turn, probe_tools()):
+        return True
+    turn[-1] = {**turn[-1], "content": [image, {"type": "text", "text": _RESULT}]}
+    return written in shown(turn, probe_tools())
 
 
 def _tools_place(shown: Callable[..., str], option: str | None) -> ToolsPlace:

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from radixkv_server.dialect import Json
 Detail = Literal["auto", "low", "high", "original"]
 DETAILS = ("auto", "low", "high", "original")
 
+_IN_NEXT_MESSAGE = "[image: in the next message]"
 _PRIVATE_USE = 0x100000  # another plane than that of the marks of control tokens
 _PRIVATE_USE_SIZE = 0xFFFE
 
@@ -122,6 +123,42 @@ def template_content(text: str, unshown: Mapping[str, str]) -> str | list[Json]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return str(parts[0]["text"])
     return parts
+
+
+def images_after_results(messages: Iterable[Json], shown: Container[str]) -> list[Json]:
+    """Return messages whose results of tools have no images: these are in the user's message behind them.
+
+    As clients of providers without images in results send them. The text that stands in a result for its
+    image is the same for all, so that a prompt is found again.
+
+    Args:
+        shown: keys of the images that are shown; others stay where they are.
+    """
+    moved: list[Json] = []
+    waiting: list[str] = []
+
+    def words(found: re.Match[str]) -> str:
+        if found[1] not in shown:
+            return found[0]
+        waiting.append(found[0])
+        return _IN_NEXT_MESSAGE
+
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") == "tool":
+            if isinstance(content, str) and has_marks(content):
+                message = {**message, "content": _MARK.sub(words, content)}
+            moved.append(message)
+            continue
+        if waiting and message.get("role") == "user" and isinstance(content, str):
+            message = {**message, "content": "\n".join([*waiting, content])}
+        elif waiting:
+            moved.append({"role": "user", "content": "\n".join(waiting)})
+        waiting = []
+        moved.append(message)
+    if waiting:
+        moved.append({"role": "user", "content": "\n".join(waiting)})
+    return moved
 
 
 def with_words(value: Any, words: Mapping[str, str]) -> Any:

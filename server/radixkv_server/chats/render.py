@@ -21,7 +21,7 @@ from radixkv.text.segments import text_owner
 from radixkv_server.chats.chat import Chat, ChatPrompt, Message
 from radixkv_server.chats.constraint import answer_constraint
 from radixkv_server.chats.image_loader import LoadedImages
-from radixkv_server.chats.image_marks import chat_keys, has_marks, template_content
+from radixkv_server.chats.image_marks import chat_keys, has_marks, images_after_results, template_content
 from radixkv_server.concurrency import off_loop
 from radixkv_server.context import ServerContext
 from radixkv_server.errors import bad_request
@@ -62,6 +62,8 @@ async def chat_prompt(context: ServerContext, chat: Chat) -> ChatPrompt:
         )
         if not chat.images:
             return prepared
+        if not template.traits.images_in_results:
+            prepared = images_after_results(prepared, images.shown)
         shown_keys = [key for key in chat_keys(prepared) if key in images.shown]
         return [_with_parts(message, images) for message in prepared]
 

@@ -59,8 +59,28 @@ def messages(image: str, *more: str) -> Body:
     return {"model": "claude-x", "max_tokens": 9, "system": "Be brief.", "messages": said}
 
 
+def screenshots(image: str, *more: str) -> Body:
+    """The same for a computer's screen."""
+    shown = {"type": "computer_screenshot", "image_url": f"data:image/png;base64,{image}"}
+    items: list[Body] = [
+        {"role": "user", "content": "What is this?"},
+        {"type": "computer_call", "call_id": "c", "id": "cu_1", "action": {"type": "screenshot"}},
+        {"type": "computer_call_output", "call_id": "c", "output": shown},
+    ]
+    for text in more:
+        items += [{"role": "assistant", "content": "a harbour"}, {"role": "user", "content": text}]
+    return {"model": "computer-use-preview", "input": items}
+
+
+def ollama(image: str, *more: str) -> Body:
+    said: list[Body] = [{"role": "user", "content": "What is this?", "images": [image]}]
+    for text in more:
+        said += [{"role": "assistant", "content": "a harbour"}, {"role": "user", "content": text}]
+    return {"model": "qwen3-vl", "messages": said, "stream": False}
+
+
 Make = Callable[..., Body]
-ALL = pytest.mark.parametrize("make", [chat, responses, messages])
+ALL = pytest.mark.parametrize("make", [chat, responses, messages, screenshots, ollama])
 
 
 def record(body: Body, time: float = 0.0) -> Record:

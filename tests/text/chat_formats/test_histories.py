@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jinja2
+import pytest
 from writing_engine import tokenizer_with
 
 from radixkv.text.chat_formats.derive import TemplateTraits, derive
@@ -95,3 +96,37 @@ def test_marks_of_calls_in_a_message_are_tokens_and_all_else_is_text() -> None:
     assert [prompt.count(token) for (token,) in marks] == [1, 1]
     text = 'a <tool_call>\n<tool_call>\n{"name": "look", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
     assert tokenizer.decode(prompt, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    ("in_user", "in_result", "shows"),
+    [
+        ("[IMG]", "[IMG]", True),
+        ("<IMG>", " <IMG> ", True),
+        ("[IMG]", "", False),
+        ("", "", True),
+    ],
+)
+def test_a_template_may_leave_images_out_of_results(in_user: str, in_result: str, shows: bool) -> None:
+    text = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% elif m.role == 'tool' %}"
+        f"{in_result}{{% else %}}{in_user}{{% endif %}}{{% endfor %}}{{% endif %}}"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
+        "{% endfor %}"
+    )
+    compiled = jinja2.Template(text)
+    _, traits = derive(FORMATS["phi4"], lambda messages, tools, options: compiled.render(messages=messages))
+    assert traits.images_in_results is shows
+
+
+def test_a_template_that_prints_a_list_of_parts_shows_no_images_in_results() -> None:
+    text = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' or m.content is string %}"
+        "{{ m.content }}{% else %}{% for p in m.content %}{{ p.text or '[IMG]' }}{% endfor %}{% endif %}"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}"
+        "{% endfor %}"
+    )
+    compiled = jinja2.Template(text)
+    _, traits = derive(FORMATS["phi4"], lambda messages, tools, options: compiled.render(messages=messages))
+    assert not traits.images_in_results

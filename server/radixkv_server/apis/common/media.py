@@ -48,7 +48,9 @@ _KINDS = {
 _CONTENT = ("data", "url", "image_url", "file_data", "file_url", "file_id", "uri", "filename")
 _NESTED = ("source", "image_url", "file", "input_audio", "audio_url", "video_url")
 #: Types and roles of the messages and items whose images are shown.
-_SHOWING_ITEMS = frozenset({None, "message", "function_call_output", "custom_tool_call_output"})
+_SHOWING_ITEMS = frozenset(
+    {None, "message", "function_call_output", "custom_tool_call_output", "computer_call_output"}
+)
 _SHOWING_ROLES = frozenset({None, "user", "tool", "function"})
 # Members of messages, items, results and documents that hold parts.
 _PARTS = ("content", "output", "outputs", "source")

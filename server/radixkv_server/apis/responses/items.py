@@ -224,6 +224,7 @@ def compaction(item_id: str, summary: str) -> Json:
     return {"id": item_id, "type": "compaction", "encrypted_content": hide(summary, HIDDEN)}
 
 
+_SCREENSHOT = "computer_screenshot"
 PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -263,6 +264,10 @@ def summaries_in(items: Iterable[Json]) -> list[Json]:
 
 def with_images(item: Json, sources: Mapping[str, ImageSource]) -> Json:
     """Return a plain item with a part of its own for each image whose mark its text has."""
+    output = item.get("output")
+    if isinstance(output, dict):  # a screenshot
+        (screenshot,) = with_parts([output], sources, _input_text, _screenshot)
+        return item if screenshot is output else {**item, "output": screenshot}
     for name in ("content", "output"):
         content = with_parts(item.get(name), sources, _input_text, _input_image)
         if content is not item.get(name):
@@ -278,8 +283,15 @@ def _input_image(source: ImageSource) -> Json:
     return {"type": "input_image", "image_url": source.data, "detail": source.detail}
 
 
+def _screenshot(source: ImageSource) -> Json:
+    return {**_input_image(source), "type": _SCREENSHOT}
+
+
 def with_marks(item: Json, sources: dict[str, ImageSource]) -> Json:
     """Return a plain item with marks in place of its images, which `sources` gets by their keys."""
+    output = item.get("output")
+    if isinstance(output, dict):
+        return {**item, "output": _marked(output, sources)}
     for name in ("content", "output"):
         parts = item.get(name)
         if isinstance(parts, list) and any(part.get("type") == "input_image" for part in parts):
@@ -288,7 +300,7 @@ def with_marks(item: Json, sources: dict[str, ImageSource]) -> Json:
 
 
 def _marked(part: Json, sources: dict[str, ImageSource]) -> Json:
-    if part.get("type") != "input_image":
+    if part.get("type") not in ("input_image", _SCREENSHOT) or not part.get("image_url"):
         return part
     source = ImageSource(part["image_url"], part["detail"], "input")
     return _input_text(sources.setdefault(source.key, source).mark)
