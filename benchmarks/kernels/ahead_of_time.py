@@ -32,6 +32,7 @@ from radixkv_kernels.triton.experts import (
     experts_kernel,
     list_pairs_kernel,
 )
+from radixkv_kernels.triton.fp8_rows import round_rows_kernel, rounding_block, rounding_warps
 from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
 from radixkv_kernels.triton.low_rank import (
@@ -362,25 +363,58 @@ def compile_copy(target: str) -> Any:
     return compile_kernel(copy_kernel, types, constants, ["data_ptr", "copies_ptr"], target)
 
 
-def compile_residual_norm(width: int, target: str, dtype: str = "bf16", **flags: bool) -> Any:
-    """The compiled kernel that adds to the residual and norms; `flags` override those of a Llama layer."""
-    pointers = dict.fromkeys(("states_ptr", "added_ptr", "out_ptr", "after_ptr", "next_ptr"), f"*{dtype}")
-    types = pointers | {"states_stride": "i32", "added_stride": "i32"}
+def compile_residual_norm(
+    width: int, target: str, dtype: str = "bf16", *, group: int = 0, **flags: bool
+) -> Any:
+    """The compiled kernel that adds to the residual and norms.
+
+    Args:
+        group: numbers that share a scale in results of 8 bits; 0: they have `dtype`.
+        flags: override those of a Llama layer.
+    """
+    pointers = dict.fromkeys(("states_ptr", "added_ptr", "after_ptr", "next_ptr"), f"*{dtype}")
+    pointers |= rounded_types(group, dtype)
+    types = pointers | {"states_stride": "i32", "added_stride": "i32", "scale_stride": "i32"}
     types |= dict.fromkeys(("multiplier", "after_eps", "next_eps"), "fp32")
     block = triton.next_power_of_2(width)
-    constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "NEXT": True}
+    constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "NEXT": True, "GROUP": group}
     constants |= {"SCALED": False, "AFTER": False, "OFFSET": False, "WIDE": False} | flags
     aligned = [*pointers, "states_stride", "added_stride"]
     warps = warps_for(block)
     return compile_kernel(residual_norm_kernel, types, constants, aligned, target, warps, fp_fusion=False)
 
 
-def compile_gated(width: int, activation: str, target: str, dtype: str = "bf16") -> Any:
-    """The compiled kernel of a gated MLP."""
-    types = {"gate_up_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "stride": "i32"}
-    constants = {"N": width, "BLOCK": min(1024, triton.next_power_of_2(width))}
-    constants |= {"KIND": ACTIVATIONS[activation]}
-    return compile_kernel(gated_kernel, types, constants, list(types), target, fp_fusion=False)
+def compile_gated(width: int, activation: str, target: str, dtype: str = "bf16", *, group: int = 0) -> Any:
+    """The compiled kernel of a gated MLP; `group`: see `compile_residual_norm`."""
+    types = {"gate_up_ptr": f"*{dtype}", "stride": "i32", "scale_stride": "i32"}
+    types |= rounded_types(group, dtype)
+    block = rounding_block(width, group) if group else min(1024, triton.next_power_of_2(width))
+    constants = {"N": width, "BLOCK": block, "KIND": ACTIVATIONS[activation], "GROUP": group}
+    aligned = [each for each in types if each != "scale_stride"]
+    warps = rounding_warps(block)
+    return compile_kernel(gated_kernel, types, constants, aligned, target, warps, fp_fusion=False)
+
+
+def compile_round_rows(width: int, group: int, target: str, dtype: str = "bf16") -> Any:
+    """The compiled kernel that rounds rows to 8 bits."""
+    types = {"x_ptr": f"*{dtype}", "codes_ptr": "*fp8e4nv", "scales_ptr": "*fp32", "stride": "i32"}
+    block = rounding_block(width, group)
+    constants = {"N": width, "BLOCK": block, "GROUP": group}
+    return compile_kernel(
+        round_rows_kernel,
+        types | {"scale_stride": "i32"},
+        constants,
+        list(types),
+        target,
+        rounding_warps(block),
+        fp_fusion=False,
+    )
+
+
+def rounded_types(group: int, dtype: str) -> dict[str, str]:
+    """Signature of a result, rounded to 8 bits or not."""
+    out, scales = ("fp8e4nv", "fp32") if group else (dtype, dtype)
+    return {"out_ptr": f"*{out}", "scales_ptr": f"*{scales}"}
 
 
 def compile_rotate_write(

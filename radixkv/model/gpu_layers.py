@@ -22,7 +22,7 @@ from torch import nn
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import DecoderParts, find_norm, pack_whole_weights, replace_layers
 from radixkv.model.gpu_experts import replace_experts
-from radixkv.model.gpu_products import TiledProduct
+from radixkv.model.gpu_products import TiledProduct, group_of
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm, Rotation
 from radixkv_kernels.triton.gated import gate_rows
@@ -95,10 +95,15 @@ class FusedGpuLayer(nn.Module):
     ) -> torch.Tensor:
         """The layer, in the signature that transformers calls."""
         states = hidden_states[0]
-        merged = self.merged(norm_rows(states, self.norms[0]))
+        merged = self.merged(norm_rows(states, self.norms[0], group=group_of(self.merged)))
         added = self._sum(self.output(self._attend(merged, position_embeddings, current_step())))
         normed = add_and_norm_rows(
-            states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
+            states,
+            added,
+            self.norms[1],
+            multiplier=self.multiplier,
+            after=self.norms_after[0],
+            group=0 if self.gated is None else group_of(self.gate_up),
         )
         add_rows(states, self._mlp(normed), multiplier=self.multiplier, after=self.norms_after[1])
         return hidden_states
@@ -124,14 +129,15 @@ class FusedGpuLayer(nn.Module):
             attended = step.attend(parts.layer_index, query, key, value, **scoring)
         return attended.reshape(len(merged), -1)
 
-    def _mlp(self, normed: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, normed: Any) -> torch.Tensor:
         if self.gated is None:
             added = self.mlp(normed[None])
             if isinstance(added, tuple):  # the scores of a router come second
                 added = added[0]
             added = added[0]
         else:
-            added = self._sum(self.down(gate_rows(self.gate_up(normed), self.gated.activation)))
+            gates = gate_rows(self.gate_up(normed), self.gated.activation, group=group_of(self.down))
+            added = self._sum(self.down(gates))
         return added
 
     def _sum(self, added: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from radixkv.errors import ConfigError
 from radixkv.model.decoder_layers import StoredProduct
 from radixkv.model.gpu_experts import GpuExperts
+from radixkv_kernels.triton.fp8_rows import Fp8Rows, round_rows
+from radixkv_kernels.triton.scaled_product import ScaledProduct
 from radixkv_kernels.triton.stored_product import multiply_stored
 from radixkv_kernels.triton.tiled_weight import TiledWeight, joined
 
@@ -40,12 +42,14 @@ class TiledProduct(StoredProduct):
 
     Attributes:
         weights: a kernel is launched for each.
+        scaled: the same for torch's product of 8 bits (`gpu_scaled`); None: it is not used.
         fixed_rows: a row's bits must not depend on the number of rows (deterministic mode).
     """
 
     def __init__(self, weights: Sequence[TiledWeight], dtype: torch.dtype) -> None:
         super().__init__(weights[0].in_features, sum(each.out_features for each in weights))
         self.weights, self.dtype = _joined_runs(weights), dtype
+        self.scaled: ScaledProduct | None = None
         self.fixed_rows = False
 
     @classmethod
@@ -74,9 +78,24 @@ class TiledProduct(StoredProduct):
         """Bytes of its weights."""
         return sum(each.nbytes for each in self.weights)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+    def in_order(self, outputs: Tensor) -> TiledProduct:
+        """The same product of one weight with its outputs in another order, by their numbers."""
+        return TiledProduct([self.weights[0].taken(outputs)], self.dtype)
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale where they are rounded to 8 bits; 0: they are not."""
+        return 0 if self.scaled is None or self.fixed_rows else self.scaled.group
+
+    def forward(self, inputs: Tensor | Fp8Rows) -> Tensor:
+        """[..., in] -> [..., out]; rows that are rounded already, [T, in] -> [T, out]."""
+        if isinstance(inputs, Fp8Rows):
+            assert self.scaled is not None
+            return self.scaled.multiply(inputs)
         rows = inputs.reshape(-1, self.in_features).contiguous()
+        if self.scaled is not None and self.group:
+            out = self.scaled.multiply(round_rows(rows, self.group))
+            return out.view(*inputs.shape[:-1], self.out_features)
         out = rows.new_empty(len(rows), self.out_features)
         start = 0
         for weight in self.weights:
@@ -87,6 +106,11 @@ class TiledProduct(StoredProduct):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.nbytes:,} bytes"
+
+
+def group_of(product: nn.Module) -> int:
+    """Inputs of a product that share a scale where it takes rounded ones; 0: it takes none."""
+    return product.group if isinstance(product, TiledProduct) else 0
 
 
 def _joined_runs(weights: Sequence[TiledWeight]) -> list[TiledWeight]:

@@ -15,7 +15,7 @@ add to the residual                                   1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import GatedParts, describe_gated, find_norm
 from radixkv.model.gpu_layers import merged_linear
+from radixkv.model.gpu_products import TiledProduct, group_of
 from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.mixer import Mixer
 from radixkv.model.step_context import current_step
@@ -156,7 +157,8 @@ class FusedGated(nn.Module):
         self.down = AdaptedLinear(self.down, slot_of([down]))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        added: Tensor = self.down(gate_rows(self.gate_up(hidden_states[0]), self.parts.activation))
+        gates = gate_rows(self.gate_up(hidden_states[0]), self.parts.activation, group=group_of(self.down))
+        added: Tensor = self.down(gates)
         return added[None]
 
 
@@ -174,8 +176,10 @@ class FusedHeads(nn.Module):
         products = [module.get_submodule(path) for path in parts.products]
         self._order = parts.order
         if _can_merge(products):
-            products = [_in_order(merged_linear(products), parts.order)]
-            self._order = None
+            merged = merged_linear(products)
+            ordered = _in_order(merged, parts.order)
+            products = [merged if ordered is None else ordered]
+            self._order = parts.order if ordered is None else None
         self.products = nn.ModuleList(products)
         self.second = nn.ModuleDict({name: module.get_submodule(path) for name, path in parts.second.items()})
         self.output: nn.Module = module.get_submodule(parts.output)
@@ -219,15 +223,22 @@ def _is_here(mlp: Any, gated: GatedParts) -> bool:
 
 
 def _can_merge(products: Sequence[Any]) -> bool:
-    """Return True for plain linear layers that can be one."""
-    kinds = {(type(each), each.weight.dtype, each.bias is None) for each in products}
-    return len(kinds) == 1 and type(products[0]) is nn.Linear
+    """Return True for linear layers that can be one, plain or with stored weights."""
+    kinds = {(each.weight.dtype, each.bias is None) for each in products if _is_linear(each)}
+    return len(kinds) == 1 and all(_is_linear(each) for each in products)
 
 
-def _in_order(product: nn.Linear, order: Tensor | None) -> nn.Linear:
-    """A product with its outputs in another order."""
-    if order is not None:
-        product.weight = nn.Parameter(product.weight[order], requires_grad=False)
-        if product.bias is not None:
-            product.bias = nn.Parameter(product.bias[order], requires_grad=False)
-    return product
+def _is_linear(product: Any) -> bool:
+    return type(product) is nn.Linear or isinstance(product, TiledProduct)
+
+
+def _in_order(product: Any, order: Tensor | None) -> nn.Module | None:
+    """A product with its outputs in another order; None: its weights are of several forms."""
+    if order is None:
+        return cast(nn.Module, product)
+    if isinstance(product, TiledProduct):
+        return None if len(product.weights) > 1 else product.in_order(order)
+    product.weight = nn.Parameter(product.weight[order], requires_grad=False)
+    if product.bias is not None:
+        product.bias = nn.Parameter(product.bias[order], requires_grad=False)
+    return cast(nn.Module, product)

@@ -57,6 +57,14 @@ def test_products_of_stored_weights(form: str, rows: int) -> None:
     check(kernel, products=True, programs=2 if rows <= 64 else 1)
 
 
+@pytest.mark.parametrize("group", by_day((128, 14336), 128))
+def test_kernels_that_round_to_8_bits(group: int) -> None:
+    """Norms, gates and others, with a scale for each row or for 128 numbers."""
+    check(aot.compile_residual_norm(4096, "sm_90", group=min(group, 4096)), products=False)
+    check(aot.compile_gated(14336, "silu", "sm_90", group=group), products=False, programs=1)
+    check(aot.compile_round_rows(14336, group, "sm_90"), products=False, programs=1)
+
+
 @pytest.mark.nightly
 def test_experts_in_float32() -> None:
     check(aot.compile_experts("fp32", 64, 48, 2, SILU, "sm_90", down=False), products=False)

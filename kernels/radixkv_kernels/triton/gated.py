@@ -9,9 +9,13 @@ Both are halves of one product's rows. It rounds where torch's operators do.
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 import triton
 import triton.language as tl
+
+from radixkv_kernels.triton.fp8_rows import Fp8Rows, rounding_block, rounding_warps, store_rounded
 
 #: Activations that the kernel knows, by the number it knows them by.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -34,9 +38,13 @@ def activate(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """Grid (rows, ceil(N / BLOCK)); KIND: one of `ACTIVATIONS`."""
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
+def gated_kernel(
+    gate_up_ptr, out_ptr, scales_ptr, stride, scale_stride, N: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, ceil(N / BLOCK)); KIND: one of `ACTIVATIONS`. GROUP: numbers that share a scale in results
+    of 8 bits, or 0."""
+    dtype: tl.constexpr = gate_up_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
@@ -44,23 +52,44 @@ def gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, BLOCK: tl.conste
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
     x = activate(x, KIND)
-    tl.store(out_ptr + row * N + column, (x.to(dtype).to(tl.float32) * up).to(dtype), mask=inside)
+    x = (x.to(dtype).to(tl.float32) * up).to(dtype)
+    if GROUP:
+        start = tl.program_id(1) * BLOCK
+        store_rounded(x.to(tl.float32), row, start, out_ptr, scales_ptr, scale_stride, N, BLOCK, GROUP)
+    else:
+        tl.store(out_ptr + row * N + column, x, mask=inside)
 
 
-def gate_rows(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """[T, 2 N], gates followed by gated values -> [T, N]: activation(gate) * up."""
+@overload
+def gate_rows(gate_up: torch.Tensor, activation: str, *, group: Literal[0] = 0) -> torch.Tensor: ...
+@overload
+def gate_rows(gate_up: torch.Tensor, activation: str, *, group: int) -> torch.Tensor | Fp8Rows: ...
+def gate_rows(gate_up: torch.Tensor, activation: str, *, group: int = 0) -> torch.Tensor | Fp8Rows:
+    """[T, 2 N], gates followed by gated values -> [T, N]: activation(gate) * up.
+
+    Args:
+        group: numbers that share a scale in rows of 8 bits; 0: the result is not rounded to these.
+    """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
+    block = min(1024, triton.next_power_of_2(width))
+    out: torch.Tensor | Fp8Rows
+    if group:
+        out = Fp8Rows.empty(rows, width, group, gate_up)
+        codes, scales, block = out.codes, out.scales, rounding_block(width, group)
+    else:
+        out = codes = scales = gate_up.new_empty(rows, width)
     if rows:
-        block = min(1024, triton.next_power_of_2(width))
         gated_kernel[(rows, -(-width // block))](
             gate_up,
-            out,
+            codes,
+            scales,
             gate_up.stride(0),
+            scales.stride(1),
             N=width,
             BLOCK=block,
             KIND=ACTIVATIONS[activation],
-            num_warps=4,
+            GROUP=group,
+            num_warps=rounding_warps(block),
             enable_fp_fusion=False,
         )
     return out

@@ -11,11 +11,14 @@ from theirs by the order of the sum of squares alone.
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 import triton
 import triton.language as tl
 
 from radixkv_kernels.norm_rotary import Norm
+from radixkv_kernels.triton.fp8_rows import Fp8Rows, store_rounded
 
 
 @triton.jit
@@ -38,11 +41,13 @@ def weighted(x, factor, weight, OFFSET: tl.constexpr, WIDE: tl.constexpr, DTYPE:
 
 @triton.jit
 def residual_norm_kernel(
-    states_ptr, added_ptr, out_ptr, after_ptr, next_ptr, states_stride, added_stride, multiplier, after_eps,
-    next_eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
-    AFTER: tl.constexpr, NEXT: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr,
+    states_ptr, added_ptr, out_ptr, scales_ptr, after_ptr, next_ptr, states_stride, added_stride,
+    scale_stride, multiplier, after_eps, next_eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    SCALED: tl.constexpr, AFTER: tl.constexpr, NEXT: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED. NEXT: out = norm(states)."""
+    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED. NEXT: out = norm(states), rounded to 8
+    bits with a scale for each GROUP, if that is any."""
     dtype: tl.constexpr = states_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -64,7 +69,11 @@ def residual_norm_kernel(
         factor = rms_factor(tl.sum(states * states, 0), next_eps, N)
         weight = tl.load(next_ptr + column, mask=inside, other=0.0)
         normed = weighted(states, factor, weight, OFFSET, WIDE, dtype)
-        tl.store(out_ptr + row * N + column, normed, mask=inside)
+        if GROUP:
+            normed = tl.where(inside, normed.to(tl.float32), 0.0)
+            store_rounded(normed, row, 0, out_ptr, scales_ptr, scale_stride, N, BLOCK, GROUP)
+        else:
+            tl.store(out_ptr + row * N + column, normed, mask=inside)
 
 
 def warps_for(block: int) -> int:
@@ -72,9 +81,17 @@ def warps_for(block: int) -> int:
     return min(16, max(4, block // 512))
 
 
-def norm_rows(states: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """RMSNorm of rows [T, N] with a contiguous last dimension -> [T, N], contiguous."""
-    return _launch(states, None, 1.0, None, norm)
+@overload
+def norm_rows(states: torch.Tensor, norm: Norm, *, group: Literal[0] = 0) -> torch.Tensor: ...
+@overload
+def norm_rows(states: torch.Tensor, norm: Norm, *, group: int) -> torch.Tensor | Fp8Rows: ...
+def norm_rows(states: torch.Tensor, norm: Norm, *, group: int = 0) -> torch.Tensor | Fp8Rows:
+    """RMSNorm of rows [T, N] with a contiguous last dimension -> [T, N], contiguous.
+
+    Args:
+        group: numbers that share a scale in rows of 8 bits; 0: the result is not rounded to these.
+    """
+    return _launch(states, None, 1.0, None, norm, group)
 
 
 def add_rows(
@@ -85,9 +102,10 @@ def add_rows(
     Args:
         after: normalise the sum.
     """
-    _launch(states, added, multiplier, after, None)
+    _launch(states, added, multiplier, after, None, 0)
 
 
+@overload
 def add_and_norm_rows(
     states: torch.Tensor,
     added: torch.Tensor,
@@ -95,9 +113,29 @@ def add_and_norm_rows(
     *,
     multiplier: float = 1.0,
     after: Norm | None = None,
-) -> torch.Tensor:
-    """`add_rows`, and the RMSNorm of the sum."""
-    return _launch(states, added, multiplier, after, norm)
+    group: Literal[0] = 0,
+) -> torch.Tensor: ...
+@overload
+def add_and_norm_rows(
+    states: torch.Tensor,
+    added: torch.Tensor,
+    norm: Norm,
+    *,
+    multiplier: float = 1.0,
+    after: Norm | None = None,
+    group: int,
+) -> torch.Tensor | Fp8Rows: ...
+def add_and_norm_rows(
+    states: torch.Tensor,
+    added: torch.Tensor,
+    norm: Norm,
+    *,
+    multiplier: float = 1.0,
+    after: Norm | None = None,
+    group: int = 0,
+) -> torch.Tensor | Fp8Rows:
+    """`add_rows`, and the RMSNorm of the sum, see `norm_rows`."""
+    return _launch(states, added, multiplier, after, norm, group)
 
 
 def _launch(
@@ -106,9 +144,16 @@ def _launch(
     multiplier: float,
     after: Norm | None,
     following: Norm | None,
-) -> torch.Tensor:
+    group: int,
+) -> torch.Tensor | Fp8Rows:
     rows, width = states.shape
-    out = states if following is None else states.new_empty(rows, width)
+    out: torch.Tensor | Fp8Rows = states if following is None else states.new_empty(0)
+    codes, scales = states, states
+    if following is not None and group:
+        out = Fp8Rows.empty(rows, width, group, states)
+        codes, scales = out.codes, out.scales
+    elif following is not None:
+        out = codes = scales = states.new_empty(rows, width)
     if rows == 0:
         return out
     norm = following or after
@@ -116,11 +161,13 @@ def _launch(
     residual_norm_kernel[(rows,)](
         states,
         states if added is None else added,
-        out,
+        codes,
+        scales,
         states if after is None else after.weight,
         states if following is None else following.weight,
         states.stride(0),
         0 if added is None else added.stride(0),
+        scales.stride(1),
         multiplier,
         0.0 if after is None else after.eps,
         0.0 if following is None else following.eps,
@@ -132,6 +179,7 @@ def _launch(
         NEXT=following is not None,
         OFFSET=norm is not None and norm.offset,
         WIDE=norm is not None and norm.wide,
+        GROUP=group,
         num_warps=warps_for(block),
         enable_fp_fusion=False,
     )
