@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Occurrences of tokens in requests, kept where the logits are, so that a step sends the latest ones only.
 
-    host     history of a request    7 3 9 | 7         what it has got, as `TokenCounts` notes it
+    host     history of a request    7 3 9 | 7         what it has got; `copied` is 3 (`TokenCounts`)
     device   a row of the table      7 3 9 | ?         what was added to it; ? is chosen by a running step
 
 A step that is launched before the tokens of the one before are known adds these on the device (`feed`). What
-they were is compared with the request's history the next time: a token that the request has not got after all
-is taken away again, and so are guesses that proved wrong.
+they were is compared with the request's next token the next time: one that the request has not got after all
+is taken away again, and so are guesses that proved wrong, which `TokenCounts` notes.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,16 +28,14 @@ _LOGITS = 1 << 23
 
 @dataclass(slots=True)
 class _Row:
-    """Tokens that a row of the table has counted: a beginning of a history, and one token more at most.
+    """A row of the table.
 
     Attributes:
         place: of the row.
-        log: the beginning of the history.
-        fed: list of a step's tokens, empty until they are known, and the place of the token more there.
+        fed: list of a step's tokens, empty until they are known, and the place there of one added before.
     """
 
     place: int
-    log: list[int] = field(default_factory=list)
     fed: tuple[list[int], int] | None = None
 
 
@@ -68,27 +66,30 @@ class DeviceCounts:
 
         for counts in members:
             row = self._rows.get(counts)
-            if row is not None and row.fed is not None:
+            fed, is_new = None, row is None
+            if row is None:
+                row = self._new_row(counts, like)
+            elif row.fed is not None:
                 chosen, at = row.fed
                 row.fed = None
                 if chosen:
-                    row.log.append(chosen[at])
+                    fed = chosen[at]
                 else:  # its step has failed: nobody knows what it added
                     assert self._table is not None
                     self._table[row.place].zero_()
-                    change(row.place, counts.tokens, counts.counts)
-                    row.log, counts.unchanged = list(counts.history), len(counts.history)
-            history = counts.history
-            if row is None:
-                row = self._new_row(counts, like)
+                    is_new = True
+            history, copied = counts.history, counts.copied
+            if is_new:
                 change(row.place, counts.tokens, counts.counts)
-                row.log, counts.unchanged = list(history), len(history)
-            kept = min(counts.unchanged, len(row.log), len(history))
-            if row.log[kept:] != history[kept:]:
-                change(row.place, row.log[kept:], -1)
-                change(row.place, history[kept:], 1)
-                row.log[kept:] = history[kept:]
-            counts.unchanged = len(history)
+            else:
+                if fed is not None:
+                    if history[copied : copied + 1] == [fed]:
+                        copied += 1
+                    else:
+                        counts.taken_back.append(fed)
+                change(row.place, counts.taken_back, -1)
+                change(row.place, history[copied:], 1)
+            counts.copied, counts.taken_back = len(history), []
         if places:
             self._add(np.array(places, np.int64), np.concatenate(tokens), np.concatenate(changes), like)
 

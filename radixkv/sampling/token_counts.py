@@ -25,10 +25,11 @@ class TokenCounts:
 
     Attributes:
         history: the tokens added after the first ones, in order.
-        unchanged: length of the part of the history that stood since somebody set this; see `DeviceCounts`.
+        copied: how many of them a copy has counted, if there is one (`DeviceCounts`).
+        taken_back: tokens that the copy has counted, too, and that were taken away again.
     """
 
-    __slots__ = ("__weakref__", "_counts", "_size", "_tokens", "_where", "history", "unchanged")
+    __slots__ = ("__weakref__", "_counts", "_size", "_tokens", "_where", "copied", "history", "taken_back")
 
     def __init__(self) -> None:
         self._tokens = np.empty(16, dtype=np.int64)
@@ -36,7 +37,8 @@ class TokenCounts:
         self._size = 0
         self._where: dict[int, int] = {}
         self.history: list[int] = []
-        self.unchanged = 0
+        self.copied = 0
+        self.taken_back: list[int] = []
 
     @classmethod
     def of(cls, token_ids: TokenIds) -> TokenCounts:
@@ -74,7 +76,9 @@ class TokenCounts:
     def remove(self, count: int) -> None:
         for _ in range(count):
             token = self.history.pop()
-            self.unchanged = min(self.unchanged, len(self.history))
+            if self.copied > len(self.history):
+                self.copied -= 1
+                self.taken_back.append(token)
             place = self._where[token]
             self._counts[place] -= 1.0
             if self._counts[place] == 0.0:

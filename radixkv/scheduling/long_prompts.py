@@ -27,6 +27,8 @@ prompts that passed it, and twice the tokens of the longest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
@@ -47,7 +49,7 @@ class LongPrompts:
     """Decides which long prompts begin.
 
     Args:
-        budget: tokens of a step.
+        budget: returns the tokens of a step, which may be lowered.
         threshold: most tokens that a prompt may miss without being long; None: the tokens of two steps.
         max_chunk: most tokens of one prompt in a step; None: there is no cap.
         max_overtake: most later long prompts of its line that begin before a long one.
@@ -61,7 +63,7 @@ class LongPrompts:
         in_flight: InFlightPrefixes,
         policy: AdmissionPolicy,
         *,
-        budget: int,
+        budget: Callable[[], int],
         threshold: int | None = None,
         max_chunk: int | None = None,
         max_overtake: int = 128,
@@ -72,8 +74,8 @@ class LongPrompts:
         self._in_flight = in_flight
         self._policy = policy
         self._budget = budget
-        self._threshold = SHORT_STEPS * budget if threshold is None else threshold
-        self._max_chunk = budget if max_chunk is None else max_chunk
+        self._threshold = threshold
+        self._max_chunk = max_chunk
         self._max_overtake = max_overtake
         self._tier_loads = tier_loads
         self._guard = guard
@@ -142,7 +144,7 @@ class LongPrompts:
         loads: list[int] = []
         if self._tier_loads is not None:
             loads = [tokens for tokens in self._tier_loads.loads_as_tokens() if self._is_long(tokens)]
-        leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget
+        leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget()
         lefts = (*loads, *(other.num_to_compute for other in rivals))
         has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)
         if has_turn and not self._displaces_used(request, needed):
@@ -165,11 +167,13 @@ class LongPrompts:
         return any(rank(other) <= own for other in self._running)
 
     def _is_long(self, missing: int) -> bool:
-        return missing > self._threshold
+        return missing > (SHORT_STEPS * self._budget() if self._threshold is None else self._threshold)
 
     def _chunk(self, request: Sequence) -> int:
         """Return the largest number of tokens that a prompt in progress gets in a step."""
-        cap = min(self._max_chunk, MAX_LOGITS_CHUNK) if request.needs_prompt_logits else self._max_chunk
+        cap = self._budget() if self._max_chunk is None else self._max_chunk
+        if request.needs_prompt_logits:
+            cap = min(cap, MAX_LOGITS_CHUNK)
         return min(request.num_to_compute, cap)
 
     def postpone(self, request: Sequence) -> bool:

@@ -38,11 +38,11 @@ class ReuseGuard:
     Nothing counts as in use before the time of a full step was measured.
 
     Args:
-        budget: tokens of a step.
+        budget: returns the tokens of a step, which may be lowered.
         clock: seconds.
     """
 
-    def __init__(self, cache: PrefixCache, *, budget: int, clock: Callable[[], float]) -> None:
+    def __init__(self, cache: PrefixCache, *, budget: Callable[[], int], clock: Callable[[], float]) -> None:
         self._cache = cache
         self._budget = budget
         self._clock = clock
@@ -58,7 +58,7 @@ class ReuseGuard:
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """Record the duration of a step; those at least half full tell the time of a prompt's token."""
-        if 2 * num_tokens >= self._budget and seconds > 0:
+        if 2 * num_tokens >= self._budget() and seconds > 0:
             self._seconds = _DECAY * self._seconds + seconds
             self._tokens = _DECAY * self._tokens + num_tokens
 

@@ -84,7 +84,7 @@ class Scheduler:
         self.cache = cache
         assert config.max_num_batched_tokens is not None, "the budget depends on the device"
         self.config = config
-        self.max_num_batched_tokens = budget = config.max_num_batched_tokens
+        self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_seqs = max_num_seqs = config.max_num_seqs
         if cache.states is not None:
             self.max_num_seqs = max_num_seqs = min(max_num_seqs, cache.states.max_requests)
@@ -103,12 +103,12 @@ class Scheduler:
         self._in_flight = InFlightPrefixes(cache, self._states)
         self._guard: ReuseGuard | None = None
         if clock is not None:
-            self._guard = ReuseGuard(cache, budget=budget, clock=clock)
+            self._guard = ReuseGuard(cache, budget=self._budget, clock=clock)
         self._long_prompts = LongPrompts(
             self._running,
             self._in_flight,
             policy,
-            budget=budget,
+            budget=self._budget,
             threshold=config.long_prompt_tokens,
             max_chunk=config.max_tokens_per_request,
             max_overtake=config.max_long_overtake,
@@ -591,6 +591,10 @@ class Scheduler:
                 request.lease.copies_done()
         if self._states is not None:
             self._states.completed(batch.entries)
+
+    def _budget(self) -> int:
+        """Return the most tokens of a step now."""
+        return self.max_num_batched_tokens
 
     def lower_budget(self, num_tokens: int) -> bool:
         """Halve the token budget, or the size of a step that found no memory if that was smaller.

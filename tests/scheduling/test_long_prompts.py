@@ -52,6 +52,19 @@ def test_a_long_prompt_begins_when_those_in_progress_have_twice_as_much_left():
     assert engine.stats().prompts_waiting_for_turn == 0
 
 
+def test_prompts_are_long_by_the_lowered_budget():
+    """Steps that found no memory are smaller: 100 missing tokens are more than two steps of 32."""
+    engine = engine_of()
+    assert engine.scheduler.lower_budget(64)
+    add(engine, "first", 150)
+    engine.step()
+    add(engine, "short before", 100)
+    add(engine, "short", 60)
+    engine.step()
+    assert running(engine) == {"first", "short"}
+    assert len(run_all(engine)) == 3
+
+
 def test_a_warm_turn_never_waits_and_nothing_in_progress_means_go():
     engine = engine_of()
     warm(engine, 2000)
