@@ -59,10 +59,9 @@ class DeviceCounts:
 
         def change(place: int, ids: TokenIds, by: int | TokenIds) -> None:
             own = np.asarray(ids, np.int64)
-            if len(own):
-                places.extend([place] * len(own))
-                tokens.append(own)
-                changes.append(np.broadcast_to(np.asarray(by, np.int32), own.shape))
+            places.extend([place] * len(own))
+            tokens.append(own)
+            changes.append(np.broadcast_to(np.asarray(by, np.int32), own.shape))
 
         for counts in members:
             row = self._rows.get(counts)
@@ -87,8 +86,10 @@ class DeviceCounts:
                         copied += 1
                     else:
                         counts.taken_back.append(fed)
-                change(row.place, counts.taken_back, -1)
-                change(row.place, history[copied:], 1)
+                if counts.taken_back:
+                    change(row.place, counts.taken_back, -1)
+                if copied < len(history):
+                    change(row.place, history[copied:], 1)
             counts.copied, counts.taken_back = len(history), []
         if places:
             self._add(np.array(places, np.int64), np.concatenate(tokens), np.concatenate(changes), like)

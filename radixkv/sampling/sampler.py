@@ -291,6 +291,9 @@ class Sampling:
         """
         self._wait()
         faults, chosen = self.faults, self.first_chosen
+        if len(chosen) == len(self.requests) and not any(faults):
+            logprobs = self.logprobs.get
+            return [[SampledToken(token, logprobs(row))] for row, token in enumerate(chosen)]
         runs: list[list[SampledToken]] = []
         for i, start in enumerate(self.starts):
             if faults[start]:
